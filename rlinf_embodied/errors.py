@@ -19,7 +19,7 @@ class CheckpointError(RlinfError):
     """A checkpoint is missing, damaged, incomplete, or belongs to something else."""
 
 
-class CheckpointWriteError(CheckpointError):
+class CheckpointWriteError(RlinfError):
     """A checkpoint could not be written, and was removed again; older ones are untouched."""
 
 

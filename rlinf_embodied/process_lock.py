@@ -1,8 +1,7 @@
-"""A lock file that says who holds it, and that is free once its process is gone, however it went.
+"""A lock file that names its holder, and that is free once its process is gone, however it ended.
 
-The kernel opens the lock of a killed process; its name stays in the file.  A name from this machine is then that of a
-process that is gone.  One from another machine may be that of a process that runs on: not every file system locks
-across machines, so people have to say.
+On one machine the kernel opens the lock of a killed process.  Not every file system locks across machines, so a lock is
+a lease there: its holder renews the file's time while it runs, and a lease that was not renewed for a while is free.
 """
 
 from __future__ import annotations
@@ -13,21 +12,28 @@ import logging
 import os
 import re
 import socket
+import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
 _HOLDER = re.compile(r"process (?P<process>\d+) on (?P<host>.+) since ")
+_RENEW_S = 10.0
+_LEASE_S = 90.0  # far longer: file servers and busy machines are late
 
 
 class ProcessLock:
     """An exclusive lock on a file, which stays; between processes, and between two locks of one process."""
 
     def __init__(self, path: Path) -> None:
+        """Takes nothing yet."""
         self._path = path
         self._file: TextIO | None = None
+        self._released = threading.Event()
 
     def take(self) -> str | None:
         """Takes the lock; returns None, or who has it: "process 17 on alpha since 2026-01-31 12:00:00".
@@ -49,6 +55,8 @@ class ProcessLock:
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
         file.flush()
         self._file = file
+        self._released.clear()
+        threading.Thread(target=self._renew, name=f"lease of {self._path}", daemon=True).start()
         return None
 
     def _holder(self, file: TextIO) -> str | None:
@@ -70,12 +78,25 @@ class ProcessLock:
         if match is None:
             return None
         if match["host"] != socket.gethostname():
-            return f"{left}, a machine that cannot be asked from here: if that process is gone, remove {self._path}"
+            free_in_s = _LEASE_S - self._age_s()
+            expires = f"its lease ends in {free_in_s:.0f} s unless that process renews it; then give the command again"
+            return f"{left}, another machine: {expires}" if free_in_s > 0 else None
         return left if not is_locked and _is_running(int(match["process"])) else None
+
+    def _age_s(self) -> float:
+        """Returns how long ago the lease was renewed, by the file system's own clock: machines' clocks differ."""
+        with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".clock-") as now:
+            return os.stat(now.name).st_mtime - self._path.stat().st_mtime
+
+    def _renew(self) -> None:
+        while not self._released.wait(_RENEW_S):
+            with suppress(OSError):  # a file server that is away for a moment
+                os.utime(self._path)
 
     def release(self) -> None:
         """Gives the lock back, if it is held."""
         if self._file is not None:
+            self._released.set()
             self._file.truncate(0)
             self._file.close()
             self._file = None

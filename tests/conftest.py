@@ -147,16 +147,16 @@ def ray_session(ray_cluster):
     """A session of its own on the shared Ray."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    session = RaySession(timeout_s=60)
+    session = RaySession()
     yield session
     session.close()
 
 
 @pytest.fixture
 def impatient_ray_session(ray_cluster):
-    """A session that takes a call of twenty seconds for a hang."""
+    """A session in which a worker hangs after twenty seconds without progress."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    session = RaySession(timeout_s=20)
+    session = RaySession(hang_after_s=20, first_progress_s=20)
     yield session
     session.close()

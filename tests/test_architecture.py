@@ -83,8 +83,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
                     for name in (
-                        *("placement", "ray_files", "ray_lookout", "ray_nodes", "ray_peers", "ray_session"),
-                        *("ray_start", "ray_worker"),
+                        *("health", "placement", "ray_files", "ray_nodes", "ray_session", "ray_start", "ray_worker"),
                     )
                 ),
             ],

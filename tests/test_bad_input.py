@@ -218,7 +218,7 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "cluster.num_devices=0", ["cluster.num_devices is 0", "at least 1", "leave it out"]),
     (VLA, "cluster=local cluster.torch_device=tpu", ["cluster.torch_device is 'tpu'", "give cluster.num_devices"]),
     (VLA, "cluster.session=threads", ["cluster.session is 'threads'", "ray or serial"]),
-    (VLA, "cluster.call_timeout_s=0", ["cluster.call_timeout_s is 0.0", "positive", "use 600"]),
+    (VLA, "cluster.first_progress_s=0", ["cluster.first_progress_s is 0.0", "positive", "use 600"]),
     (VLA, "cluster.object_store_bytes=5", ["cluster.object_store_bytes is 5", "bytes or more", "leave it out"]),
     (
         VLA,
@@ -278,7 +278,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
         "run.dir={ruined}",
         ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to begin anew"],
     ),
-    (VLA, "run.dir={elsewhere}", ["process 17 on alpha since", "is gone, remove", "use another run.dir"]),
+    (VLA, "run.dir={elsewhere}", ["process 17 on alpha since", "its lease ends in", "use another run.dir"]),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation
     (EVALUATE, "", ["a checkpoint folder is needed", "policy=expert"]),

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from rlinf_embodied import process_lock
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -60,12 +62,27 @@ def test_what_was_given_back_is_free_on_every_machine(tmp_path) -> None:
     assert ProcessLock(tmp_path / "lock").take() is None
 
 
-def test_a_run_of_another_machine_is_not_disturbed_until_a_person_says_that_it_is_gone(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text(ELSEWHERE)
+def test_a_lease_of_another_machine_is_respected_until_it_has_ended(tmp_path: Path) -> None:
+    """As after a job was requeued under another host name: no person has to remove anything."""
+    lock = tmp_path / ".lock"
+    lock.write_text(ELSEWHERE)
     with pytest.raises(ConfigError) as caught:
         RunFolder(tmp_path, locked=True)
-    parts = ["run.dir is", ELSEWHERE, f"if that process is gone, remove {tmp_path / '.lock'}", "use another run.dir"]
+    parts = ["run.dir is", ELSEWHERE, "its lease ends in", "then give the command again", "use another run.dir"]
     assert [part for part in parts if part not in str(caught.value)] == []
-    assert (tmp_path / ".lock").read_text() == ELSEWHERE
-    (tmp_path / ".lock").unlink()
+    assert lock.read_text() == ELSEWHERE
+    long_ago = time.time() - 2 * process_lock._LEASE_S
+    os.utime(lock, (long_ago, long_ago))
     RunFolder(tmp_path, locked=True).unlock()
+
+
+def test_a_holder_renews_its_lease(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(process_lock, "_RENEW_S", 0.02)
+    lock = ProcessLock(tmp_path / "lock")
+    assert lock.take() is None
+    os.utime(tmp_path / "lock", (1.0, 1.0))
+    deadline = time.monotonic() + 10
+    while (tmp_path / "lock").stat().st_mtime == 1.0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    lock.release()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
 
 NEVER_S = 300
 
@@ -20,6 +21,10 @@ def fall(fate: object) -> None:
         raise ValueError("a fault")
     if fate == "stop":
         os.kill(os.getpid(), 19)
+    if fate == "work":
+        for _ in range(100):
+            time.sleep(0.1)
+            report_progress()
     if fate == "livelock":
         spin_until(time.monotonic() + NEVER_S)
 

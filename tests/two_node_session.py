@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from ray.cluster_utils import Cluster as RayCluster
 
@@ -28,7 +27,7 @@ def main() -> None:
         find_cluster(ClusterConfig(name="ray", address=nodes.address, num_devices=3))
     except ConfigError as error:
         found["too many"] = str(error)
-    session, other = RaySession(timeout_s=float(sys.argv[1])), RaySession(timeout_s=float(sys.argv[1]))
+    session, other = RaySession(), RaySession()
     stages = {
         "reader": StageSpec("reader", "light_fakes.Reader", None),
         "learner": StageSpec("learner", "light_fakes.Learner", 1000),
@@ -42,7 +41,7 @@ def main() -> None:
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]
-    found["routes"] = sorted({str(route.choice.used) for route in executor.routes if route.kind == "weights"})
+    found["routes"] = sorted({str(route.transport) for route in executor.routes if route.kind == "weights"})
     placement._RESERVE_S = 1.0
     try:
         other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
@@ -52,7 +51,7 @@ def main() -> None:
     placement._RESERVE_S = 60.0
     other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
     other.close()
-    last = RaySession(timeout_s=float(sys.argv[1]))
+    last = RaySession()
     specs = [WorkerSpec(k, "cpu", node=cluster.node_id(k)) for k in range(2)]
     last.start(specs)
     last.clear()  # both are up

@@ -49,7 +49,7 @@ class ChaosSession(RaySession):
             chaos: what is to happen; it hears what did.
             end_node: ends all processes of the second node.
         """
-        super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+        super().__init__(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
         self._chaos, self._end_node = chaos, end_node
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
@@ -86,13 +86,13 @@ class ChaosSession(RaySession):
 
     def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
         """Sends the signal a little later to one of these workers."""
-        known = [caller for caller in self._switchboard.ask(0.5).values() if caller.worker in workers]
+        known = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
         if not known:
             return
-        caller = known[int(fault.draw * len(known))]
-        self._chaos.happens(fault, self.attempt, f"{caller}, {call}")
+        worker, pid = known[int(fault.draw * len(known))]
+        self._chaos.happens(fault, self.attempt, f"worker {worker} (pid {pid}), {call}")
         if fault.kind == "full disk":
-            allow_files(caller.pid, 0)
-            later(FULL_S, lambda: allow_files(caller.pid, None))
+            allow_files(pid, 0)
+            later(FULL_S, lambda: allow_files(pid, None))
         else:
-            later(fault.delay_s, lambda: send(caller.pid, getattr(signal, fault.kind)))
+            later(fault.delay_s, lambda: send(pid, getattr(signal, fault.kind)))

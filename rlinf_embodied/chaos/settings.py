@@ -35,7 +35,8 @@ SMALL = {
 }
 _COMMON = (
     *("plan=disaggregated", "cluster=local", "cluster.num_devices=2", "cluster.hang_after_s=10"),
-    *("checkpoint.every=1", "recovery.max_restarts=1000", "run.seed=3", f"cluster.object_store_bytes={STORE_BYTES}"),
+    *("checkpoint.every=1", "recovery.max_restarts=1000", "recovery.snapshot_share=1", "run.seed=3"),
+    *(f"cluster.object_store_bytes={STORE_BYTES}",),
 )
 
 

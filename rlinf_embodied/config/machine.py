@@ -74,11 +74,13 @@ class RecoveryConfig:
 
     max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
     window_s: float = 3600.0
+    snapshot_share: float = 0.05  # of the time of training that snapshots may take; a restart begins at the newest one
 
     def __post_init__(self) -> None:
-        number, window_s = self.max_restarts, self.window_s
+        number, window_s, share = self.max_restarts, self.window_s, self.snapshot_share
         require(number >= 0, "recovery.max_restarts", number, "it counts restarts", "use 0 to go without")
         require(window_s > 0, "recovery.window_s", window_s, "it must be positive", "use 3600")
+        require(share > 0, "recovery.snapshot_share", share, "it must be positive", "use 0.05")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,8 +99,8 @@ class ClusterConfig:
     device_module: str | None = None  # imported in every process first: makes that kind known to torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
-    call_timeout_s: float = 600.0  # a single call that takes longer is reported as a hang
-    hang_after_s: float = 30.0  # so is a worker without progress for this much longer than its stage ever took
+    hang_after_s: float = 25.0  # a worker hangs without progress for this much longer than twice what it ever took
+    first_progress_s: float = 600.0  # and where it has made no progress before: starts, set-ups, first calls
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
@@ -184,7 +186,7 @@ class ClusterConfig:
             f"Ray starts with {_LEAST_STORE_BYTES} bytes or more",
             "leave it out: a share of this machine's memory is taken",
         )
-        for key, default in (("call_timeout_s", 600), ("hang_after_s", 30)):
+        for key, default in (("first_progress_s", 600), ("hang_after_s", 25)):
             limit = getattr(self, key)
             require(limit > 0, f"cluster.{key}", limit, "it must be positive", f"use {default}")
 

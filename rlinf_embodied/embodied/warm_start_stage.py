@@ -31,6 +31,7 @@ from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
 
 NUM_DATA_BLOCKS = 4
 ROWS = 16  # env rows per worker while demonstrating
@@ -121,6 +122,7 @@ class WarmStartStage:
             labels: list[Tensor] = []
             before = observation if len(self._envs) == 1 else replace(observation, privileged=None)  # differs by task
             result = env.step_chunk(self._noisy_expert(env, numbers, chunk_step, labels))
+            report_progress()
             observation = result.observation
             actions = torch.stack(labels, 1)
             for row in rows:

@@ -63,8 +63,7 @@ class _Launch:
         self._planned = probes(pricer.workflow, pricer.cluster)
         self._measured = Measurements(pricer.workflow, weights=dict(pricer.profile.weights))
         self._measured.edge_bytes_per_item = dict(pricer.profile.edge_bytes_per_item)
-        self._iteration, self._steps = 0, 0
-        self._clock_s = 0.0  # emulated seconds until the last iteration ended, since a probe's stages were built
+        self._iteration, self._steps, self._is_slow = 0, 0, False
 
     def run(self) -> tuple[Profile, list[Probed]]:
         truth, found = self._pricer.profile, []
@@ -80,8 +79,12 @@ class _Launch:
         return replace(profile, stages=tails, workload=truth.workload), found
 
     def _probed(self, probe: Probe) -> Probed:
-        _, seconds = self._iterate(probe, shortened(probe.workflow, WARM_STEPS), 1)[0]
-        self._steps = self._steps or affordable_steps(self._pricer.workflow, self._planned, seconds, self._budget_s)
+        seconds = 0.0
+        if not self._is_slow:
+            ((_, seconds),) = self._iterate(probe, shortened(probe.workflow, WARM_STEPS), 1)
+        if not self._steps:
+            self._is_slow = seconds > self._budget_s
+            self._steps = affordable_steps(self._pricer.workflow, self._planned, seconds, self._budget_s)
         run = shortened(probe.workflow, self._steps)
         share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
         ((spans, one_s),) = self._iterate(probe, run, 1)

@@ -66,7 +66,7 @@ class Executor:
         module = cluster.device_module
         session.start(
             [
-                WorkerSpec(k, cluster.torch_device(k), device_module=module, node=cluster.node_id(k))
+                WorkerSpec(k, cluster.torch_device(k), _threads(cluster, k), module, cluster.node_id(k))
                 for k in plan.devices()
             ]
         )
@@ -313,3 +313,9 @@ class Executor:
         calls = [(w, Call(s, "install_weights", step_context), [weights]) for w, s in targets]
         installed = [refs[-1] for refs in session.submit(calls)]
         return of_type(session.fetch([exported, *installed], f"weights of {stage}"), Receipt)
+
+
+def _threads(cluster: Cluster, device: int) -> int:
+    """Returns how many threads a worker computes with: one on a core, an accelerator's share of its node's cores."""
+    group = cluster.place_of(device).group
+    return 1 if group.on_host else max(1, int(group.cores_per_device))

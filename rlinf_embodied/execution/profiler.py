@@ -159,7 +159,7 @@ class _Profiling:
         self._workflow, self._session, self._cluster, self._planned = workflow, session, cluster, planned
         self._metered = MeteredSession(session)
         self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self._is_slow = False  # an iteration that cannot be shortened takes longer than the budget
+        self._is_slow = False  # a short iteration takes longer than the budget: only the first probe warms up
         self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
         self.measured = Measurements(workflow)
@@ -184,9 +184,10 @@ class _Profiling:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
         short_s = 0.0 if self._is_slow else self._short_s(executor, probe)
-        self._is_slow |= not probe.workflow.loops and short_s > self._budget_s
         if not self._chunk_steps:
-            short_s = self._short_s(executor, probe) if probe.workflow.loops else short_s  # now without what is lazy
+            self._is_slow = short_s > self._budget_s
+            if probe.workflow.loops and not self._is_slow:
+                short_s = self._short_s(executor, probe)  # now without what is lazy
             self._chunk_steps = affordable_steps(self._workflow, self._planned, short_s, self._budget_s)
         self._repeat(probe, executor)
         if not probe.kind:
@@ -233,6 +234,8 @@ class _Profiling:
         metered.reset_peaks()
         before, started = metered.readings(), time.perf_counter()
         found: list[Repetition] = []
+        whole = self._workflow
+        is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
         watched = not probe.cluster.nodes  # of other machines the driver does not know what else they do
         share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
         while not _enough(found, (time.perf_counter() - started) / share_s):
@@ -241,7 +244,7 @@ class _Profiling:
             result = executor.run(_step_context(probe, len(found)))
             metered.recording = False
             rounds = run.rounds(result.reports)
-            if rounds and probe.workflow.num_blocks == self._workflow.num_blocks:
+            if rounds and is_whole:
                 measured.rounds.append(max(rounds.values()))
             for stage, spec in run.stages.items():
                 if spec.at_once:

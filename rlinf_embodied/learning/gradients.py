@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.telemetry.progress import report_progress
+
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
@@ -57,6 +59,7 @@ def block_sums(
         else:
             with torch.no_grad():
                 total[size:] += _counted(one.run())
+        report_progress()
     return total
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ class FlatOptimizer:
             if norms[bound] > bound:
                 part.mul_(bound / norms[bound])
             self._apply(one, self._direction(one, part))
+        report_progress()
         return norm
 
     def _direction(self, one: _Group, gradient: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
 from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Step
 from rlinf_embodied.learning.optimizer import require_state
+from rlinf_embodied.telemetry.progress import report_progress
 
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
 
@@ -199,6 +200,7 @@ class ShardedLearner:
         for number in range(rounds):
             if number < len(own):
                 total += own[number].run().statistics
+                report_progress()
             else:
                 self._zero_loss()
         if rounds:
@@ -214,6 +216,7 @@ class ShardedLearner:
             self._module.set_is_last_backward(last)
             if number < len(own):
                 sums = own[number].run()
+                report_progress()
                 total += sums.statistics
                 loss = sums.loss / weight
             else:

@@ -190,8 +190,13 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
 
 
 def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
-    """Returns the workflow with loops of at most so many chunk-steps."""
-    loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
+    """Returns the workflow with loops of at most so many chunk-steps; shorter ones run once, or none would succeed."""
+    loops = {
+        name: replace(loop, chunk_steps=chunk_steps, max_rounds=1, expected_rounds=1.0)
+        if chunk_steps < loop.chunk_steps
+        else loop
+        for name, loop in workflow.loops.items()
+    }
     return replace(workflow, loops=loops)
 
 

@@ -16,7 +16,7 @@ import difflib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -244,9 +244,9 @@ class Profile:
             **{key: dict(getattr(self, key)) for key in ("fingerprint", "sources")},
             "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
             "edge_bytes_per_item": ends(self.edge_bytes_per_item, float),
-            "weights": ends(self.weights, _plain),
-            **({"workload": _plain(self.workload)} if self.workload else {}),
-            **({"links": _plain(self.links)} if self.links else {}),
+            "weights": ends(self.weights, asdict),
+            **({"workload": asdict(self.workload)} if self.workload else {}),
+            **({"links": asdict(self.links)} if self.links else {}),
         }
 
 
@@ -385,10 +385,6 @@ def _numbers(value: object, path: str) -> Floats:
 
 def _refuse(path: str, value: object, rule: str) -> NoReturn:
     raise ConfigError(f"{path} is {value!r}, but it is {rule}: correct the profile or measure it again")
-
-
-def _plain(record: object) -> dict[str, object]:
-    return {entry.name: getattr(record, entry.name) for entry in fields(record)}  # type: ignore[arg-type]
 
 
 def workflow_for(profile: Profile, name: str | None = None) -> Workflow:

@@ -31,6 +31,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
@@ -135,6 +136,7 @@ class _Decoding:
             if len(self.row_of) == 0:
                 return
             finished = self._step()
+            report_progress()
 
     def group(self, number: int) -> Group:
         """Returns a finished group."""

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, WorkerError
+from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, SimulatorError, WorkerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
-from rlinf_embodied.runtime.heartbeat import Activity
 from rlinf_embodied.runtime.residents import Residents
+from rlinf_embodied.runtime.stage_group import StageGroup
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.runtime.watched_group import WatchedGroup
+from rlinf_embodied.runtime.worker_state import WorkerState
+from rlinf_embodied.telemetry.progress import report_progress
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -61,10 +62,6 @@ class Output:
     report: object = None
 
 
-def _no_progress() -> None:
-    """Nobody watches."""
-
-
 @dataclass(slots=True)
 class StageContext:
     """What a stage learns about its place when it is set up."""
@@ -75,10 +72,10 @@ class StageContext:
     shards: tuple[tuple[int, ...], ...]  # the same blocks in the parts in which they arrive
     num_blocks: int  # over all workers
     owners: tuple[int, ...]  # rank, within the stage's group, that owns each block
-    group: Group  # the workers of this stage, for collectives
-    shared: dict[str, object]  # objects that several stages of one worker share
+    group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; the host's to fill in
+    shared: dict[str, object] = field(default_factory=dict)  # by the stages of one worker; the host's to fill in
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
-    progress: Callable[[], None] = _no_progress  # called by long methods now and then: they are slow, and do not hang
+    progress: Callable[[], None] = report_progress  # for loops of long methods
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""
@@ -103,7 +100,7 @@ class Stage(Protocol):
     State: `export_snapshot(step_context) -> object` (None: it has none, or it is part of another worker's), and
     `import_snapshot(step_context, [what each worker gave])`, also in the midst of an iteration that is given up; a
     stage without them has none between iterations.
-    End: `leave()` returns when the stage does nothing behind its calls any more.
+    End: `leave()` returns when the stage does nothing after its calls any more and has given back what it holds.
     Context switch: `offload(step_context)` leaves the device's memory and `onload(step_context)` comes back; a stage
     without them is always resident, and so is one on an accelerator whose class has `stays_on_accelerators`.
     """
@@ -115,11 +112,9 @@ class Stage(Protocol):
 
 @runtime_checkable
 class Leaving(Protocol):
-    """A stage that may be at work when its worker forgets it."""
+    """A stage that works after its calls, or holds what has to be given back, such as simulators."""
 
-    def leave(self) -> None:
-        """Returns when it is not."""
-        ...
+    def leave(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +195,13 @@ class WorkerSpec:
 class WorkerHost:
     """Hosts stages in one process; see the diagram above."""
 
-    def __init__(self, spec: WorkerSpec, alone: bool = False) -> None:
-        """Starts without stages; `alone` says that nothing else is at work in this process.
+    def __init__(self, spec: WorkerSpec, state: WorkerState | None = None, alone: bool = False) -> None:
+        """Starts without stages.
+
+        Args:
+            spec: of the worker.
+            state: what its health checks read.
+            alone: nothing else is at work in this process.
 
         Raises:
             ConfigError: torch does not know the device.
@@ -211,8 +211,8 @@ class WorkerHost:
             devices.require(spec.device)
             devices.use(spec.device)
         self.spec = spec
-        self.activity = Activity()
-        self._groups: dict[str, WatchedGroup] = {}  # by stage
+        self.state = state or WorkerState()
+        self._groups: dict[str, StageGroup] = {}  # by stage
         self.stages: dict[str, Stage] = {}
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
@@ -221,19 +221,19 @@ class WorkerHost:
         self._alone = alone
         self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
 
-    def add_stage(self, spec: StageSpec, context: StageContext) -> object:
+    def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
-        context.shared, context.progress = self.shared, self.activity.progress
+        group = self._groups[spec.name] = StageGroup(group or context.group, spec.name, self.state)
+        context = replace(context, group=cast(Group, group), shared=self.shared)
         try:
             make = load_target(spec.target)
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            self.watch(spec.name, context)
             device, switch = self.spec.device, lambda n, m: self._switch(n, m, StepContext(0))
             self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
             self.stages[spec.name] = stage
-            with self.activity.calling(f"{spec.name}.setup"), self.activity.stepping(f"{spec.name}.setup"):
+            with self.state.calling(f"{spec.name}.setup"), self.state.stepping(f"{spec.name}.setup"):
                 return stage.setup(context)
         except RlinfError:
             self.leave_group(spec.name)
@@ -242,18 +242,13 @@ class WorkerHost:
             self.leave_group(spec.name)
             raise self._failure(f"{spec.name}.setup", error) from error
 
-    def watch(self, stage: str, context: StageContext) -> None:
-        """Has the waits of a stage's group noted."""
-        context.group = self._groups[stage] = WatchedGroup(context.group, stage, self.activity)
-
     def leave_group(self, stage: str) -> None:
         """Lets the others of a stage's group know that this member will not come."""
         if stage in self._groups:
             self._groups[stage].close()
 
-    def abandon(self, attempt: int) -> None:
-        """Ends the calls of attempts before this one as soon as they can be; called from another thread."""
-        self.activity.attempt = attempt
+    def close_groups(self) -> None:
+        """Ends this worker's part in all collectives; called from another thread."""
         for stage in tuple(self._groups):
             self.leave_group(stage)
 
@@ -263,18 +258,18 @@ class WorkerHost:
         if torch is not None:
             torch.set_num_threads(self.spec.threads)
 
-    def leave(self) -> None:
-        """Returns when no stage does anything behind its calls any more."""
+    def tear_down(self) -> None:
+        """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
         for stage in self.stages.values():
             if isinstance(stage, Leaving):
                 stage.leave()
 
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
-        self.leave()
+        self.tear_down()
         self.stages.clear()
         self._groups.clear()
-        self.activity.forget()
+        self.state.leave_groups()
         self._residents = Residents()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
@@ -293,7 +288,7 @@ class WorkerHost:
             WorkerError: the stage raised something else than an RlinfError; says where.
             StaleCallError: the call is of an attempt that was given up.
         """
-        with self.activity.calling(str(call)):
+        with self.state.calling(str(call)):
             try:
                 return self._invoke(call, payloads, peers)
             except BaseException:
@@ -301,8 +296,7 @@ class WorkerHost:
                 raise
 
     def _invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None) -> list[object]:
-        self.activity.require_current(call.step_context.attempt)
-        self.activity.attempt = call.step_context.attempt  # what a peer that is gone asked for may come late
+        self.state.begin(call.step_context.attempt)
         self._forget_before(call.step_context)
         self._settle(call.step_context.iteration)
         self._spans = []
@@ -322,6 +316,8 @@ class WorkerHost:
                 results, report = self._plain(call, inputs)
             else:
                 results, report = self._whole(call, values)
+        except SimulatorError as error:  # it was built, so the configuration is right
+            raise self._failure(str(call), error) from error
         except RlinfError:
             raise
         except Exception as error:
@@ -337,7 +333,8 @@ class WorkerHost:
         Consumers take data from anywhere, as it comes from other workers on the CPU too.
         """
         start = time.time()
-        getattr(self.stages[name], method)(step_context)
+        with self.state.stepping(f"{name}.{method}"):
+            getattr(self.stages[name], method)(step_context)
         if method == "offload" and devices.is_accelerator(self.spec.device):
             kept = [key for key in self._store if key[2] == name]
             self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
@@ -397,7 +394,7 @@ class WorkerHost:
 
         def answer(step_context: StepContext, shown: dict[int, object]) -> Mapping[int, object]:
             step = replace(call, method="step", step_context=step_context, blocks=tuple(shown))
-            with self.activity.calling(str(step)):
+            with self.state.calling(str(step)):
                 found = self._timed(call, answerer, shown, method="step", step_context=step_context)
             return found.blocks if isinstance(found, Output) else found
 
@@ -415,9 +412,9 @@ class WorkerHost:
         step_context: StepContext | None = None,
     ):
         method, step_context = method or call.method, step_context or call.step_context
-        self.activity.require_current(step_context.attempt)
+        self.state.require_current(step_context.attempt)
         start = time.time()
-        with self.activity.stepping(f"{stage_name or call.stage}.{method}"):
+        with self.state.stepping(f"{stage_name or call.stage}.{method}"):
             result = getattr(stage, method)(step_context, *arguments)
         self._note_span(stage_name or call.stage, method, step_context, start)
         return result
@@ -453,6 +450,7 @@ class WorkerHost:
         """
         if self._alone and iteration not in self._settled and len(self._settled) < 2:
             self._settled.add(iteration)
+            gc.collect()  # garbage that is frozen stays for good
             gc.freeze()
 
     def _failure(self, where: str, error: Exception) -> WorkerError:

@@ -21,7 +21,7 @@ from rlinf_embodied.errors import DataError
 
 PORTION_BYTES = 64 << 20  # in the object store at a time
 _INCOMING = ".incoming"
-_NOT_READ = ("cache_dir", "videos")
+_PATH_NAMES = ("path", "file", "files", "folder", "checkpoint", "data")  # or the end of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,25 +131,26 @@ def write(root: str, parts: Sequence[Part], data: Sequence[NDArray[np.uint8]]) -
 
 
 def paths_in(config: object) -> list[Path]:
-    """Returns the files and folders of this node that the texts of a configuration name, relative ones made absolute.
+    """Returns the files and folders of this node that a configuration declares, relative ones made absolute.
 
-    A text without a slash is no path: names of tasks and classes may be names of files, too.  Caches, and folders that
-    are only written to, do not count.
+    Declared are paths, and texts under a name that says that it is a path: `folder`, `checkpoint`, `teacher_folder`.
+    Any other text may happen to be the name of something that is nobody else's business, such as a home folder.
     """
     found: dict[Path, None] = {}
 
-    def look(value: object) -> None:
+    def look(value: object, declared: bool) -> None:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            value, declared = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, False
         if isinstance(value, dict):
-            value = [item for key, item in value.items() if key not in _NOT_READ]
-        if isinstance(value, (list, tuple)):
+            for key, item in value.items():
+                look(item, declared or str(key).rpartition("_")[2] in _PATH_NAMES)
+        elif isinstance(value, (list, tuple)):
             for item in value:
-                look(item)
-        elif isinstance(value, Path) or (isinstance(value, str) and "/" in value):
+                look(item, declared)
+        elif isinstance(value, Path) or (declared and isinstance(value, str) and value):
             path = Path(value).absolute()
             if os.path.exists(path) and path not in (Path.cwd(), *Path.cwd().parents):
                 found[path] = None
 
-    look(config)
+    look(config, declared=False)
     return list(found)

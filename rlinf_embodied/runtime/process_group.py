@@ -7,12 +7,14 @@ makes one over the same store: learning/sharded.py.)
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,6 +24,9 @@ from rlinf_embodied.device import has_nccl, synchronize, use
 from rlinf_embodied.errors import ConfigError, HangError, PeerError
 
 _Result = TypeVar("_Result")
+NEVER_S = 30 * 86400.0  # health checks find the member that the others wait for, however long a healthy one takes
+_BACKLOG = 4096  # members of a large group connect at the same time
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # of torch's collectives; torch knows no other way
 _SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the backend calls it
 
 
@@ -37,7 +42,7 @@ class TorchGroup:
         rank: int,
         size: int,
         rendezvous: str,
-        timeout_s: float = 600.0,
+        timeout_s: float = NEVER_S,
         device: str = "cpu",
         listener: socket.socket | None = None,
     ) -> None:
@@ -98,6 +103,11 @@ class TorchGroup:
         self._backend.shutdown()
         del self._backend, self.store
 
+    def wake(self) -> None:
+        """Ends this member's wait from another thread: NCCL's does not end with a peer, as gloo's does."""
+        if has_nccl(self._device):
+            self._backend.abort()
+
     def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
         def complete() -> None:
             start().wait(timedelta(seconds=self.timeout_s))
@@ -116,7 +126,7 @@ class TorchGroup:
             if "timeout" in reason.lower() or "timed out" in reason.lower() or self._is_late(start):
                 raise HangError(
                     f"{who} waited {self.timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
-                    f"makes other calls; look at its log, or raise cluster.call_timeout_s ({reason})"
+                    f"makes other calls; look at its log, ({reason})"
                 ) from error
             raise PeerError(
                 f"{who} lost the others in {operation}: one of them died; close this group and build a new one "
@@ -146,3 +156,30 @@ def _store(rank: int, size: int, rendezvous: str, timeout_s: float, listener: so
         f"the rendezvous is {rendezvous!r}, but it must be file://<path> or tcp://<host>:<port>: "
         "use file:// on one node"
     )
+
+
+# ---------------------------------------------------------------------------------------------------------- rendezvous
+def listen(host: str) -> tuple[socket.socket, str]:
+    """Returns a socket that listens at a free port of one of this machine's addresses, and its rendezvous."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+    return listener, f"tcp://{host}:{listener.getsockname()[1]}"
+
+
+def interface_of(address: str) -> str | None:
+    """Returns the name of the network interface that has an address, None if none of this machine has it."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            return name
+    return None
+
+
+def use_interface_of(address: str) -> None:
+    """Lets torch's collectives of this process talk over the interface that has an address.
+
+    Without it gloo takes what the host's name resolves to, which on many machines is a loopback address that no other
+    node reaches.  Variables that the environment has already are left alone.
+    """
+    interface = interface_of(address)
+    for variable in _INTERFACES if interface else ():
+        os.environ.setdefault(variable, str(interface))

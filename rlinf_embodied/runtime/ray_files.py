@@ -7,13 +7,14 @@ collect   nodes of workers  -> the driver's node    what a stage writes: checkpo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
+from ray.experimental import get_object_locations
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied.errors import DataError, LostWorkerError, RlinfError
@@ -30,6 +31,10 @@ class _Clerk:
 
     def do(self, function: Callable[..., object], *arguments: object) -> object:
         return function(*arguments)
+
+    def keep(self, refs: list[ray.ObjectRef]) -> None:
+        """Holds copies of values in this node's store, which may drop those that nobody holds, until the next call."""
+        self._kept = ray.get(refs)
 
 
 class RayFiles:
@@ -64,6 +69,21 @@ class RayFiles:
             number += self._send(path, node, _here(), there, node_files.listing(str(path)))
         return number
 
+    def keep(self, refs: Sequence[ray.ObjectRef], nodes: Collection[str]) -> None:
+        """Has each value held on one node where it was not made, each node in turn; nothing where there is one node."""
+        everywhere = sorted({*nodes, _here()}) if nodes else []
+        known = get_object_locations(list(refs)) if len(everywhere) > 1 else {}
+        chosen: dict[str, list[ray.ObjectRef]] = {}
+        for number, (ref, value) in enumerate(known.items()):
+            others = [node for node in everywhere if node not in value["node_ids"]]
+            if value["node_ids"] and others:  # Ray keeps small values with their owner, the driver
+                chosen.setdefault(others[number % len(others)], []).append(ref)
+        for node in everywhere if known else ():
+            try:
+                ray.get(self._clerk(node).keep.remote(chosen.get(node, [])))
+            except RayError as error:
+                raise self._lost(node, error) from error
+
     def close(self) -> None:
         for clerk in self._clerks.values():
             ray.kill(clerk, no_restart=True)
@@ -97,11 +117,14 @@ class RayFiles:
             told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
             raise (cause if isinstance(cause, RlinfError) else DataError(told)) from None
         except RayError as error:
-            self._clerks.clear()  # of either node: a new one is started when it is needed
-            raise LostWorkerError(
-                f"node {_address(node)} runs no process that reads or writes files ({str(error).splitlines()[0]}): "
-                "look at its logs in /tmp/ray, or take it out of the cluster"
-            ) from error
+            raise self._lost(node, error) from error
+
+    def _lost(self, node: str, error: RayError) -> LostWorkerError:
+        self._clerks.clear()  # of either node: a new one is started when it is needed
+        return LostWorkerError(
+            f"node {_address(node)} runs no process that reads or writes files ({str(error).splitlines()[0]}): look at "
+            "its logs in /tmp/ray, or take it out of the cluster"
+        )
 
     def _clerk(self, node: str) -> ActorHandle:
         if node not in self._clerks:

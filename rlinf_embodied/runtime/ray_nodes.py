@@ -153,7 +153,7 @@ def _ask(nodes: list[dict], timeout_s: float) -> None:
             _FACTS[node_id] = cast(NodeFacts, ray.get(ref, timeout=timeout_s))
         except GetTimeoutError as error:
             raise ConfigError(
-                f"cluster.address: node {place} said nothing for {timeout_s:.0f} s (cluster.call_timeout_s): look at "
+                f"cluster.address: node {place} said nothing for {timeout_s:.0f} s (cluster.first_progress_s): look at "
                 "its logs in /tmp/ray, or take it out of the cluster with `ray stop` there"
             ) from error
         except RayError as error:

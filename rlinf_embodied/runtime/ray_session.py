@@ -7,7 +7,7 @@ An actor runs its calls in the order of submission; a call whose arguments are l
 driver's topological order of submission *is* the pipeline.  Nothing restarts by itself (`max_restarts=0`): a restarted
 actor would be empty and still take later calls.
 
-ray_worker.py is the actor's side; ray_lookout.py looks after the workers while the driver waits for them.
+ray_worker.py is the actor's side; health.py watches the workers while the driver waits for them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from ray.actor import ActorHandle
 from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
+from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import LostNodeError
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.call_wire import to_wire, unpack_result
+from rlinf_embodied.runtime.diagnosis import Limits, Watched
+from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.runtime.placement import Placement
 from rlinf_embodied.runtime.ray_files import RayFiles
-from rlinf_embodied.runtime.ray_lookout import Lookout
 from rlinf_embodied.runtime.ray_nodes import lost_nodes, store_room
 from rlinf_embodied.runtime.ray_start import start_ray
-from rlinf_embodied.runtime.ray_worker import launch
-from rlinf_embodied.runtime.session import Ref, Stored
-from rlinf_embodied.runtime.switchboard import Switchboard, is_stopped
-from rlinf_embodied.runtime.watch import Limits
+from rlinf_embodied.runtime.ray_worker import Members, Started, launch
+from rlinf_embodied.runtime.session import Ref, Stored, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
@@ -51,14 +51,15 @@ class RaySession:
     relays = True
 
     def __init__(
-        self, timeout_s: float = 600.0, object_store_bytes: int | None = None, hang_after_s: float = 30.0
+        self, object_store_bytes: int | None = None, hang_after_s: float = 25.0, first_progress_s: float = 600.0
     ) -> None:
         """Connects to the running Ray of this process, or starts one."""
         self.attempt = 0
         self._methods: dict[tuple[int, str, int], Callable[..., Any]] = {}  # by worker and number of results
-        self._limits = Limits(hang_after_s, timeout_s)
         self._actors: dict[int, ActorHandle] = {}
         self._specs: dict[int, WorkerSpec] = {}
+        self._starts: dict[Ref, int] = {}  # of workers that start
+        self._groups = 0  # that were made so far
         self._owns_ray = not ray.is_initialized()
         self._placement = Placement()
         self._files = RayFiles()
@@ -68,83 +69,90 @@ class RaySession:
             session_folder = start_ray(object_store_bytes)
             if session_folder is not None:
                 self._folder.owns_ray(session_folder)
-        own = "127.0.0.1" if self._owns_ray and not os.environ.get("RAY_ADDRESS") else ray.util.get_node_ip_address()
-        self._switchboard = Switchboard(socket.gethostname(), own)
-        self._lookout = Lookout(self._switchboard, self._actors, self._limits)
+        self._health = Health(self._actors, socket.gethostname(), Limits(hang_after_s, first_progress_s))
 
     # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
-        """See Session."""
         new = [spec for spec in workers if spec.worker not in self._actors]
         self._placement.reserve(new)
         self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
         for spec in new:
-            placement, line = self._placement.options(spec), self._switchboard.line(spec.worker)
             self._specs[spec.worker] = spec
-            self._actors[spec.worker] = launch(spec, placement, line)
+            self._actors[spec.worker] = launch(spec, self._placement.options(spec))
+            self._health.workers[spec.worker] = Watched(spec.worker)
+            started = self._actors[spec.worker].start.remote(spec, os.getcwd())
+            self._health.note(started, spec.worker, "start")
+            self._starts[started] = spec.worker
             if spec.node is not None:
                 self._nodes[spec.worker] = spec.node
 
+    def _require_started(self) -> None:
+        """Waits for the workers that start."""
+        starts, self._starts = self._starts, {}
+        started = of_type(self._health.get(list(starts), "the start of workers"), Started)
+        for worker, found in zip(starts.values(), started, strict=True):
+            of = self._health.workers[worker]
+            of.pid, of.node = found.pid, found.node
+
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session; a collective stage gets a process group with a rendezvous of its own."""
-        rendezvous, limit_s = None, self._limits.call_timeout_s
+        """See Session; a collective stage gets a group whose members meet by messages, or at a port of torch's."""
+        self._require_started()
+        members, rendezvous = None, None
         if spec.collective and len(contexts) > 1:
-            rendezvous = self._actors[contexts[0].worker].meeting_place.remote()  # goes to the members unread
+            self._groups += 1
+            actors = tuple(self._actors[context.worker] for context in contexts)
+            members = Members(f"{spec.name} {self._groups}", actors)
+            if contexts[0].device != EMULATED:
+                rendezvous = actors[0].listen.remote()  # goes to the members unread
         refs = []
         for context in contexts:
-            context.shared = {}
-            refs.append(self._actors[context.worker].add_stage.remote(spec, context, rendezvous, limit_s))
-            self._lookout.note(refs[-1], context.worker, f"{spec.name}.setup")
+            refs.append(self._actors[context.worker].add_stage.remote(spec, context, members, rendezvous))
+            self._health.note(refs[-1], context.worker, f"{spec.name}.setup")
         return self.fetch(refs, f"{spec.name}.setup")
 
     def replace(self, workers: Sequence[int]) -> None:
-        """See Session."""
         self.attempt += 1
-        self._lookout.forget()
-        lost = self._lookout.at_fault(workers)
+        self._health.forget()
+        gone = [of.worker for of in self._health.workers.values() if of.gone]
+        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
         for worker in lost:
-            self._end(worker, at_once=True)
-        self._switchboard.abandon(self.attempt)
-        for worker in self._lookout.stuck():
-            _LOG.warning("worker %d does not let go of what it does: it is started anew, too", worker)
+            self._end(worker)
+        for worker in self._health.abandon(self.attempt):
+            _LOG.warning("worker %d does not give up its calls: it is restarted, too", worker)
             lost.add(worker)
-            self._end(worker, at_once=True)
-        try:
-            self._require_nodes()
-        except LostNodeError:
-            self._end_all(at_once=True)
-            raise
+            self._end(worker)
+        gone_nodes = lost_nodes(set(self._nodes.values()))
+        if gone_nodes:
+            here = tuple(worker for worker, node in self._nodes.items() if node in gone_nodes)
+            self._end_all()
+            self._starts.clear()
+            raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {here}", here)
+        self._starts = {ref: worker for ref, worker in self._starts.items() if worker not in lost}
+        for ref, worker in self._starts.items():
+            self._health.note(ref, worker, "start")
         self.start([self._specs[worker] for worker in sorted(lost)])
 
-    def _require_nodes(self) -> None:
-        gone = lost_nodes(set(self._nodes.values()))
-        if gone:
-            here = tuple(worker for worker, node in self._nodes.items() if node in gone)
-            raise LostNodeError(f"the nodes {', '.join(gone.values())} are gone, with workers {here}", here)
-
-    def _end(self, worker: int, at_once: bool = False) -> None:
-        """Ends a worker; one that is stopped, or that hangs (`at_once`), by the system: Ray would wait for it."""
-        caller = self._switchboard.callers.get(worker)
-        here = caller is not None and not caller.gone and self._switchboard.is_here(caller)
-        if caller is not None and here and (at_once or is_stopped(caller.pid)):
+    def _end(self, worker: int) -> None:
+        """Ends a worker, by the kernel where it is on this node: Ray waits for one that is stopped or hangs."""
+        of = self._health.workers.pop(worker)
+        if of.pid and not of.gone and of.node == socket.gethostname():
             with suppress(ProcessLookupError):
-                os.kill(caller.pid, signal.SIGKILL)
-        self._switchboard.forget(worker)
+                os.kill(of.pid, signal.SIGKILL)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
         ray.kill(self._actors.pop(worker), no_restart=True)
 
-    def _end_all(self, at_once: bool = False) -> None:
+    def _end_all(self) -> None:
         for worker in tuple(self._actors):
-            self._end(worker, at_once)
+            self._end(worker)
         self._nodes.clear()
         self._files.close()
         self._placement.release()
 
     def processes(self) -> dict[int, int]:
         """Returns the process ids of the workers that run on this machine, by worker."""
-        gone = {caller.worker for caller in self._switchboard.gone()}
-        callers = self._switchboard.callers.values()
-        return {c.worker: c.pid for c in callers if self._switchboard.is_here(c) and c.worker not in gone}
+        self._require_started()
+        here = socket.gethostname()
+        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here and not of.gone}
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -161,7 +169,7 @@ class RaySession:
             else:
                 refs = self._method(worker, "invoke", made)(sent, stored.get(id(call.argument)), *payloads)
             refs = refs if made > 1 else [refs]
-            self._lookout.note(refs[-1], worker, str(call), payloads, refs[:-1])
+            self._health.note(refs[-1], worker, str(call), payloads, refs[:-1])
             answers.append(refs)
         return answers
 
@@ -174,11 +182,12 @@ class RaySession:
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """See Session."""
-        return [unpack_result(value) for value in self._lookout.get(refs, waiting)]
+        return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session: a copy of each comes to the store of the driver's node."""
-        self._lookout.secure(refs, "a snapshot")
+        """See Session: they lie in the stores of their nodes, and where there are several, on another node, too."""
+        self._health.wait(refs, "a snapshot", local=False)
+        self._files.keep(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), set(self._nodes.values()))
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
         """See Session; small values, which Ray keeps with their owner, take nothing."""
@@ -198,13 +207,13 @@ class RaySession:
         """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
         for worker, ref in zip(self._actors, refs, strict=True):
-            self._lookout.note(ref, worker, "clear")
+            self._health.note(ref, worker, "clear")
         self.fetch(refs, "clear")
 
     def close(self) -> None:
         """See Session; ends Ray too if this session started it."""
         self._end_all()
-        self._switchboard.close()
+        self._health.close()
         self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()

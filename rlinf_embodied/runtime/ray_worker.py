@@ -1,101 +1,175 @@
-"""A worker as a Ray actor: a process that hosts stages, and meets others in the groups of collective ones."""
+"""A worker as a Ray actor: a process that hosts stages, meets others in groups, and calls them in relays.
+
+Its calls run in order in one thread; health checks and what others deliver are answered by another one meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import node_files, tensor_wire
-from rlinf_embodied.runtime.call_wire import Wire, from_wire, pack_result
-from rlinf_embodied.runtime.heartbeat import Line, Pulse
-from rlinf_embodied.runtime.host import StageContext, WorkerHost, WorkerSpec
-from rlinf_embodied.runtime.ray_peers import RayPeers
-from rlinf_embodied.runtime.rendezvous import MeetingPlace, Rendezvous, use_interface_of
-from rlinf_embodied.runtime.session import Ref
-from rlinf_embodied.runtime.socket_group import SocketGroup
+from rlinf_embodied.runtime.call_wire import Wire, from_wire, pack_result, to_wire
+from rlinf_embodied.runtime.health import GROUP, translated
+from rlinf_embodied.runtime.host import Call, Receipt, StageContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.relay import Ref
+from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
 from rlinf_embodied.runtime.worker_process import worker_variables
+from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
 
+_TICK_S = 1.0  # between two looks whether an answer is still wanted
 
-def launch(spec: WorkerSpec, placement: Mapping[str, object], line: Line) -> ActorHandle:
-    """Starts a worker, and returns before it is there.
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Where the members of a new group meet."""
+
+    name: str  # that no other group has
+    actors: tuple[ActorHandle, ...]  # by rank
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Where a worker runs."""
+
+    pid: int
+    node: str  # the name of the machine
+
+
+def launch(spec: WorkerSpec, placement: Mapping[str, object]) -> ActorHandle:
+    """Starts a worker, and returns before it is there; its first call must be `start`.
 
     Args:
         spec: of the worker.
         placement: Ray's options that say where.
-        line: where it reports what it does.
     """
-    remote = ray.remote(_Worker).options(
+    remote = ray.remote(concurrency_groups={GROUP: 1})(_Worker).options(
         **placement,
         max_restarts=0,
         max_task_retries=0,
         runtime_env={"env_vars": worker_variables(spec.threads, spec.device)},
         name=None,
     )
-    return cast(ActorHandle, remote.remote(spec, os.getcwd(), line))
+    return cast(ActorHandle, remote.remote())
 
 
 class _Worker:
     """The Ray actor: a WorkerHost behind the wire's codec."""
 
-    def __init__(self, spec: WorkerSpec, folder: str, line: Line) -> None:
+    def __init__(self) -> None:
+        self._host: WorkerHost | None = None
+        self._state = WorkerState()
+        self._mail = Mailbox()
+        self._listener: socket.socket | None = None  # of the next torch group in which this worker is rank 0
+
+    # --------------------------------------------------------------------------------------------- calls, in one thread
+    def start(self, spec: WorkerSpec, folder: str) -> Started:
+        """Makes the host in the thread of the calls: the current device is a thread's."""
         node_files.work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
-        self._host = WorkerHost(spec, alone=True)
-        self._meeting: MeetingPlace | None = None  # of the next group in which this worker is rank 0
-        self._pulse = Pulse(line, self._host.activity, socket.gethostname(), self._host.abandon)
+        self._host = WorkerHost(spec, self._state, alone=True)
+        return Started(os.getpid(), socket.gethostname())
 
-    def meeting_place(self) -> Rendezvous:
-        self._meeting = MeetingPlace(ray.util.get_node_ip_address())
-        return self._meeting.rendezvous
+    @property
+    def host(self) -> WorkerHost:
+        assert self._host is not None, "the first call is `start`"
+        return self._host
+
+    def listen(self) -> str:
+        from rlinf_embodied.runtime.process_group import listen
+
+        self._listener, rendezvous = listen(ray.util.get_node_ip_address())
+        return rendezvous
 
     def add_stage(
-        self, spec: StageSpec, context: StageContext, rendezvous: Rendezvous | None, timeout_s: float
+        self, spec: StageSpec, context: StageContext, members: Members | None, rendezvous: str | None
     ) -> object:
-        context.group = SoloGroup() if rendezvous is None else self._meet(spec.name, context, rendezvous, timeout_s)
-        return self._host.add_stage(spec, context)
+        group: Group = SoloGroup()
+        if members is not None:
+            rank = context.owners[context.blocks[0]]
+            self._state.join(spec.name, rank, len(members.actors))
+            with self._state.calling(f"{spec.name}.setup"), self._state.meeting(spec.name, "rendezvous"):
+                group = self._meet(rank, members, rendezvous, context.device)
+        return self.host.add_stage(spec, context, group)
 
-    def _meet(self, stage: str, context: StageContext, rendezvous: Rendezvous, timeout_s: float) -> Group:
-        meeting, self._meeting = self._meeting, None
-        activity, rank = self._host.activity, context.owners[context.blocks[0]]
-        activity.join(stage, rank, len(set(context.owners)))
-        with activity.calling(f"{stage}.setup"), activity.meeting(stage, "rendezvous"):
-            return _group(context, rendezvous, meeting, timeout_s)
+    def _meet(self, rank: int, members: Members, rendezvous: str | None, device: str) -> Group:
+        if rendezvous is None:
+            deliver = {
+                k: cast("Callable[[Key, object], object]", a.deliver.remote) for k, a in enumerate(members.actors)
+            }
+            return cast(Group, MailGroup(members.name, rank, deliver, self._mail))
+        from rlinf_embodied.runtime.process_group import NEVER_S, TorchGroup, use_interface_of
+
+        use_interface_of(ray.util.get_node_ip_address())
+        listener, self._listener = self._listener, None
+        return TorchGroup(rank, len(members.actors), rendezvous, NEVER_S, device, listener)
 
     def clear(self) -> None:
-        self._host.clear()
+        self.host.clear()
 
     def let_go(self) -> None:
-        """Answers when all calls before it are over."""
+        """Answers when all calls before it have ended."""
 
     def invoke(self, wire: Wire, argument: object, *payloads: object) -> object:
         call = from_wire(wire, tensor_wire.unpack(argument))
-        results = self._host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
+        results = self.host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])
         packed = [pack_result(result) for result in results]
         return packed if len(packed) > 1 else packed[0]
 
     def relay(self, wire: Wire, actors: dict[int, ActorHandle], opened: list[Ref]) -> object:
         call = from_wire(wire)
-        peers = RayPeers(actors, call.step_context.attempt, self._host.activity)
-        return [pack_result(result) for result in self._host.invoke(call, opened, peers)]
+        peers = RayPeers(actors, call.step_context.attempt, self._state)
+        return [pack_result(result) for result in self.host.invoke(call, opened, peers)]
+
+    # ------------------------------------------------------------------------------------- answered while a call runs
+    @ray.method(concurrency_group=GROUP)
+    def status(self, stack: bool = False) -> Status:
+        return self._state.status(stack)
+
+    @ray.method(concurrency_group=GROUP)
+    def abandon(self, attempt: int) -> None:
+        self._state.abandon(attempt)
+        if self._host is not None:
+            self._host.close_groups()
+
+    @ray.method(concurrency_group=GROUP)
+    def deliver(self, key: Key, value: object) -> None:
+        self._mail.deliver(key, value)
 
 
-def _group(context: StageContext, rendezvous: Rendezvous, meeting: MeetingPlace | None, timeout_s: float) -> Group:
-    """Returns this worker's member of a new group; torch.distributed is imported only where tensors are exchanged."""
-    rank, size = context.owners[context.blocks[0]], len(set(context.owners))
-    if context.device == EMULATED:
-        return cast(Group, SocketGroup(rank, size, meeting or rendezvous, timeout_s))
-    from rlinf_embodied.runtime.process_group import TorchGroup
+class RayPeers:
+    """What a worker calls others by, see relay.Peers; their handles come with the call that needs them."""
 
-    use_interface_of(ray.util.get_node_ip_address())
-    listener = None if meeting is None else meeting.socket
-    return TorchGroup(rank, size, rendezvous.url, timeout_s, context.device, listener)
+    def __init__(self, actors: Mapping[int, ActorHandle], attempt: int, state: WorkerState) -> None:
+        self._actors, self._attempt, self._state = actors, attempt, state
+        self._methods: dict[tuple[int, int], Callable[..., list[ray.ObjectRef]]] = {}
+
+    def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
+        key = (worker, call.num_results + 1)
+        if key not in self._methods:
+            self._methods[key] = self._actors[worker].invoke.options(num_returns=key[1]).remote
+        packed = [tensor_wire.pack(payload) for payload in payloads]
+        return list(self._methods[key](to_wire(call, self._attempt), None, *packed))
+
+    def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
+        given = cast("list[ray.ObjectRef]", list(refs))
+        with self._state.awaiting(workers):
+            while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S)[1]:
+                self._state.require_current(self._attempt)
+            try:
+                values = ray.get(given)
+            except RayError as error:
+                raise translated(error, workers[0], "a step of its loop", self._actors) from None
+        return [value if isinstance(value, Receipt) else tensor_wire.unpack(value) for value in values]

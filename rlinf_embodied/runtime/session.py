@@ -62,7 +62,7 @@ class Session(Protocol):
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage in each of its workers (in the order of its group's ranks) and returns their facts.
 
-        `context.group` is filled in by the session.
+        The host fills in the context's group and what its stages share.
         """
         ...
 
@@ -145,7 +145,7 @@ class SerialSession:
 
     relays = True
 
-    def __init__(self, timeout_s: float = 600.0) -> None:
+    def __init__(self, timeout_s: float = 86400.0) -> None:
         """Takes the limit after which collective calls stop waiting for each other."""
         self.attempt = 0
         self._timeout_s = timeout_s
@@ -161,8 +161,8 @@ class SerialSession:
         self._groups[spec.name] = ThreadGroup.make(len(contexts), timeout_s=self._timeout_s) if collective else []
         facts = []
         for rank, context in enumerate(contexts):
-            context.group = self._groups[spec.name][rank] if collective else SoloGroup()
-            facts.append(self._hosts[context.worker].add_stage(spec, context))
+            group = self._groups[spec.name][rank] if collective else SoloGroup()
+            facts.append(self._hosts[context.worker].add_stage(spec, context, group))
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -216,9 +216,10 @@ class SerialSession:
         """A thread that hangs is left to itself."""
         self.attempt += 1
         for worker, host in self._hosts.items():
-            host.abandon(self.attempt)
+            host.state.abandon(self.attempt)
+            host.close_groups()
             if worker in workers:
-                host.leave()  # its threads would not end with it, as those of a process do
+                host.tear_down()  # its threads would not end with it, as those of a process do
                 self._hosts[worker] = WorkerHost(host.spec)
 
     def clear(self) -> None:
@@ -227,4 +228,6 @@ class SerialSession:
             host.clear()
 
     def close(self) -> None:
+        for host in self._hosts.values():
+            host.tear_down()
         self._hosts.clear()

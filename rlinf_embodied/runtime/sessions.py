@@ -12,7 +12,7 @@ from rlinf_embodied.runtime.session import SerialSession, Session
 def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""
     if config.session == "serial":
-        return SerialSession(config.call_timeout_s)
+        return SerialSession()
     # ray takes half a second to import: only where it is used
     from rlinf_embodied.runtime.ray_session import RaySession
 
@@ -20,7 +20,7 @@ def make_session(config: ClusterConfig) -> Session:
         from rlinf_embodied.runtime.ray_nodes import join
 
         join(config.address)
-    return RaySession(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+    return RaySession(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
 
 
 @contextmanager

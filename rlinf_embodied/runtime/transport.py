@@ -1,16 +1,12 @@
 """Which way each edge's data goes, chosen at launch from the placement: plain functions of plan, cluster and session.
 
-`handover` decides what stays in its worker, which the executor obeys; `routes` tells it edge by edge:
+`handover` decides what stays in its worker, which the executor obeys; `routes` reports it edge by edge:
 
-    same worker                      in_process     a reference; nothing is copied
-    same node                        shared_memory  packed as numpy into the node's object store, mapped by the reader
-    other node                       network        the same; the object stores copy it from node to node
-    two processes on one GPU         cuda_ipc       wanted; goes by shared_memory, through the host's memory
-    GPUs of one kind                 nccl           wanted; goes by shared_memory or network, through the host's memory
+    same worker      in_process      a reference; nothing is copied
+    same node        shared_memory   packed as numpy into the node's object store, mapped by the reader
+    other node       network         the same; the object stores copy it from node to node
 
-Every route names what the placement calls for and what is used, which differ where the wanted transport does not exist
-here, or where data is needed in another worker too.  `cluster.transport=object_store` sends everything through the
-store, edges inside a worker too.
+`cluster.transport=object_store` sends everything through the store, edges inside a worker too.
 """
 
 from __future__ import annotations
@@ -33,27 +29,6 @@ class Transport(StrEnum):
     in_process = "in_process"
     shared_memory = "shared_memory"
     network = "network"
-    cuda_ipc = "cuda_ipc"
-    nccl = "nccl"
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a worker runs, for example Endpoint(worker=3, node=0, kind="h100", gpu=3)."""
-
-    worker: int
-    node: int
-    kind: str  # of its device
-    gpu: int | None = None  # number of its GPU within the node; None on a CPU
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The transport that a placement calls for, the one that is used, and why."""
-
-    wanted: Transport
-    used: Transport
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,57 +37,42 @@ class Route:
 
     edge: str  # "policy -> actor"
     kind: str  # data, loop or weights
-    choice: Choice
+    transport: Transport
+    reason: str
     blocks: Blocks  # that go this way; () for weights, which are no block's
     hops: tuple[Hop, ...]
     bytes_per_item: float | None  # None: nobody has measured or declared it
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the route as JSON-ready data (what plan.json holds under "transports")."""
-        data = asdict(self) | asdict(self.choice)
-        del data["choice"]
-        return data
+        """Returns the route as JSON-ready data."""
+        return asdict(self)
 
 
-def endpoints(cluster: Cluster) -> tuple[Endpoint, ...]:
-    """Returns where each worker of a cluster runs, by its number: one worker per device."""
-    places = [cluster.place_of(device) for device in range(cluster.num_devices)]
-    return tuple(
-        Endpoint(device, place.node, place.group.kind, None if place.group.on_host else place.index)
-        for device, place in enumerate(places)
-    )
+Choice = tuple[Transport, str]  # and why
 
 
-def choose(
-    source: Endpoint, target: Endpoint, *, always_store: bool = False, one_process: bool = False, parted: str = ""
-) -> Choice:
-    """Returns how data goes from one worker to another.
+def choose(source: int, target: int, cluster: Cluster, *, one_process: bool = False, parted: str = "") -> Choice:
+    """Returns how data goes from one worker to another, and why.
 
     Args:
-        source: who made it.
-        target: who consumes it.
-        always_store: nothing stays in a process, as if no two stages shared one.
+        source: the worker that made it.
+        target: the worker that consumes it.
+        cluster: where they run.
         one_process: all workers live in one process (a serial session).
         parted: why data leaves its worker even where both ends are there; "": it does not.
     """
     if one_process:
-        return Choice(Transport.in_process, Transport.in_process, "all workers are one process")
-    near = source.node == target.node
+        return Transport.in_process, "all workers are one process"
+    ends = cluster.place_of(source), cluster.place_of(target)
+    near = ends[0].node == ends[1].node
     store = Transport.shared_memory if near else Transport.network
-    if always_store:
-        return Choice(store, store, "cluster.transport=object_store")
-    if source.worker == target.worker:
-        used = store if parted else Transport.in_process
-        return Choice(Transport.in_process, used, f"same worker, but {parted}" if parted else "same worker")
-    place = "same node" if near else "other node"
-    if source.gpu is None and target.gpu is None:
-        return Choice(store, store, f"{place}, CPU tensors")
-    if source.kind != target.kind:
-        return Choice(store, store, f"{place}, {source.kind} to {target.kind}: through the host's memory")
-    same_gpu = near and source.gpu == target.gpu
-    wanted = Transport.cuda_ipc if same_gpu else Transport.nccl
-    where = "one GPU, two processes" if same_gpu else f"{place}, both {source.kind}"
-    return Choice(wanted, store, f"{where}; {wanted} is not implemented: through the host's memory")
+    if cluster.always_store:
+        return store, "cluster.transport=object_store"
+    if source == target:
+        return (store, f"same worker, but {parted}") if parted else (Transport.in_process, "same worker")
+    on_host = all(place.group.on_host for place in ends)
+    where = "same node" if near else "other node"
+    return store, f"{where}, CPU tensors" if on_host else f"{where}, through the host's memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +121,10 @@ def routes(
         done: what the executor does with the data.
         one_process: see `choose`.
     """
-    owners, where = plan.all_owners(workflow), endpoints(cluster)
+    owners = plan.all_owners(workflow)
 
     def pick(hop: Hop, parted: str) -> Choice:
-        ends = where[hop[0]], where[hop[1]]
-        return choose(*ends, always_store=cluster.always_store, one_process=one_process, parted=parted)
+        return choose(*hop, cluster, one_process=one_process, parted=parted)
 
     found: list[Route] = []
     for loop in workflow.loops.values():
@@ -198,7 +157,7 @@ def _grouped(
     for place, choice in enumerate(choices):
         by_choice.setdefault(choice, []).append(place)
     return [
-        Route(edge, kind, choice, tuple(places), tuple(sorted({hops[place] for place in places})), size)
+        Route(edge, kind, *choice, tuple(places), tuple(sorted({hops[place] for place in places})), size)
         for choice, places in by_choice.items()
     ]
 
@@ -213,7 +172,5 @@ def table(found: Sequence[Route]) -> str:
 
 def _row(route: Route) -> tuple[str, ...]:
     shown = [f"{a}->{b}" for a, b in route.hops[:4]] + (["..."] if len(route.hops) > 4 else [])
-    choice = route.choice
-    name = str(choice.used) if choice.used == choice.wanted else f"{choice.used} (wanted: {choice.wanted})"
     size = "?" if route.bytes_per_item is None else f"{route.bytes_per_item:.0f}"
-    return (route.edge, " ".join(shown), str(len(route.blocks) or "-"), name, size, choice.reason)
+    return (route.edge, " ".join(shown), str(len(route.blocks) or "-"), str(route.transport), size, route.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from rlinf_embodied.execution.executor import Executor
@@ -17,8 +17,6 @@ from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 
-_MUCH = 0.1  # of an iteration's time, for a snapshot
-_LONG_S = 1.0  # what a shorter one costs is not worth a word
 _MOST_SPANS = 20000  # the newest ones, of a trace
 
 
@@ -41,22 +39,11 @@ class Account:
         self.startup = StartupClock(started, job.first_work)
         self._job, self._started = job, started
         self._spans: list[Span] = []
-        self._snapshot_noted = False
 
     def note_start(self, spans: Sequence[Span], view: LiveView) -> None:
         """Says once, when the first work is done, how long it took to get there."""
         if self.startup.first(spans):
             view.note(str(self.startup))
-
-    def note_snapshot(self, metrics: Mapping[str, float], view: LiveView) -> None:
-        """Says once where snapshots cost much: they may be larger than the store, and go to the disk."""
-        snapshot_s, whole_s = metrics.get("time/snapshot_s", 0.0), metrics["time/iteration_s"]
-        if snapshot_s > max(_LONG_S, _MUCH * whole_s) and not self._snapshot_noted:
-            self._snapshot_noted = True
-            view.note(
-                f"warning: the snapshot for recovery took {snapshot_s:.1f} s beside {whole_s:.1f} s of an iteration: "
-                "raise cluster.object_store_bytes where there is memory, or go without by recovery.max_restarts=0"
-            )
 
     def add(
         self, progress: Progress, result: IterationResult, metrics: dict[str, float], seconds: float, before: int

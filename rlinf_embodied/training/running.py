@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.recovery import Snapshot
+from rlinf_embodied.execution.snapshots import Pace, Snapshot
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import Route
-from rlinf_embodied.training.job import Checking, Evaluating, Job
+from rlinf_embodied.training.job import Checking, Evaluating, Job, Progress
 from rlinf_embodied.training.store_room import shortage, store_need
 
 
@@ -26,12 +29,32 @@ class Running:
     checking: Checking | None  # where the run has a goal
     folder: Path  # what every copy of the policy was loaded from
     checkpoint: Path | None  # what the other state was loaded from
-    snapshot: Snapshot | None = None  # of the iteration that is to come; None: none are kept
+    snapshot: Snapshot | None = None  # the newest; None: none are kept
+    saved: Progress | None = None  # of the run when it was taken
+    pace: Pace = field(default_factory=Pace)  # of snapshots
 
     def become(self, other: Running) -> None:
         """Takes over the stages of another."""
         self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
         self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
+        if other.saved is not None:  # it has taken a snapshot; otherwise it was built from this one's
+            self.saved, self.pace = other.saved, other.pace
+
+    def take_snapshot(self, progress: Progress) -> float:
+        """Takes a snapshot of the stages' state at this progress; returns the seconds that it took."""
+        start = time.time()
+        known = None if self.snapshot is None else self.snapshot.states
+        self.snapshot = snapshots.take(self.session, self.executor, progress.iteration, known)
+        self.saved = copy.deepcopy(progress)
+        self.pace.taken(time.time() - start)
+        return self.pace.cost_s
+
+    def repeat_until(self, iteration: int) -> None:
+        """Runs the iterations since the snapshot again, after it was restored; what they report is known already."""
+        progress = copy.deepcopy(self.saved)
+        while progress is not None and progress.iteration < iteration:
+            self.job.run_iteration(self.executor, progress)
+            progress.iteration += 1
 
     def store_shortage(self, routes: Sequence[Route], weights_bytes: Mapping[tuple[str, str], float]) -> str:
         """Returns what to tell where the object store is too small for what this run keeps there, "" where it is not.

@@ -45,7 +45,7 @@ def store_need(
         snapshot_bytes: of one snapshot; 0 where none are kept.
         weights_bytes: of a version, by (source, target), where that was measured.
     """
-    stored = [route for route in routes if route.choice.used is not Transport.in_process]
+    stored = [route for route in routes if route.transport is not Transport.in_process]
     weights = sum(
         weights_bytes.get((edge.source, edge.target), snapshot_bytes)
         for edge in workflow.weight_edges

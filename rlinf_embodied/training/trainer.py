@@ -2,8 +2,8 @@
 
 prepare   run folder, cluster, session                    nothing expensive has started
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages (running.py)
-iterate   the job's iteration -> snapshot -> evaluation or check (evaluations.py) -> metrics -> checkpoint (saving.py)
-          a worker that dies in it is replaced, and the iteration is run again from the snapshot (recovery.py)
+iterate   the job's iteration -> snapshot, if due -> evaluation or check (evaluations.py) -> metrics -> checkpoint
+          a worker that is lost is replaced, and the iterations since the newest snapshot are run again (recovery.py)
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after; summary, trace, curve (account.py)
 """
@@ -24,11 +24,11 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
-from rlinf_embodied.execution import recovery as snapshots
+from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
 from rlinf_embodied.runtime import transport
-from rlinf_embodied.runtime.discovery import find_cluster
+from rlinf_embodied.runtime.discovery import find_cluster, find_remaining
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
 from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
@@ -38,15 +38,13 @@ from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.account import Account, weights_digest
-from rlinf_embodied.training.checkpoints import Checkpoints
+from rlinf_embodied.training.checkpoints import Checkpoints, outliving
 from rlinf_embodied.training.evaluations import Evaluations
 from rlinf_embodied.training.job import Job
-from rlinf_embodied.training.origin import outliving
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.recovery import Recovery, Safely, is_fault
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
 from rlinf_embodied.training.running import Running
-from rlinf_embodied.training.saving import Saving
 
 # what a stage does beside its calls; plans price it apart from them
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
@@ -163,12 +161,12 @@ class Trainer:
 
         started = lambda spans: self._account.note_start(spans, view)  # noqa: E731
         self._safely: Safely = safely
-        self._saving = Saving(self._checkpoints, running, self._folder.checkpoints, safely)
+        self._checkpoints.serve(running, safely)
         self._evaluations = Evaluations(self._job, self._checkpoints, running, safely, view.note, started)
 
     def _work(self, running: Running, writer: MetricsWriter, view: LiveView) -> int:
         """Evaluates, iterates and evaluates; returns the exit code."""
-        with ends_when_asked() as stop, self._saving.saved_at_last():
+        with ends_when_asked() as stop, self._checkpoints.saved_at_last():
             after = None
             if self._checkpoints.progress.before is None:
                 after = self._evaluations.evaluate(0, "before")
@@ -180,7 +178,7 @@ class Trainer:
             return stop.exit_code
         if after is None or self._checkpoints.progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluations.evaluate(self._checkpoints.progress.iteration, "after")
-            with self._saving.saved_at_last():
+            with self._checkpoints.saved_at_last():
                 self._evaluations.keep_best(after)
         progress = self._checkpoints.progress
         digest = self._safely("digest", lambda: weights_digest(self._job, running.executor, progress.iteration))
@@ -205,10 +203,7 @@ class Trainer:
         view: LiveView,
         snapshot: snapshots.Snapshot | None = None,
     ) -> Running:
-        """Builds the stages of training and evaluation from a policy folder, and loads a checkpoint's other state.
-
-        The plan is that of `Planning`; with a snapshot, that is what they go on from.
-        """
+        """Builds the stages of training and evaluation from a policy folder, then loads a checkpoint or a snapshot."""
         if checkpoint is not None:  # stages are made anew from it, or copy files of it, when it may have been dropped
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
@@ -228,7 +223,8 @@ class Trainer:
         running = Running(job, session, executor, evaluation, checking, policy_folder, checkpoint, snapshot)
         running.refresh(self._checkpoints.progress.iteration)
         if self._config.recovery.max_restarts > 0 and snapshot is None:
-            running.snapshot = snapshots.take(session, executor, self._checkpoints.progress.iteration)
+            running.pace.share = self._config.recovery.snapshot_share
+            running.take_snapshot(self._checkpoints.progress)
         if snapshot is None and (said := running.store_shortage(routes, self._planning.weights_bytes)):
             view.note(said)
         self._account.startup.mark("evaluation stages")
@@ -236,16 +232,16 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------------------- recovery
     def _restore(self, running: Running, view: LiveView) -> None:
-        """Builds all stages anew, as they were at the start of the iteration that is to come."""
+        """Builds all stages anew, in the state at the start of the next iteration."""
         checkpoints = self._checkpoints
         progress, saved = checkpoints.progress, checkpoints.saved
         running.session.clear()  # workers that are left finish what they write
         origin = (running.folder, running.checkpoint)
-        snapshot = running.snapshot
         try:
-            running.become(self._start(running.session, *origin, view, snapshot))
+            running.become(self._start(running.session, *origin, view, running.snapshot))
         finally:  # the checkpoint's progress is not that of the snapshot
             checkpoints.progress, checkpoints.saved = progress, saved
+        running.repeat_until(progress.iteration)
         checkpoints.begin_again(running.executor)  # the worker that wrote one may be lost; it is of this very state
 
     def _regroup(self, view: LiveView) -> None:
@@ -254,10 +250,10 @@ class Trainer:
         Raises:
             ConfigError: this node is no part of a cluster any more.
         """
-        self._cluster = find_cluster(replace(self._config.cluster, num_devices=None))
+        self._cluster = find_remaining(self._config.cluster)
         plan = self._planning.move(self._cluster, self._checkpoints.progress.iteration)
         under = "" if plan is None else f", under plan {plan.name}"
-        view.note(f"going on with {self._cluster.num_devices} devices ({self._cluster.description}){under}")
+        view.note(f"continuing with {self._cluster.num_devices} devices ({self._cluster.description}){under}")
 
     def _transaction(self, running: Running) -> tuple[IterationResult, dict[str, float], float]:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
@@ -267,9 +263,8 @@ class Trainer:
         seconds = time.time() - start
         if running.snapshot is not None:
             self._checkpoints.wait(running.executor)  # while it can be begun again
-            stages, start = running.snapshot.states, time.time()
-            running.snapshot = snapshots.take(running.session, running.executor, progress.iteration + 1, stages)
-            metrics["time/snapshot_s"] = time.time() - start
+            if running.pace.is_due(seconds):
+                metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
         self._checkpoints.advance(progress)
         return result, metrics, seconds
 
@@ -294,15 +289,15 @@ class Trainer:
 
     def _switch(self, running: Running, view: LiveView) -> None:
         """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
-        self._saving.save_once()
-        self._saving.settle_at_last()
+        self._checkpoints.save_once()
+        self._checkpoints.settle_at_last()
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         self._renew(running, latest, view)
 
     def _renew(self, running: Running, checkpoint: Path, view: LiveView) -> None:
         """Builds all stages anew from a checkpoint that this run wrote."""
-        self._saving.settle()
+        self._checkpoints.settle()
         verify(checkpoint)
         self._recovery.repeat("new stages", lambda: self._renewed(running, checkpoint, view), lambda: None)
 
@@ -322,7 +317,8 @@ class Trainer:
             view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, self._checkpoints.best_folder(progress.best), view)
             self._checkpoints.progress = progress  # not that of the checkpoint
-        self._saving.save()
+            running.saved = copy.deepcopy(progress)  # no iterations are to be run again from here
+        self._checkpoints.save()
 
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, running: Running, writer: MetricsWriter, view: LiveView, stop: StopRequest) -> None:
@@ -336,7 +332,7 @@ class Trainer:
             try:
                 result, metrics, seconds = self._safely(what, lambda: self._transaction(running))
             except DataError:  # there is nothing to learn from any more; what was learnt is kept
-                self._saving.save_once()
+                self._checkpoints.save_once()
                 raise
             progress = self._checkpoints.progress
             self._account.note_start(result.spans, view)
@@ -351,19 +347,18 @@ class Trainer:
             writer.write(progress.global_step, number, metrics)
             writer.write_samples(progress.global_step, number, self._job.samples(result))
             view.update(number, metrics)
-            self._account.note_snapshot(metrics, view)
             for warning in self._job.warnings(metrics):
                 view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or self._checkpoints.unwritten is not None or not self._goes_on():
-                self._saving.save()
+                self._checkpoints.save()
             self._replan(running, result, metrics, view, stop)
         if not stop.asked:
             self._return_to_best(running, view)
         else:  # before the first iteration too
-            self._saving.save_once()
+            self._checkpoints.save_once()
         if self._checkpoints.saved is None:  # a run of no iterations leaves the policy that others can start from
-            self._saving.save()
+            self._checkpoints.save()
 
     def _replan(
         self,

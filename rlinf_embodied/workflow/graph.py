@@ -128,7 +128,7 @@ class Workflow:
     items_per_block: int = 1  # episodes, prompts: the unit in which profiles count
     typical_iteration: int = 0  # the first whose work is like that of the later ones; stages are measured in it
     more_blocks: str = "make more and smaller blocks"  # what a user does to have them, for messages
-    of_workload: str = ""  # dotted path of what makes the graph again from a profile, see planning/measured.py
+    of_workload: str = ""  # dotted path of what makes the graph again from a profile, see planning/profile.py
 
     def __post_init__(self) -> None:
         """Checks that every name is declared, loops are bounded and data edges have no cycle outside the loops.

@@ -20,6 +20,7 @@ CARRIED = "env.carry_over=true"
 SHORT = [
     *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
     *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_nothing=true"),
+    "recovery.snapshot_share=1",
 ]
 
 
@@ -58,6 +59,17 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase
     calls = once(monkeypatch, kind, method, call, lost(), after)
     found = train(three(tmp_path, CARRIED))
     assert len(calls) > call + 1
+    assert found["weights_sha256"] == summary["weights_sha256"]
+    assert found["after"] == summary["after"]
+    assert metric_rows(tmp_path) == metric_rows(folder)
+
+
+def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatch, straight) -> None:
+    """As where a snapshot takes long beside an iteration, and is not taken after each one."""
+    folder, summary = straight
+    calls = once(monkeypatch, ActorStage, "run", 2, lost())
+    found = train(three(tmp_path, CARRIED, "recovery.snapshot_share=1e-9"))
+    assert len(calls) == 6  # three, the last of which fails, and all of them again
     assert found["weights_sha256"] == summary["weights_sha256"]
     assert found["after"] == summary["after"]
     assert metric_rows(tmp_path) == metric_rows(folder)

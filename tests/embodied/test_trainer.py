@@ -24,7 +24,7 @@ from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.training import saving
+from rlinf_embodied.training import checkpoints
 from rlinf_embodied.training import trainer as trainer_module
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
@@ -334,7 +334,7 @@ def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
-        patch.setattr(saving, "_TRY_AGAIN_S", (0.0, 0.0))
+        patch.setattr(checkpoints, "_TRY_AGAIN_S", (0.0, 0.0))
         yield met
 
 
@@ -379,7 +379,7 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["name"], plan["num_devices"]) == ("collocated", 2)
     transports = json.loads((tmp_path / "transports.json").read_text())
-    assert {route["edge"]: (route["used"], route["reason"]) for route in transports} == dict.fromkeys(
+    assert {route["edge"]: (route["transport"], route["reason"]) for route in transports} == dict.fromkeys(
         ("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy"),
         ("in_process", "all workers are one process"),
     )

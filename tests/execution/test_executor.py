@@ -68,7 +68,9 @@ def test_a_failing_stage_names_itself_its_worker_and_the_reason(ray_session: Ses
 @pytest.mark.ray
 def test_a_hang_says_who_waits_for_whom(impatient_ray_session: Session) -> None:
     executor = make("disaggregated on 2", impatient_ray_session, workflow(env={"hang_at": 0}))
-    with pytest.raises(HangError, match=r"(?s)worker 0 .* is in env.step .* for 2\d s.*worker 1 .* waits for worker 0"):
+    with pytest.raises(
+        HangError, match=r"(?s)worker 0 .* makes no progress in env.step .* for 2\d s.*worker 1 .* waits for worker 0"
+    ):
         executor.run(StepContext(0))
 
 

@@ -100,7 +100,7 @@ def pids_of(made: Executor) -> list[object]:
 
 @pytest.fixture
 def session(ray_cluster):
-    made = RaySession(timeout_s=300, hang_after_s=2.0)
+    made = RaySession(hang_after_s=2.0)
     yield made
     made.close()
 

@@ -152,6 +152,13 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
     assert opened == pytest.approx((2.0 + 10.0) / 20)  # once per rollout, however short it is
 
 
+def test_a_shortened_rollout_is_not_repeated() -> None:
+    loop = replace(workflow().loops["rollout"], max_rounds=3, expected_rounds=2.0)
+    whole = replace(workflow(), loops={"rollout": loop})
+    assert shortened(whole, 20) == whole
+    assert shortened(whole, 5).loops["rollout"] == replace(loop, chunk_steps=5, max_rounds=1, expected_rounds=1.0)
+
+
 def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
     """Episodes of 5 chunk-steps: 4 resets in 20, of which 4 steps show the first alone, and 10 steps all."""
     whole = workflow(episode=5)

@@ -65,16 +65,21 @@ def test_a_process_works_in_the_folder_that_it_is_told_even_if_it_has_to_make_it
 
 @dataclass
 class Config:
-    policy: str
-    sources: list[Path]
-    more: dict[str, object]
+    policy_folder: str
+    data: list[Path]
+    options: dict[str, object]
+    name: str = "data/inner"
 
 
-def test_paths_are_what_a_config_names_and_is_there(tmp_path: Path, monkeypatch) -> None:
+def test_only_paths_that_a_config_declares_are_sent(tmp_path: Path, monkeypatch) -> None:
+    """Any other text may name a file or a home folder that is nobody else's business."""
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "data")
-    sources = [tmp_path / "data" / "a.bin", tmp_path / "none"]
-    config = Config("data/inner", sources, {"target": "data", "same": "./data/inner"})
-    assert paths_in(config) == [tmp_path / "data" / "inner", tmp_path / "data" / "a.bin"]
-    written = {"cache_dir": str(tmp_path / "data"), "videos": str(tmp_path / "data")}
-    assert paths_in({**written, "root": "/", "here": str(tmp_path)}) == []
+    data = [tmp_path / "data" / "a.bin", tmp_path / "none"]
+    config = Config("data/inner", data, {"dir": str(tmp_path / "data"), "files": {"train": "./data/inner/b.bin"}})
+    fill(tmp_path / "data" / "inner")
+    (tmp_path / "data" / "inner" / "b.bin").touch()
+    found = [tmp_path / "data" / "inner", tmp_path / "data" / "a.bin", tmp_path / "data" / "inner" / "b.bin"]
+    assert paths_in(config) == found
+    assert paths_in({"cache_dir": str(tmp_path / "data"), "videos": str(tmp_path / "data")}) == []
+    assert paths_in({"folder": "/", "path": str(tmp_path)}) == []

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.runtime import discovery
 from rlinf_embodied.runtime.host import WorkerSpec
 from rlinf_embodied.runtime.placement import bundles_of
 from rlinf_embodied.runtime.ray_nodes import _knock
@@ -79,3 +81,14 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
     assert found["gone"] == found["was there"]
     assert (len(found["gone"]), found["left"]) == (1, 1)
     assert "1 of its 1 CPUs, and within 1 s not all of them were free: another run holds them" in found["held"]
+
+
+@pytest.mark.parametrize(("asked", "left", "gets"), [(8, 64, 8), (8, 4, 4), (None, 4, 4)])
+def test_after_a_lost_node_a_run_takes_no_devices_that_it_was_not_given(monkeypatch, asked, left, gets) -> None:
+    def found(config: ClusterConfig) -> Cluster:
+        number = config.num_devices or left
+        return Cluster("ray", "cpu", number, number, 0)
+
+    monkeypatch.setattr(discovery, "find_cluster", found)
+    config = ClusterConfig(address="auto", num_devices=asked)
+    assert discovery.find_remaining(config).num_devices == gets

@@ -19,13 +19,15 @@ class Nodes(RayFiles):
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.root, self.done = root, []
+        self.kept: dict[str, list] = {}
 
     def _clerk(self, node: str):  # pyright: ignore[reportIncompatibleMethodOverride]
         def remote(function: Callable[..., object], path: str, *arguments: object) -> object:
             self.done.append((node, function.__name__))
             return function(path if node == "a" else f"{self.root / node}{path}", *arguments)
 
-        return SimpleNamespace(do=SimpleNamespace(remote=remote))
+        keep = SimpleNamespace(remote=lambda refs: self.kept.update({node: refs}))
+        return SimpleNamespace(do=SimpleNamespace(remote=remote), keep=keep)
 
 
 @pytest.fixture
@@ -82,3 +84,17 @@ def test_more_than_can_be_sent_at_each_start_is_refused(nodes: Nodes, tmp_path: 
     monkeypatch.setattr(ray_files, "_MOST_BYTES", 99)
     with pytest.raises(DataError, match=r"data holds 0 GB that node 10.0.0.b does not have.*copy it to the same path"):
         nodes.provide(tmp_path / "data", ["b"])
+
+
+def test_each_value_is_held_on_another_node_than_its_own_and_no_node_holds_all(nodes: Nodes, monkeypatch) -> None:
+    made = {"of a": ["a"], "of b": ["b"], "of b, too": ["b"], "of c": ["c"], "small": []}
+    places = {ref: {"node_ids": where} for ref, where in made.items()}
+    monkeypatch.setattr(ray_files, "get_object_locations", lambda refs: {ref: places[ref] for ref in refs})
+    nodes.keep(list(made), ["b", "c"])  # pyright: ignore[reportArgumentType]
+    held = {ref: node for node, refs in nodes.kept.items() for ref in refs}
+    assert sorted(held) == ["of a", "of b", "of b, too", "of c"]
+    assert all(held[ref] not in made[ref] for ref in held)
+    assert len(set(held.values())) > 1
+    nodes.kept.clear()
+    nodes.keep(list(made), [])  # one node
+    assert nodes.kept == {}

@@ -77,7 +77,7 @@ def totals(session: SerialSession, size: int = 3) -> list[object]:
 def test_what_stays_is_hidden_from_the_garbage_collector_in_a_process_of_its_own(alone: bool) -> None:
     gc.unfreeze()
     try:
-        host, hidden = WorkerHost(WorkerSpec(0, "cpu"), alone), []
+        host, hidden = WorkerHost(WorkerSpec(0, "cpu"), alone=alone), []
         host.add_stage(StageSpec("member", "runtime_session.Member", None), context(0, 1))
         kept = []
         for iteration in range(4):

@@ -15,11 +15,9 @@ from rlinf_embodied.planning.plan import Plan, resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
-    Endpoint,
     Route,
     Transport,
     choose,
-    endpoints,
     handover,
     routes,
     table,
@@ -36,45 +34,26 @@ def nodes(kind: str, num_nodes: int, devices: int) -> NodeGroup:
 
 
 MIXED = Cluster("mixed", "h100+cpu", 6, 24, 0, groups=(nodes("h100", 2, 2), nodes("cpu", 1, 2)))
-CPU0, CPU1 = Endpoint(0, 0, "cpu"), Endpoint(1, 0, "cpu")
-H100_0, H100_1, H100_ELSEWHERE = (Endpoint(w, w // 2, "h100", w % 2) for w in (0, 1, 2))
+NEAR_AND_FAR = Cluster("cores", "cpu", 3, 3, 0, groups=(nodes("cpu", 1, 2), nodes("cpu", 1, 1)))
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "wanted", "used"),
+    ("cluster", "source", "target", "transport"),
     [
-        (CPU0, CPU0, "in_process", "in_process"),
-        (CPU0, CPU1, "shared_memory", "shared_memory"),
-        (CPU0, Endpoint(1, 1, "cpu"), "network", "network"),
-        (H100_0, H100_0, "in_process", "in_process"),
-        (H100_0, Endpoint(7, 0, "h100", 0), "cuda_ipc", "shared_memory"),
-        (H100_0, H100_1, "nccl", "shared_memory"),
-        (H100_0, H100_ELSEWHERE, "nccl", "network"),
-        (H100_0, Endpoint(1, 0, "rtx4090", 1), "shared_memory", "shared_memory"),
-        (CPU0, H100_1, "shared_memory", "shared_memory"),
+        (NEAR_AND_FAR, 0, 0, "in_process"),
+        (NEAR_AND_FAR, 0, 1, "shared_memory"),
+        (NEAR_AND_FAR, 0, 2, "network"),
+        (MIXED, 0, 1, "shared_memory"),
+        (MIXED, 0, 2, "network"),
+        (MIXED, 4, 5, "shared_memory"),
     ],
 )
-def test_a_transport_follows_from_the_two_places(source: Endpoint, target: Endpoint, wanted: str, used: str) -> None:
-    choice = choose(source, target)
-    assert (choice.wanted, choice.used) == (wanted, used)
-    assert choice.used in ("in_process", "shared_memory", "network")
-    assert ("not implemented" in choice.reason) == (wanted != used)
-    assert choose(source, target, one_process=True).used is Transport.in_process
-
-
-@pytest.mark.parametrize("target", [CPU0, CPU1, Endpoint(1, 1, "cpu")])
-def test_nothing_stays_in_a_process_where_the_store_is_forced(target: Endpoint) -> None:
-    forced = choose(CPU0, target, always_store=True)
-    assert forced.used is (Transport.network if target.node else Transport.shared_memory)
-    assert "cluster.transport=object_store" in forced.reason
-
-
-def test_workers_are_numbered_node_after_node() -> None:
-    places = [(e.worker, e.node, e.kind, e.gpu) for e in endpoints(MIXED)]
-    assert places == [
-        *((0, 0, "h100", 0), (1, 0, "h100", 1), (2, 1, "h100", 0), (3, 1, "h100", 1)),
-        *((4, 2, "cpu", None), (5, 2, "cpu", None)),
-    ]
+def test_a_transport_follows_from_the_two_places(cluster: Cluster, source: int, target: int, transport: str) -> None:
+    assert choose(source, target, cluster)[0] == transport
+    assert choose(source, target, cluster, one_process=True)[0] is Transport.in_process
+    forced, reason = choose(source, target, replace(cluster, transport="object_store"))
+    assert forced is (Transport.network if transport == "network" else Transport.shared_memory)
+    assert "cluster.transport=object_store" in reason
 
 
 def graph() -> Workflow:
@@ -97,7 +76,7 @@ def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan
 def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
     workflow = graph()
     found = routes_of(workflow, plan_for(workflow, 2, maker=[1], taker=[0, 1]), CORES)
-    assert [(r.edge, r.choice.used, r.blocks, r.hops) for r in found] == [
+    assert [(r.edge, r.transport, r.blocks, r.hops) for r in found] == [
         ("maker -> taker", "shared_memory", (0, 1), ((1, 0),)),
         ("maker -> taker", "in_process", (2, 3), ((1, 1),)),
     ]
@@ -116,13 +95,13 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
     }
     found = routes_of(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED)
     found = with_bytes(found, {("env", "actor"): 8.0})
-    assert [(r.edge, r.kind, r.choice.wanted, r.choice.used, len(r.blocks), r.bytes_per_item) for r in found] == [
-        ("env -> policy", "loop", "network", "network", 4, None),
-        ("policy -> env", "loop", "network", "network", 4, None),
-        ("policy -> actor", "data", "in_process", "in_process", 2, None),
-        ("policy -> actor", "data", "nccl", "shared_memory", 2, None),
-        ("env -> actor", "data", "network", "network", 4, 8.0),
-        ("actor ~> policy", "weights", "in_process", "in_process", 0, None),
+    assert [(r.edge, r.kind, r.transport, len(r.blocks), r.bytes_per_item) for r in found] == [
+        ("env -> policy", "loop", "network", 4, None),
+        ("policy -> env", "loop", "network", 4, None),
+        ("policy -> actor", "data", "in_process", 2, None),
+        ("policy -> actor", "data", "shared_memory", 2, None),
+        ("env -> actor", "data", "network", 4, 8.0),
+        ("actor ~> policy", "weights", "in_process", 0, None),
     ]
 
 
@@ -131,11 +110,11 @@ def test_the_table_says_edge_transport_size_and_reason() -> None:
     found = routes_of(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
     lines = table(found).splitlines()
     assert lines[0].split() == ["edge", "workers", "blocks", "transport", "bytes/item", "why"]
-    assert "maker -> taker  0->1     4       shared_memory (wanted: nccl)  24" in lines[1]
-    assert "nccl is not implemented: through the host's memory" in lines[1]
+    assert lines[1].split(maxsplit=7)[-1] == "same node, through the host's memory"
+    assert lines[1].split()[:7] == ["maker", "->", "taker", "0->1", "4", "shared_memory", "24"]
     assert json.loads(json.dumps(found[0].to_dict())) == {
-        **{"edge": "maker -> taker", "kind": "data", "wanted": "nccl", "used": "shared_memory"},
-        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0, "reason": found[0].choice.reason},
+        **{"edge": "maker -> taker", "kind": "data", "transport": "shared_memory"},
+        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0, "reason": found[0].reason},
     }
 
 
@@ -150,7 +129,7 @@ def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[
     workflow = graph()
     executor = Executor(workflow, plan_for(workflow, 2, **devices), session, cluster)
     reports = executor.run(StepContext(5)).all_of("taker", dict)
-    said = {block: str(route.choice.used) for route in executor.routes for block in route.blocks}
+    said = {block: str(route.transport) for route in executor.routes for block in route.blocks}
     return {block: value for report in reports for block, value in report.items()}, said
 
 
@@ -166,8 +145,8 @@ def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route
     stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     plan = plan_for(workflow, 2, maker=[0], taker=[0], other=[1])
-    found = {route.edge: route.choice for route in routes_of(workflow, plan, CORES)}
-    assert [choice.used for choice in found.values()] == ["shared_memory", "shared_memory"]
+    found = {route.edge: route for route in routes_of(workflow, plan, CORES)}
+    assert [route.transport for route in found.values()] == ["shared_memory", "shared_memory"]
     assert found["maker -> taker"].reason == "same worker, but it is consumed elsewhere too"
 
 
@@ -176,8 +155,8 @@ def test_a_loop_that_is_called_step_by_step_says_that_its_messages_leave_their_w
     workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
     tree = {"loop": {"name": "rollout", "stages": {"env": [0, 1], "policy": [1]}}}
     found = routes_of(workflow, resolve("p", [{"tree": tree}], 2, workflow), CORES)
-    assert {route.choice.used for route in found} == {"shared_memory"}
-    assert {route.hops: route.choice.reason for route in found if route.edge == "env -> policy"} == {
+    assert {route.transport for route in found} == {"shared_memory"}
+    assert {route.hops: route.reason for route in found if route.edge == "env -> policy"} == {
         ((0, 1),): "same node, CPU tensors",
         ((1, 1),): "same worker, but the loop is a call per step",
     }
@@ -189,7 +168,7 @@ def test_a_block_that_leaves_its_worker_is_a_copy_for_all_of_its_consumers(ray_s
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     executor = Executor(workflow, plan_for(workflow, 2, maker=[0], taker=[0], other=[1]), ray_session, CORES)
     result = executor.run(StepContext(5))
-    assert {route.choice.used for route in executor.routes} == {"shared_memory"}
+    assert {route.transport for route in executor.routes} == {"shared_memory"}
     for stage in ("taker", "other"):
         assert [report[0] for report in result.all_of(stage, dict)] == [(False, [0, 5])]
 

@@ -14,9 +14,9 @@ from experiments.bench.harness.trainings import resting
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, LostWorkerError, RlinfError, WorkerError
 from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.runtime.health import is_stopped
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
-from rlinf_embodied.runtime.switchboard import is_stopped
 from rlinf_embodied.workflow.graph import StageSpec
 
 pytestmark = pytest.mark.ray
@@ -33,7 +33,7 @@ def session(ray_cluster) -> Iterator[RaySession]:
 
 
 def opened(device: str) -> Iterator[RaySession]:
-    made = RaySession(timeout_s=300, hang_after_s=HANG_S)
+    made = RaySession(hang_after_s=HANG_S)
     made.start([WorkerSpec(k, device) for k in range(2)])
     yield made
     made.close()

@@ -28,7 +28,7 @@ class ThrottledSession(RaySession):
         """
         self._groups = {worker: _group(f"rlinf_embodied_{os.getpid()}_{id(self)}_{worker}", share)
                         for worker, share in shares.items()}  # fmt: skip
-        super().__init__(config.call_timeout_s, config.object_store_bytes, config.hang_after_s)
+        super().__init__(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """The workers are throttled from their first stage on."""

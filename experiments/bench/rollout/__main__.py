@@ -57,7 +57,7 @@ class RayWorkers:
     """The same rollout under the executor on Ray."""
 
     def __init__(self, config: TrainConfig, folder: str) -> None:
-        self._session = RaySession(config.cluster.call_timeout_s)
+        self._session = RaySession()
         workflow = bench_workflow(config, folder)
         plan = resolve("bench", COLLOCATED, NUM_WORKERS, workflow)
         self._executor = Executor(workflow, plan, self._session, Cluster("bench", "cpu", NUM_WORKERS, num_cores(), 0))

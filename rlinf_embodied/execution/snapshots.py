@@ -1,6 +1,6 @@
-"""The snapshot of an iteration's start: the state of every stage that has some, held by reference.
+"""A snapshot between two iterations: the state of every stage that has some, held by reference.
 
-    take      every worker of a stage hands out its part   --> object store; a copy on the driver's node
+    take      every worker of a stage exports its part      --> object store; a copy on another node
     restore   every worker of a stage gets all of its parts --> version and checksum are verified; weights are sent on
 
 The driver holds references: nothing of it passes through its heap.
@@ -26,6 +26,23 @@ class Snapshot:
     earlier: tuple[Weights, ...] = ()  # that iterations to come were begun with, see ahead.py
 
 
+@dataclass(slots=True)
+class Pace:
+    """Decides when a snapshot is due, so that snapshots take at most a share of the time of training."""
+
+    share: float = 0.05
+    cost_s: float = 0.0  # of the newest snapshot
+    trained_s: float = 0.0  # since then
+
+    def is_due(self, iteration_s: float) -> bool:
+        """Returns whether a snapshot is due after another iteration, from what the newest one took."""
+        self.trained_s += iteration_s
+        return self.cost_s <= self.share * self.trained_s
+
+    def taken(self, seconds: float) -> None:
+        self.cost_s, self.trained_s = seconds, 0.0
+
+
 def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
     """Returns the state of all stages; `stages` names those that have some, once that is known.
 
@@ -39,8 +56,8 @@ def take(session: Session, executor: Executor, iteration: int, stages: Collectio
     states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
     earlier = executor.ahead.earlier() if executor.ahead is not None else ()
     states |= before or {}
-    session.secure([ref for refs in states.values() for ref in refs])
-    session.secure([ref for weights in earlier for ref in weights.messages.values()])
+    held = [ref for refs in states.values() for ref in refs]
+    session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])
     return Snapshot(iteration, states, earlier)
 
 

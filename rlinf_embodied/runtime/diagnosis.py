@@ -1,0 +1,201 @@
+"""Which worker hangs and who waits for it, from unanswered calls and health checks: a function of plain values.
+
+driver --> worker 2 (actor.run, in exchange) --> worker 1 (actor.run, waits for its inputs) --> worker 0 (env.step)
+             waits for the ranks that have        its inputs come from calls that have no       runs without progress:
+             not entered the collective           answer yet                                    the culprit
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_embodied.runtime.worker_state import Status
+
+_STOPPED_S = 10.0  # nobody stops a worker for a good reason
+_SETUP = ".setup"  # of a stage
+_SLOWER = 2.0  # than ever before: calls differ in length
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A call without an answer."""
+
+    number: int  # in the order of submission
+    worker: int
+    call: str  # for people: "env.step (iteration 3, blocks 0-1)"
+    since: float  # seconds, monotonic
+    inputs: tuple[int, ...] = ()  # the numbers of the calls whose results it takes
+    results: tuple[bytes, ...] = ()  # ids of what it makes
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is known of a worker."""
+
+    worker: int
+    pid: int = 0  # 0: it has not started yet
+    node: str = ""  # the name of its machine
+    status: Status | None = None  # the newest answer
+    silent_since: float | None = None  # seconds, monotonic: when the first health check without an answer was sent
+    stopped_since: float | None = None  # likewise: when its process was first found stopped
+    gone: str = ""  # why its process ended, "" while it runs
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} (pid {self.pid}, {self.node})" if self.pid else f"worker {self.worker}"
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for other workers, in a collective or for their answers."""
+        status = self.status
+        return status is not None and bool(status.awaits or any(group.waits_in for group in status.groups.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds without progress after which a worker hangs."""
+
+    hang_after_s: float = 25.0  # beyond twice the longest time without progress so far
+    first_progress_s: float = 600.0  # of what has made no progress before: starts, set-ups and first calls
+
+
+@dataclass(slots=True)
+class History:
+    """The longest times without progress, by stage and method, over all workers.
+
+    A method that was taken for one that hangs counts, too: it gets more time when it is called again, or one that is
+    only slow would be given up each time.
+    """
+
+    longest_s: dict[str, float] = field(default_factory=dict)
+    waiting: object = None  # the state in which all workers wait for each other ...
+    waiting_since: float = 0.0  # ... and since when
+
+    def learn(self, statuses: Sequence[Status]) -> None:
+        for status in statuses:
+            if status.longest_s is not None:
+                self.longest_s[status.step] = max(self.longest_s.get(status.step, 0.0), status.longest_s)
+
+    def suspect(self, statuses: Sequence[Status]) -> None:
+        """Takes the statuses of workers that are given up."""
+        for status in statuses:
+            if status.step:
+                self.longest_s[status.step] = max(self.longest_s.get(status.step, 0.0), status.step_s)
+
+    def limit(self, status: Status | None, limits: Limits) -> float:
+        """Returns how long a method may take without progress.
+
+        One that has made none in its process may have to import and compile.  `setup` is judged like that each time:
+        what it loads depends on which other stages its worker hosts.
+        """
+        if status is None or status.longest_s is None or status.step.endswith(_SETUP):
+            return limits.first_progress_s
+        return limits.hang_after_s + _SLOWER * max(status.longest_s, self.longest_s.get(status.step, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Which workers hang, and a message that also says who waits for them."""
+
+    culprits: tuple[int, ...]
+    message: str
+
+
+def diagnose(
+    pending: Sequence[Pending], workers: Mapping[int, Watched], history: History, limits: Limits, now: float
+) -> Trouble | None:
+    """Returns which workers hang and who waits for them; None while everything makes progress.
+
+    Args:
+        pending: calls without an answer, in the order of their submission.
+        workers: by number; their health was just checked.
+        history: of earlier calls.
+        limits: of the config.
+        now: seconds, monotonic.
+    """
+    first: dict[int, Pending] = {}
+    for call in pending:
+        first.setdefault(call.worker, call)
+    worker_of = {call.number: call.worker for call in pending}
+    makers = {w: sorted({worker_of[n] for n in call.inputs if n in worker_of} - {w}) for w, call in first.items()}
+    known = {worker: workers.get(worker, Watched(worker)) for worker in first}
+    reasons = {w: _fault(call, known[w], history, limits, now, bool(makers[w])) for w, call in first.items()}
+    culprits = {worker: reason for worker, reason in reasons.items() if reason}
+    if not culprits:
+        culprits = _deadlock(known, makers, history, limits, now)
+    if not culprits:
+        return None
+    lines = [f"{known[worker]} {reason}" for worker, reason in sorted(culprits.items())]
+    waits = [_wait(call, makers[w], known[w], workers) for w, call in first.items() if not reasons[w]]
+    return Trouble(tuple(sorted(culprits)), "\n".join([*lines, *filter(None, waits)]))
+
+
+def _fault(call: Pending, of: Watched, history: History, limits: Limits, now: float, has_makers: bool) -> str:
+    """Returns what is wrong with a worker, "" if it makes progress or waits for others."""
+    waited, status, first_s = now - call.since, of.status, limits.first_progress_s
+    limit = history.limit(status, limits)
+    if of.stopped_since is not None:
+        stopped_s = now - of.stopped_since
+        late = stopped_s > min(_STOPPED_S, limits.hang_after_s)
+        return f"is stopped (SIGSTOP) for {stopped_s:.0f} s, asked for {call.call}" if late else ""
+    if not of.pid:
+        late = waited > first_s
+        return f"has not started within {waited:.0f} s (cluster.first_progress_s={first_s:g})" if late else ""
+    if of.silent_since is not None:
+        silent_s = now - of.silent_since
+        cause = "C code in it holds the interpreter's lock, or its node is gone"
+        return f"does not answer for {silent_s:.0f} s, asked for {call.call}: {cause}" if silent_s > limit else ""
+    if status is None or of.is_waiting:
+        return ""
+    if not status.call:
+        late = not has_makers and waited > first_s
+        return f"has not begun {call.call} within {waited:.0f} s (cluster.first_progress_s={first_s:g})" if late else ""
+    if status.step and status.step_s > limit:
+        longest = max(status.longest_s or 0.0, history.longest_s.get(status.step, 0.0))
+        return (
+            f"makes no progress in {status.call}: {status.step} has made none for {status.step_s:.0f} s, and never "
+            f"took longer than {longest:.1f} s before (cluster.hang_after_s={limits.hang_after_s:g})"
+        )
+    return ""
+
+
+def _deadlock(
+    known: Mapping[int, Watched], makers: Mapping[int, Sequence[int]], history: History, limits: Limits, now: float
+) -> dict[int, str]:
+    """Returns all workers where each of them has waited for another one for too long, without any progress."""
+    waits = [of.is_waiting or (makers[w] and of.status and not of.status.call) for w, of in known.items()]
+    state = [(w, of.status.call, of.status.groups) for w, of in known.items() if of.status] if all(waits) else None
+    if not state or state != history.waiting:
+        history.waiting, history.waiting_since = state, now
+        return {}
+    waited = now - history.waiting_since
+    if waited <= limits.first_progress_s:
+        return {}
+    return dict.fromkeys(known, f"has waited for another worker for {waited:.0f} s, and so have all the others")
+
+
+def _wait(call: Pending, makers: Sequence[int], of: Watched, workers: Mapping[int, Watched]) -> str:
+    """Returns whom a worker waits for, "" if it waits for nobody."""
+    if of.status is None:
+        return ""
+    for stage, group in of.status.groups.items():
+        if group.waits_in:
+            others = ", ".join(_missing(stage, group.entered, workers)) or "the network"
+            return f"{of} waits in {group.waits_in} of {call.call} for {others}"
+    if of.status.awaits:
+        return f"{of} waits for {_names(of.status.awaits, workers)}, in {call.call}"
+    return "" if of.status.call or not makers else f"{of} waits for {_names(makers, workers)}, to begin {call.call}"
+
+
+def _names(numbers: Sequence[int], workers: Mapping[int, Watched]) -> str:
+    return ", ".join(str(workers.get(number, Watched(number))) for number in numbers)
+
+
+def _missing(stage: str, entered: int, workers: Mapping[int, Watched]) -> list[str]:
+    """Returns the members of a stage's group that have not entered its collective, with their ranks."""
+    found = []
+    for of in workers.values():
+        group = of.status.groups.get(stage) if of.status is not None else None
+        if group is not None and (group.entered < entered or of.silent_since is not None or of.gone):
+            found.append(f"{of}, rank {group.rank}")
+    return found

@@ -1,0 +1,331 @@
+"""Watches the workers of a session while the driver waits for them: who is gone, who hangs, and what failed first.
+
+    driver --calls--> worker    ordinary calls, in order
+       |                ^ ^
+       '--asks--> monitor --'   health checks, in a Ray concurrency group of the worker's actor: answered during calls
+
+A health check of the driver's own would queue behind those of its calls whose arguments are not ready, so a second
+actor sends them.  It starts when the driver has waited for a while for the first time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
+from rlinf_embodied.runtime.diagnosis import History, Limits, Pending, Watched, diagnose
+from rlinf_embodied.runtime.session import Ref
+from rlinf_embodied.runtime.worker_state import Status
+
+GROUP = "health"  # of the workers' actors
+_TICK_S = 1.0  # between two looks at the workers while the driver waits
+_FIRST_S = 5.0  # a shorter wait needs no monitor: lost workers show in their calls
+_ANSWER_S = 0.3  # within which a worker answers
+_EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
+_SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
+_LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Monitor:
+    """The actor that sends health checks; one check per worker is under way at a time."""
+
+    def __init__(self) -> None:
+        self._asked: dict[str, ray.ObjectRef] = {}  # by actor
+
+    def ask(
+        self, actors: Mapping[int, ActorHandle], within_s: float, stacks: Sequence[int] = ()
+    ) -> dict[int, Status | str]:
+        """Returns the statuses of the workers that answer in time; of those that are gone, Ray's reason."""
+        ids = {actor._actor_id.hex(): worker for worker, actor in actors.items()}
+        self._asked = {name: ref for name, ref in self._asked.items() if name in ids}
+        for name in ids.keys() - self._asked.keys():
+            self._asked[name] = actors[ids[name]].status.remote(ids[name] in stacks)
+        refs = list(self._asked.values())
+        ready = set(ray.wait(refs, num_returns=len(refs), timeout=within_s)[0]) if refs else set()
+        found: dict[int, Status | str] = {}
+        for name, ref in [(name, ref) for name, ref in self._asked.items() if ref in ready]:
+            del self._asked[name]
+            try:
+                found[ids[name]] = cast(Status, ray.get(ref))
+            except RayError as error:
+                found[ids[name]] = first_line(error)
+        return found
+
+    def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
+        """Has workers give up the calls of attempts before this one; returns those that do not hear it in time."""
+        refs = {actors[worker].abandon.remote(attempt): worker for worker in actors}
+        late = ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[1] if refs else []
+        return [refs[ref] for ref in late]
+
+
+class Health:
+    """Of the workers of one session."""
+
+    def __init__(self, actors: Mapping[int, ActorHandle], node: str, limits: Limits) -> None:
+        """Starts nothing.
+
+        Args:
+            actors: those of the session, as they come and go.
+            node: the name of the driver's machine.
+            limits: on time without progress.
+        """
+        self.workers: dict[int, Watched] = {}
+        self._actors, self._node, self._limits = actors, node, limits
+        self._monitor: ActorHandle | None = None
+        self._asked: ray.ObjectRef | None = None  # a check under way
+        self._waiting: dict[Ref, Pending] = {}  # calls without an answer that was read, by receipt
+        self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
+        self._submitted, self._swept = 0, 256
+        self._failed: dict[Ref, RlinfError] = {}  # by receipt
+        self._history = History()
+
+    # ----------------------------------------------------------------------------------------------------------- calls
+    def note(
+        self, receipt: Ref, worker: int, call: str, payloads: Sequence[Ref] = (), results: Sequence[ray.ObjectRef] = ()
+    ) -> None:
+        """Notes a call that was submitted.
+
+        Args:
+            receipt: its answer.
+            worker: that it is for.
+            call: its name for people.
+            payloads: results of earlier calls, which it takes.
+            results: what it makes.
+        """
+        self._submitted += 1
+        inputs = tuple({self._makers.get(cast(ray.ObjectRef, ref).binary(), 0) for ref in payloads} - {0})
+        made = tuple(ref.binary() for ref in results)
+        self._waiting[receipt] = Pending(self._submitted, worker, call, time.monotonic(), inputs, made)
+        for result in made:
+            self._makers[result] = self._submitted
+        if len(self._waiting) > self._swept:  # receipts that nobody fetches
+            self._look()
+            self._swept = max(256, 2 * len(self._waiting))
+
+    def get(self, refs: Sequence[Ref], waiting: str) -> list[object]:
+        """Returns values as they were sent, once all are there.
+
+        Args:
+            refs: to them; receipts are of calls that are noted.
+            waiting: what for, for people.
+
+        Raises:
+            HangError: a worker makes no progress.
+            RlinfError: what a worker raised first, or that it was lost.
+        """
+        given = cast("list[ray.ObjectRef]", list(refs))
+        self.wait(given, waiting)
+        try:
+            values = ray.get(given)
+        except RayError as error:
+            self._look()
+            if not self._failed:  # of a value that is no receipt
+                raise translated(error, -1, waiting, self._actors) from None
+            raise self._cause(waiting) from None
+        for ref in refs:
+            self._answered(ref)
+        return values
+
+    def wait(self, refs: Iterable[Ref], waiting: str, local: bool = True) -> None:
+        """Returns when values are in the store of the driver's node, or (not `local`) of any; raises as `get`."""
+        given = cast("list[ray.ObjectRef]", list(dict.fromkeys(refs)))
+        start = time.monotonic()
+        while given and ray.wait(given, num_returns=len(given), timeout=_TICK_S, fetch_local=local)[1]:
+            self._look()
+            if self._failed:
+                raise self._cause(waiting)
+            if self._monitor is not None or time.monotonic() - start > _FIRST_S:
+                self._require_progress(waiting)
+
+    def forget(self) -> None:
+        """Forgets all calls: their work starts again."""
+        for forgotten in (self._waiting, self._makers, self._failed):
+            forgotten.clear()
+        self._asked = None  # of workers that may be replaced since
+
+    def _answered(self, receipt: Ref) -> None:
+        call = self._waiting.pop(receipt, None)
+        for result in call.results if call else ():
+            self._makers.pop(result, None)
+
+    def _look(self) -> None:
+        """Sorts the receipts that have come into answers and errors."""
+        fresh = [cast(ray.ObjectRef, ref) for ref in self._waiting if ref not in self._failed]
+        for ref in ray.wait(fresh, num_returns=len(fresh), timeout=0)[0] if fresh else ():
+            try:
+                ray.get(ref)
+            except RayError as error:
+                self._failed[ref] = translated(error, self._waiting[ref].worker, self._waiting[ref].call, self._actors)
+            else:
+                self._answered(ref)
+
+    # ---------------------------------------------------------------------------------------------------------- causes
+    def _cause(self, waiting: str) -> RlinfError:
+        """Returns the error that all others are consequences of, and forgets what has failed."""
+        deadline = time.monotonic() + _EVIDENCE_S
+        while True:
+            self._look()
+            order = sorted(self._failed, key=lambda ref: self._waiting[ref].number)
+            errors = [self._failed[ref] for ref in order]
+            own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            lost = {w for e in errors if isinstance(e, LostWorkerError) for w in e.workers}
+            if lost or time.monotonic() > deadline:
+                break
+            if own:  # of the work itself, unless a worker's end was behind it
+                deadline = min(deadline, time.monotonic() + _SETTLE_S)
+            pending = [ref for ref in self._waiting if ref not in self._failed]
+            ray.wait(cast("list[ray.ObjectRef]", pending), timeout=0.1) if pending else None
+            time.sleep(0.05)
+        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or sorted(errors, key=_rank))[0]
+        for ref in order:
+            self._answered(ref)
+        self._failed.clear()
+        return cause
+
+    def _loss(self, lost: Sequence[int], waiting: str, errors: Sequence[RlinfError]) -> LostWorkerError:
+        lines = []
+        for worker in lost:
+            of = self.workers.get(worker, Watched(worker))
+            calls = [call.call for call in self._waiting.values() if call.worker == worker]
+            reasons = [str(e) for e in errors if isinstance(e, LostWorkerError) and worker in e.workers]
+            lines.append(f"{of} died: its process ended in {calls[0] if calls else 'no call'} ({reasons[0]})")
+        text = f"{'; '.join(lines)}. The driver waited for {waiting}. Ray's logs hold the last output of the process"
+        return LostWorkerError(text, tuple(lost))
+
+    # ---------------------------------------------------------------------------------------------------------- health
+    def _require_progress(self, waiting: str) -> None:
+        """Raises a HangError where a worker makes no progress, or a LostWorkerError where one is gone."""
+        self.check()
+        gone = [of for of in self.workers.values() if of.gone]
+        if gone:
+            reasons = [LostWorkerError(of.gone, (of.worker,)) for of in gone]
+            raise self._loss([of.worker for of in gone], waiting, reasons)
+        statuses = {w: of.status for w, of in self.workers.items() if of.status is not None}
+        self._history.learn(list(statuses.values()))
+        found = diagnose(list(self._waiting.values()), self.workers, self._history, self._limits, time.monotonic())
+        if found is None:
+            return
+        self._history.suspect([statuses[w] for w in found.culprits if w in statuses])
+        self.check(stacks=found.culprits)
+        stacks = [
+            f"{of} is at\n{of.status.stack}"
+            for w in found.culprits
+            if (of := self.workers.get(w)) is not None and of.status is not None and of.status.stack
+        ]
+        raise HangError("\n".join([f"the driver waits for {waiting}", found.message, *stacks]), found.culprits)
+
+    def check(self, stacks: Sequence[int] = ()) -> None:
+        """Asks all workers what they do; those that do not answer in time are silent."""
+        start = time.monotonic()
+        for of in self.workers.values():
+            stopped = of.pid and of.node == self._node and is_stopped(of.pid)
+            of.stopped_since = (of.stopped_since or start) if stopped else None
+        statuses = self._statuses(stacks)
+        for worker, of in self.workers.items() if statuses is not None else ():
+            answer = (statuses or {}).get(worker)
+            if isinstance(answer, Status):
+                of.status, of.silent_since = answer, None
+            elif answer is not None:
+                of.gone = answer
+            else:
+                of.silent_since = of.silent_since or start
+
+    def _statuses(self, stacks: Sequence[int]) -> dict[int, Status | str] | None:
+        """Returns the monitor's answer; None while it starts."""
+        if self._asked is None:
+            self._asked = self._require_monitor().ask.remote(self._present(), _ANSWER_S, list(stacks))
+        if not ray.wait([self._asked], timeout=_TICK_S)[0]:
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            return cast("dict[int, Status | str]", ray.get(asked))
+        except RayActorError:
+            _LOG.warning("the process that checks the workers' health died: it is started again")
+            self._monitor = None
+            return None
+
+    def _present(self) -> dict[int, ActorHandle]:
+        return {worker: self._actors[worker] for worker in self.workers if worker in self._actors}
+
+    def _require_monitor(self) -> Any:
+        if self._monitor is None:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=here).remote()
+        return self._monitor
+
+    def abandon(self, attempt: int) -> list[int]:
+        """Has all workers give up the calls of older attempts; returns those that do not in time, or that are dead.
+
+        One that has heard of it may still run an old call; one that has not could close a group of the new attempt.
+        """
+        up = {worker: self._actors[worker] for worker in self._actors if self.workers[worker].pid}
+        try:
+            stuck = set(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
+        except RayActorError:
+            self._monitor = None
+            stuck = set(up)
+        waits = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
+        done, late = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
+        stuck |= {waits[ref] for ref in late}
+        for ref in done:
+            try:
+                ray.get(ref)
+            except RayError:
+                stuck.add(waits[ref])
+        return sorted(stuck)
+
+    def close(self) -> None:
+        """Ends the monitor."""
+        if self._monitor is not None:
+            ray.kill(self._monitor)
+        self._monitor = self._asked = None
+
+
+def translated(error: BaseException, worker: int, call: str, actors: Mapping[int, ActorHandle]) -> RlinfError:
+    """Returns an error of Ray's, of a worker's call, as one of this project's."""
+    while isinstance(error, RayTaskError):
+        error = cast(BaseException, error.cause)
+    if isinstance(error, RlinfError):
+        return error
+    who = f"worker {worker}, in {call}"
+    if isinstance(error, ActorDiedError) and error.actor_init_failed:  # it raised, and would again
+        return WorkerError(f"{who}: it could not be started: {str(error).splitlines()[-1]}", (worker,))
+    if isinstance(error, ActorDiedError | NodeDiedError | OutOfMemoryError):
+        dead = getattr(error, "actor_id", None)  # not always the one whose call failed
+        of = next((w for w, actor in actors.items() if actor._actor_id.hex() == dead), worker)
+        return LostWorkerError(f"{who}: {first_line(error)}", (of,))
+    if isinstance(error, RayActorError):
+        return LostWorkerError(f"{who}: cannot be reached ({first_line(error)})", (worker,))
+    if isinstance(error, RayError):  # an object was lost with the worker that held it
+        return PeerError(f"{who}: an input of it is lost ({first_line(error)})")
+    return WorkerError(f"{who}: {type(error).__name__}: {error}", (worker,))
+
+
+def _rank(error: RlinfError) -> int:
+    """Hangs are likelier causes than lost peers and calls that were given up."""
+    return 0 if isinstance(error, HangError) else 1
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def is_stopped(pid: int) -> bool:
+    """Returns whether a process of this machine is stopped; false where the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,145 @@
+"""What a worker does: written by the thread that runs its calls, and read by the thread that answers health checks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rlinf_embodied.errors import StaleCallError
+from rlinf_embodied.telemetry.progress import progress_reported_to
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """How far a worker is in the collectives of one stage."""
+
+    rank: int
+    size: int
+    entered: int = 0  # operations that it has entered, counted from 1
+    waits_in: str = ""  # the operation in which it waits for the other members: "exchange"; "": none
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The answer to a health check: for example "env.loop (iteration 3, blocks 0-1)", in "env.step" for 0.2 s."""
+
+    call: str = ""  # "": the worker is idle
+    step: str = ""  # the stage's method that runs
+    step_s: float = 0.0  # since that method began or last made progress
+    longest_s: float | None = None  # without progress in this method so far; None: it has made none in this process
+    groups: dict[str, Membership] = field(default_factory=dict)  # by stage
+    awaits: tuple[int, ...] = ()  # workers whose answers it waits for
+    stack: str = ""  # of the thread that runs the call, where it was asked for
+
+
+class WorkerState:
+    """Starts idle, in the first attempt."""
+
+    def __init__(self) -> None:
+        self.attempt = 0  # calls of older attempts are refused
+        self._lock = threading.Lock()  # of the attempt
+        self._call, self._step = "", ("", 0.0)  # the step, and since when it makes no progress
+        self._longest: dict[str, float] = {}  # by step
+        self._groups: dict[str, Membership] = {}
+        self._awaits: tuple[int, ...] = ()
+        self._thread = 0
+
+    # ------------------------------------------------------------------------------------------------------- attempts
+    def begin(self, attempt: int) -> None:
+        """Begins a call of an attempt; calls of older ones are refused from then on.
+
+        Raises:
+            StaleCallError: the attempt was given up.
+        """
+        with self._lock:
+            self.require_current(attempt)
+            self.attempt = attempt
+
+    def abandon(self, attempt: int) -> None:
+        """Gives up the calls of all attempts before this one."""
+        with self._lock:
+            self.attempt = max(self.attempt, attempt)
+
+    def require_current(self, attempt: int) -> None:
+        """Checks that a call is still wanted.
+
+        Raises:
+            StaleCallError: its attempt was given up.
+        """
+        if attempt < self.attempt:
+            raise StaleCallError(f"attempt {attempt} was given up, attempt {self.attempt} runs")
+
+    # ----------------------------------------------------------------------------------------------------------- notes
+    @contextmanager
+    def calling(self, call: str) -> Iterator[None]:
+        """Notes a call while it runs."""
+        outer, self._call = self._call, call
+        self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._call = outer
+
+    @contextmanager
+    def stepping(self, step: str) -> Iterator[None]:
+        """Notes a stage's method while it runs, and what it reports of its progress."""
+        before, self._step = self._step, (step, time.monotonic())
+        try:
+            with progress_reported_to(self.progress):
+                yield
+            self.progress()
+        finally:
+            self._step = before
+
+    @contextmanager
+    def awaiting(self, workers: Sequence[int]) -> Iterator[None]:
+        """Notes that the worker waits for answers of others that it has called."""
+        self._awaits = tuple(workers)
+        try:
+            yield
+        finally:
+            self._awaits = ()
+
+    @contextmanager
+    def meeting(self, stage: str, operation: str) -> Iterator[None]:
+        """Notes a collective while the worker waits in it."""
+        held = self._groups[stage]
+        entered = held.entered + 1
+        self._groups = self._groups | {stage: Membership(held.rank, held.size, entered, operation)}
+        try:
+            yield
+            self.progress()
+        finally:
+            self._groups = self._groups | {stage: Membership(held.rank, held.size, entered)}
+
+    def join(self, stage: str, rank: int, size: int) -> None:
+        """Notes that the worker is a member of a stage's group."""
+        self._groups = self._groups | {stage: Membership(rank, size)}
+
+    def leave_groups(self) -> None:
+        self._groups = {}
+
+    def progress(self) -> None:
+        """Notes that the running method makes progress."""
+        step, since = self._step
+        if step:
+            now = time.monotonic()
+            self._longest[step] = max(self._longest.get(step, 0.0), now - since)
+            self._step = (step, now)
+
+    # ---------------------------------------------------------------------------------------------------------- answer
+    def status(self, stack: bool = False) -> Status:
+        """Returns what the worker does at this moment."""
+        (step, since), call = self._step, self._call
+        step_s = time.monotonic() - since if step else 0.0
+        frames = self._stack() if stack and call else ""
+        return Status(call, step, step_s, self._longest.get(step), self._groups, self._awaits, frames)
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._thread)
+        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()

@@ -1,0 +1,26 @@
+"""Progress within a long call: loops of many steps report each one, so that a long call is told apart from a hang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_LISTENER: ContextVar[Callable[[], None] | None] = ContextVar("listener", default=None)
+
+
+def report_progress() -> None:
+    """Reports that a step of the running call has ended; does nothing where nobody watches the call."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener()
+
+
+@contextmanager
+def progress_reported_to(listener: Callable[[], None]) -> Iterator[None]:
+    """Calls `listener` at each report of the code inside the block."""
+    token = _LISTENER.set(listener)
+    try:
+        yield
+    finally:
+        _LISTENER.reset(token)
