@@ -20,7 +20,6 @@ from mani_skill.utils.sapien_utils import look_at
 
 from envs.availability import check_assets, check_name, check_renderer, no_questions, runs_physx
 from envs.batched.choice import how_to_run
-from envs.batched.exact_reciprocals import make_reciprocals_exact
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.fallback import BUILD_ERRORS, explained, is_wrong_mode, say_fallback
@@ -33,6 +32,7 @@ from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@
 import sys
 
 from experiments.setup.vulkan import manual_instructions, nvidia_hint, probe_rendering, read_system
-from rlinf_embodied.doctor import Finding, State, examine, verdict
+from rlinf_embodied.tools.doctor import Finding, State, examine, verdict
 
 
 def check_vulkan() -> Finding:

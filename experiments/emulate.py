@@ -7,7 +7,7 @@ python experiments/emulate.py profile=maniskill_openvla cluster=h100x64 probes=t
 With probes=true the emulated devices are profiled first, as a launch with plan=auto does, and the plan is made with
 that profile: the probes and their seconds are printed.
 
-Executor, Ray workers, messages and locks are the real ones; how the sleeps are timed: execution/emulated_stage.py.
+Executor, Ray workers, messages and locks are the real ones; how the sleeps are timed: tools/emulated_stage.py.
 """
 
 import json
@@ -20,15 +20,15 @@ from rlinf_embodied.config import EmulationConfig
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
-from rlinf_embodied.planning_inputs import find_cluster, find_named_plans, find_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
+from rlinf_embodied.tools.plan_inputs import find_cluster, find_named_plans, find_profile
 
 
 def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> tuple[list[Plan], dict[str, object]]:
     """Returns the plans that a launch makes from what its probes measure, and what that took."""
-    from rlinf_embodied.execution.emulated_profile import emulated_profile
-    from rlinf_embodied.execution.emulation import Emulator
+    from rlinf_embodied.tools.emulated_profile import emulated_profile
+    from rlinf_embodied.tools.emulation import Emulator
 
     measured, probed = emulated_profile(pricer, session)
     start = time.perf_counter()
@@ -49,8 +49,8 @@ def emulate(config: EmulationConfig) -> None:
     pricer = Pricer(workflow_for(profile, config.workflow), profile, cluster)
     plans = [] if config.probes else find_named_plans(config.plan, pricer, config.num_ranked, config.max_staleness)
 
-    from rlinf_embodied.execution.emulation import Emulator, row
     from rlinf_embodied.runtime.ray_session import RaySession
+    from rlinf_embodied.tools.emulation import Emulator, row
 
     session = RaySession()
     launch: dict[str, object] = {}

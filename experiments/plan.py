@@ -16,11 +16,11 @@ from pathlib import Path
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.memory import PolicyShape
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import linked, workflow_for
-from rlinf_embodied.planning_inputs import find_cluster, find_model, find_profile
-from rlinf_embodied.planning_outputs import memory_tables, show_plans, write_plans, write_tables
+from rlinf_embodied.tools.memory import PolicyShape
+from rlinf_embodied.tools.plan_inputs import find_cluster, find_model, find_profile
+from rlinf_embodied.tools.plan_outputs import memory_tables, show_plans, write_plans, write_tables
 
 
 def plan(config: PlanningConfig) -> None:
@@ -53,7 +53,7 @@ def memory_shapes(path: Path, memory: MemoryConfig) -> dict[str, PolicyShape]:
 
     from policies.openvla import footprint as openvla
     from policies.smolvla import footprint as smolvla
-    from rlinf_embodied.learning.footprint import policy_shape
+    from rlinf_embodied.tools.footprint import policy_shape
 
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
     if smolvla.is_smolvla(path):

@@ -42,7 +42,7 @@ def train(config: TrainConfig | ImitationConfig | MathConfig, started: float | N
 
     pin(config)
     job = _job(config)
-    from rlinf_embodied.stop_signals import Stopped
+    from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
 
     trainer = Trainer(job, started)

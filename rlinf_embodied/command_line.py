@@ -32,7 +32,7 @@ from rlinf_embodied.errors import (
     RunFileError,
     SimulatorError,
 )
-from rlinf_embodied.stop_signals import Stopped, ends_at_once
+from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
 
 STARTED = time.time()  # of the command: imports count
 # the input was wrong, not the machine

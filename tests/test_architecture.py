@@ -79,13 +79,13 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
             "ray",
             [
                 "experiments/bench/soak.py",  # looks at it
-                "rlinf_embodied/chaos/harm.py",  # does it harm
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
                     for name in (
                         *("health", "placement", "ray_files", "ray_nodes", "ray_session", "ray_start", "ray_worker"),
                     )
                 ),
+                "rlinf_embodied/tools/disturbances.py",  # does it harm
             ],
         ),
         ("math_verify", ["rlinf_embodied/reasoning/verifier_worker.py"]),

@@ -237,13 +237,13 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "plan={no_yaml}", ["no valid YAML", "correct the file"]),
     (VLA, "plan.profile_budget_s=0", ["plan.profile_budget_s is 0.0", "positive", "use 6"]),
     (VLA, "cluster.num_devices=2 plan.profile=/nowhere.json", ["/nowhere.json cannot be read", "path of a profile"]),
-    (VLA, "cluster.num_devices=2 plan.profile={no_profile}", ["no_profile.json.format is", "measure it again"]),
+    (VLA, "cluster.num_devices=2 plan.profile={no_profile}", ["no_profile.json: format is", "measure it again"]),
     (MATH, "plan=disagregated", ["plan is 'disagregated'", "did you mean"]),
     # planner
     (PLAN, "profile=none", ["profile is 'none'", "maniskill_openvla", "path to a .json file"]),
     (PLAN, "profile={no_yaml}", ["no_yaml.yaml'", "path to a .json file"]),
     (PLAN, "profile={deep}", ["deep.json is no valid JSON", "measure it again"]),
-    (PLAN, "profile={huge}", ["items_per_device is 1", "finite", "measure again"]),
+    (PLAN, "profile={huge}", ["items_per_device is 1", "finite", "measure it again"]),
     (PLAN, "cluster=h100x7", ["cluster is 'h100x7'", "emulated_h100x8", "path to a .yaml file"]),
     (PLAN, "cluster={half_a_node}", ["half_a_node.yaml.nodes[0].num_nodes is 0.5", "whole number", "correct the file"]),
     (PLAN, "cluster={no_yaml}", ["no valid YAML", "correct the file"]),
@@ -307,7 +307,7 @@ FILES = {
     "no_profile.json": "{}",
     "deep.json": "[" * 100_000,
     "huge.json": json.dumps(
-        {"format": "rlinf-profile/1", "stages": {"a": {"s_per_call": 1, "items_per_device": [10**400]}}}
+        {"format": "rlinf-profile/2", "stages": {"a": {"s_per_call": 1, "items_per_device": [10**400]}}}
     ),
     "half_a_node.yaml": "nodes: [{kind: x, num_nodes: 0.5, devices_per_node: 1, memory_bytes: 1, cores_per_node: 1}]",
 }

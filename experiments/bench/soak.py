@@ -3,7 +3,7 @@
 python -m experiments.bench.soak [workflow=embodied] [minutes=30] [every_s=20] [seed=7] [run_dir=runs/soak]
                                  [out=docs/results/soak.json] [overrides of the training]
 
-Faults are those of experiments/chaos.py (rlinf_embodied/chaos/).  Every five seconds the memory, file descriptors and
+Faults are those of experiments/chaos.py.  Every five seconds the memory, file descriptors and
 threads of the driver and of its workers are looked at, with what Ray keeps for the driver and what /dev/shm holds.
 Printed and drawn: the medians of the second sixth of the time, and of the last.
 """
@@ -24,10 +24,10 @@ import psutil
 from ray._private.worker import global_worker
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
-from rlinf_embodied.chaos.faults import Chaos, Fault, schedule
-from rlinf_embodied.chaos.settings import Options as ChaosOptions
-from rlinf_embodied.chaos.settings import configure, pinned
+from rlinf_embodied.command_line import pin
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.tools.chaos import Chaos, Fault, configure, disturbed, schedule
+from rlinf_embodied.tools.chaos import Options as ChaosOptions
 
 _SAMPLE_S = 5.0
 _MANY = 100_000  # iterations and faults: more than there is time for
@@ -143,11 +143,15 @@ def measure(run: Run[Options]) -> Report:
     folder = Path(own.run_dir)
     if folder.exists():
         raise ConfigError(f"run_dir is {own.run_dir!r}, which is there already: use another one, or remove it")
-    overrides = pinned(run.overrides)
-    overrides += [f"run.num_iterations={_MANY}", "recovery.max_restarts=100000", "eval.every=20", "checkpoint.every=20"]
+    overrides = [
+        *run.overrides,
+        f"run.num_iterations={_MANY}",
+        "recovery.max_restarts=100000",
+        "eval.every=20",
+        "checkpoint.every=20",
+    ]
     config = configure(ChaosOptions(workflow=own.workflow), overrides, folder)
-    from rlinf_embodied.chaos.comparison import disturbed  # imports torch, which must find the pins
-
+    pin(config, overrides)
     seconds, samples = 60 * own.minutes, list[dict[str, float]]()
     faults = schedule(_MANY, own.seed, ("warm start", "profile", "set-up"))
     chaos, started = Steady(faults, every_s=own.every_s), time.time()

@@ -28,7 +28,7 @@ _SHOWN = 8
 
 
 class OpenVLAFootprint:
-    """What learning/footprint.py asks of a policy (`LargePolicy`); it works on any device, "meta" among them."""
+    """What tools/footprint.py asks of a policy (`LargePolicy`); it works on any device, "meta" among them."""
 
     def __init__(self, network: OpenVLA, prompt_tokens: int, action_tokens: int) -> None:
         """Takes the network and the tokens of a row: of its prompt, BOS and empty token included, and of its answer."""

@@ -21,7 +21,7 @@ _LEVEL = 0.5  # of a step's noise
 
 
 class SmolVLAFootprint:
-    """What learning/footprint.py asks of a policy (`LargePolicy`); chains have the network's action dimensions."""
+    """What tools/footprint.py asks of a policy (`LargePolicy`); chains have the network's action dimensions."""
 
     logits_columns = 0  # actions are no tokens
 

@@ -14,7 +14,7 @@ class MemoryConfig:
 
     num_devices: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
     device_gb: float = 80.0
-    reserved_gb: float = 0.0  # of each device, for what no formula counts: see rlinf_embodied/planning/memory.py
+    reserved_gb: float = 0.0  # of each device, for what no formula counts: see rlinf_embodied/tools/memory.py
     precision: Precision = Precision.bfloat16  # of passes and rollouts; what is trained is kept in float32 besides
     lora_rank: int = 32  # OpenVLA's published recipe; 0: full fine-tuning only
     lora_targets: list[str] = field(default_factory=lambda: ["all-linear"])  # ends of layers' names; or all of them

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rlinf_embodied.process_lock import ProcessLock
+from rlinf_embodied.telemetry.process_lock import ProcessLock
 
 _LOG = logging.getLogger(__name__)
 _PREFIX, _OWNER, _RAY = "rlinf-", "owner", "ray_session"

@@ -9,8 +9,8 @@ from typing import Any, cast
 import ray
 
 from rlinf_embodied.cluster.hardware import store_bytes
+from rlinf_embodied.runtime.stop_signals import kept_from_others
 from rlinf_embodied.runtime.worker_process import prepare_driver
-from rlinf_embodied.stop_signals import kept_from_others
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS = 3

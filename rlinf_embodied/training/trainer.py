@@ -31,7 +31,7 @@ from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.discovery import find_cluster, find_remaining
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.sessions import make_session
-from rlinf_embodied.stop_signals import StopRequest, ends_when_asked
+from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter

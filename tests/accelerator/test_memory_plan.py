@@ -16,13 +16,13 @@ from policies.openvla.footprint import OpenVLAFootprint, add_adapters, meta_netw
 from policies.openvla.network import OpenVLA, causal_mask
 from policies.openvla.settings import OpenVLAConfig, config_of
 from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
-from rlinf_embodied.learning.footprint import policy_shape
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import FastReducer
-from rlinf_embodied.planning import memory
-from rlinf_embodied.planning.memory import PolicyShape
+from rlinf_embodied.tools import memory
+from rlinf_embodied.tools.footprint import policy_shape
+from rlinf_embodied.tools.memory import PolicyShape
 
 pytestmark = pytest.mark.accelerator
 

@@ -67,7 +67,7 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase
 def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatch, straight) -> None:
     """As where a snapshot takes long beside an iteration, and is not taken after each one."""
     folder, summary = straight
-    calls = once(monkeypatch, ActorStage, "run", 2, lost())
+    calls = once(monkeypatch, PolicyLearner, "run", 2, lost())
     found = train(three(tmp_path, CARRIED, "recovery.snapshot_share=1e-9"))
     assert len(calls) == 6  # three, the last of which fails, and all of them again
     assert found["weights_sha256"] == summary["weights_sha256"]

@@ -14,12 +14,12 @@ from conftest import REPOSITORY
 from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.process_lock import ProcessLock
 from rlinf_embodied.reporting.activity import Activity, idle_shares, measured, predicted, union_s
 from rlinf_embodied.reporting.drawings import Chart, Line, line_chart, short, ticks
 from rlinf_embodied.reporting.page import comparison, page
 from rlinf_embodied.reporting.runs import pooled, read_run
 from rlinf_embodied.reporting.sections import evaluations, outcome, settings, videos
+from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.trace import Span, write_trace
 
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")

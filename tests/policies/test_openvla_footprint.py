@@ -9,7 +9,7 @@ from policies.openvla.footprint import OpenVLAFootprint, add_adapters, meta_netw
 from policies.openvla.settings import config_of
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning.footprint import parameters
+from rlinf_embodied.tools.footprint import parameters
 
 PUBLISHED = 7_541_237_184  # names and shapes of the published files: docs/openvla.md
 PUBLISHED_ADAPTERS = 110_828_288  # what the reference's finetune.py prints as trainable, lora_rank=32

@@ -22,13 +22,13 @@ from functools import partial
 from experiments.bench.harness import Benchmark, Report, Run, Table, alternate, commands, names_of
 from experiments.bench.planner.published import WINNERS, best_plan, frozen, h100, pricer_of
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.execution.emulation import Emulated, Emulator
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.planner import Mode
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.sensitivity import MODES
-from rlinf_embodied.planning_inputs import find_cluster
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.tools.emulation import Emulated, Emulator
+from rlinf_embodied.tools.plan_inputs import find_cluster
 
 LABELS = [mode.value for mode in MODES]
 

@@ -17,7 +17,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
 from rlinf_embodied.planning.refine import Refiner
 from rlinf_embodied.planning.simulate import Simulator
-from rlinf_embodied.planning_inputs import find_cluster
+from rlinf_embodied.tools.plan_inputs import find_cluster
 
 SHARES = ("profile", "cluster", "even s", "any shares s", "any / even")
 

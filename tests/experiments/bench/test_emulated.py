@@ -8,9 +8,9 @@ import pytest
 
 from experiments.bench.planner import emulated as bench
 from experiments.bench.planner import ordering, published
-from rlinf_embodied.execution.emulation import Emulated
 from rlinf_embodied.planning.plan import Leaf, Plan
-from rlinf_embodied.planning_inputs import find_cluster
+from rlinf_embodied.tools.emulation import Emulated
+from rlinf_embodied.tools.plan_inputs import find_cluster
 
 
 def result(predicted_s: float, measured_s: float) -> Emulated:

@@ -28,7 +28,7 @@ from experiments.bench.gpu.openvla import (
 from experiments.bench.gpu.whole import DEMO, demo, plans
 from policies.openvla.footprint import OpenVLAFootprint, meta_network
 from policies.openvla.settings import config_of
-from rlinf_embodied.learning.footprint import ByteCounter
+from rlinf_embodied.tools.footprint import ByteCounter
 
 TOY = Work(
     config=config_of(openvla_folders.RAW),

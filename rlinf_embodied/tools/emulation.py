@@ -14,16 +14,16 @@ from dataclasses import asdict, dataclass, replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Follow
-from rlinf_embodied.execution.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.tools.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 
-_TARGET = "rlinf_embodied.execution.emulated_stage.EmulatedStage"
+_TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
 LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare

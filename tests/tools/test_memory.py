@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_embodied.planning import memory
-from rlinf_embodied.planning.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
-from rlinf_embodied.planning.memory_plan import Fit, LearnerKind, Placement, fit_rows, fits, term_rows
+from rlinf_embodied.tools import memory
+from rlinf_embodied.tools.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
+from rlinf_embodied.tools.memory_plan import Fit, LearnerKind, Placement, fit_rows, fits, term_rows
 
 LINES = st.lists(st.tuples(st.integers(-1000, 10_000), st.integers(0, 500)), min_size=1, max_size=12)
 PASS = PassWork(with_gradients=Envelope(((400.0, 10.0),)), into_gradients=Envelope(((0.0, 10.0),)))

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from envs.batched import exact_reciprocals
 from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.portable import exact_reciprocals
 
 
 def test_both_places_jump_to_a_division_and_back() -> None:

@@ -9,10 +9,22 @@ from pathlib import Path
 import pytest
 from scripts import call
 
-from rlinf_embodied.chaos.comparison import report, train
-from rlinf_embodied.chaos.faults import AGAIN, ENDURED, FIRST, KINDS, LAST, SPECIAL, Chaos, Fault, schedule
-from rlinf_embodied.chaos.session import phase_of
-from rlinf_embodied.chaos.settings import Options, configure, pinned
+from rlinf_embodied.tools.chaos import (
+    AGAIN,
+    ENDURED,
+    FIRST,
+    KINDS,
+    LAST,
+    SPECIAL,
+    Chaos,
+    Fault,
+    Options,
+    configure,
+    report,
+    schedule,
+    train,
+)
+from rlinf_embodied.tools.disturbances import phase_of
 
 ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 
@@ -65,11 +77,6 @@ def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() 
     made.happens(first, 0, "worker 0")
     assert made.due("rollout", 0) is None
     assert made.due("rollout", 1) is made.faults[1]
-
-
-def test_what_exactness_is_asked_for_is_kept() -> None:
-    assert pinned(["run.exact=false", "run.seed=1"]) == ["run.exact=false", "run.seed=1"]
-    assert pinned(["run.seed=1"]) == ["run.seed=1"]  # this process is pinned
 
 
 @pytest.mark.parametrize(

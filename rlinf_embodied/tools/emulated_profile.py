@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution.emulated_stage import Finish, Start
-from rlinf_embodied.execution.emulation import Emulator, emulated_workflow, time_scale
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import REPETITIONS, WARM_STEPS, affordable_steps, wanted_repetitions
 from rlinf_embodied.planning.pricing import Pricer
@@ -18,6 +16,8 @@ from rlinf_embodied.planning.profile import Profile, StageProfile
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.tools.emulated_stage import Finish, Start
+from rlinf_embodied.tools.emulation import Emulator, emulated_workflow, time_scale
 from rlinf_embodied.workflow.graph import Workflow
 
 

@@ -118,7 +118,7 @@ def check_libraries() -> Finding:
             return Finding(
                 "Libraries", State.broken, f"{name} is not installed", "make setup, then use .venv/bin/python"
             )
-    lines = (Path(__file__).parents[1] / "constraints.txt").read_text().splitlines()
+    lines = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     other = [f"{name} {version}" for name, version in versions.items() if pinned.get(name, version) != version]
     found = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.doctor import check_vulkan
 from experiments.setup.vulkan import Rendering
-from rlinf_embodied import doctor
+from rlinf_embodied.tools import doctor
 
 
 def test_what_is_broken_decides_the_exit_code(capsys):

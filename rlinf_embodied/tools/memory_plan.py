@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.planning import memory
-from rlinf_embodied.planning.memory import Envelope, PolicyShape
+from rlinf_embodied.tools import memory
+from rlinf_embodied.tools.memory import Envelope, PolicyShape
 
 GB = 1e9
 _PLAIN, _CHECKPOINTED = "plain", "checkpointed"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rlinf_embodied.config import MemoryConfig
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Infeasible, Ranked, rows
-from rlinf_embodied.planning.memory import PolicyShape
-from rlinf_embodied.planning.memory_plan import GB, fit_rows, fits, term_rows
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
 from rlinf_embodied.telemetry.trace import write_gantt, write_trace
+from rlinf_embodied.tools.memory import PolicyShape
+from rlinf_embodied.tools.memory_plan import GB, fit_rows, fits, term_rows
 
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.stop_signals import Stopped, ends_at_once, ends_when_asked, kept_from_others
+from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once, ends_when_asked, kept_from_others
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -57,7 +57,7 @@ def test_a_library_that_takes_sigterm_for_itself_gives_it_back() -> None:
 
 def test_a_signal_while_files_are_closed_ends_the_process() -> None:
     program = (
-        "import signal\nfrom rlinf_embodied.stop_signals import ends_at_once\nwith ends_at_once():\n"
+        "import signal\nfrom rlinf_embodied.runtime.stop_signals import ends_at_once\nwith ends_at_once():\n"
         "    try:\n        signal.raise_signal(signal.SIGTERM)\n"
         "    finally:\n        signal.raise_signal(signal.SIGHUP)\n        print('closed')\n"
     )
@@ -67,7 +67,7 @@ def test_a_signal_while_files_are_closed_ends_the_process() -> None:
 
 def test_a_run_whose_terminal_is_closed_goes_on_to_its_checkpoint(tmp_path: Path) -> None:
     program = (
-        "import sys, time\nfrom pathlib import Path\nfrom rlinf_embodied.stop_signals import ends_when_asked\n"
+        "import sys, time\nfrom pathlib import Path\nfrom rlinf_embodied.runtime.stop_signals import ends_when_asked\n"
         "with ends_when_asked() as stop:\n    print('running', flush=True)\n"
         "    while not stop.asked:\n        time.sleep(0.02)\n"
         "    print('a line for the terminal', flush=True)\n    Path(sys.argv[1]).write_text('saved')\n"

@@ -13,7 +13,7 @@ a model.
     logits                   per position                                `logits`
 
 Everything that a model determines (shapes, activations) is read off the model itself on torch's meta device
-(learning/footprint.py).  What kernels take while they run, a communication library's buffers, the allocator's fragments
+(tools/footprint.py).  What kernels take while they run, a communication library's buffers, the allocator's fragments
 and the simulator's own memory are in no term: leave room for them.
 """
 
@@ -55,7 +55,7 @@ class Envelope:
 
     Activations of a pass are proportional to its rows while gradients are not, and the moment of the peak depends on r;
     so each moment is a line, and only lines that are the highest for some r are kept.  The lines come from counting
-    every allocation of the real code twice, with unequal numbers of rows (learning/footprint.py).  With checkpointing
+    every allocation of the real code twice, with unequal numbers of rows (tools/footprint.py).  With checkpointing
     (Chen et al. 2016, arXiv:1604.06174) the steepest line holds the inputs of all blocks and what one block keeps.
     """
 

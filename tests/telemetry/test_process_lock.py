@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied import process_lock
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.process_lock import ProcessLock
+from rlinf_embodied.telemetry import process_lock
+from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_folder import RunFolder
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from rlinf_embodied.process_lock import ProcessLock\n"
+    "import sys, time; from pathlib import Path; from rlinf_embodied.telemetry.process_lock import ProcessLock\n"
     "lock = ProcessLock(Path(sys.argv[1])); print(lock.take(), flush=True); time.sleep(600)"
 )
 ELSEWHERE = "process 17 on alpha since 2026-01-31 12:00:00"

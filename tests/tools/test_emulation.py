@@ -8,8 +8,6 @@ import plan_cases as planning
 import pytest
 
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
-from rlinf_embodied.execution.emulation import Emulator, Rounds, emulated_workflow, num_calls
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
 from rlinf_embodied.planning.planner import Mode, find_plans, runs_ahead
@@ -17,6 +15,8 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
+from rlinf_embodied.tools.emulation import Emulator, Rounds, emulated_workflow, num_calls
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
 

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
 from rlinf_embodied.learning.sharded import sharding_units
-from rlinf_embodied.planning.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
+from rlinf_embodied.tools.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
 
 _ROWS = (2, 3)  # many operations return views where there is a single row
 _META = "meta"
