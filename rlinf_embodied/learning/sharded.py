@@ -22,7 +22,7 @@ Sums are those of reduce-scatter: their last bits depend on the number of worker
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import cast
@@ -172,7 +172,14 @@ class ShardedLearner:
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
 
-    def step(self, rows: Mapping[int, Tensor], passes: Passes, early_stop: EarlyStop | None = None) -> Step:
+    def step(
+        self,
+        rows: Mapping[int, Tensor],
+        passes: Passes,
+        early_stop: EarlyStop | None = None,
+        only: Collection[str] | None = None,
+    ) -> Step:
+        """See Learner; a sharded model has one group of parameters."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
         statistics = self._watched([one for one in own if not one.trains], agreed.watched)

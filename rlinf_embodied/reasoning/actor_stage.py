@@ -23,19 +23,18 @@ from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, 
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning import earlier_weights
-from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
+from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.snapshot import StageState
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights, require_version
+from rlinf_embodied.learning.weights import WeightsMessage, require_version
 from rlinf_embodied.reasoning.dynamic_batching import all_log_probs
-from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
+from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig, shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, zero_loss
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
@@ -43,7 +42,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
 # differences of log-probs at the same weights, in float32 on a CPU
-_OPTIMIZER = "policy_optimizer"
+_OPTIMIZER, _MODULE = "policy_optimizer", "policy_module"  # in a checkpoint
 _LARGEST_MISMATCH = 1e-3  # of generation and training: other kernels
 _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in other batches
 
@@ -65,17 +64,16 @@ class ActorReport:
     version: int
 
 
-class ActorStage(LanguageStage):
+class ActorStage(LearnerStage):
     """Updates the language model; data-parallel over the workers that host it."""
 
-    _user = "actor"
+    user = "actor"
+    sends_frozen = True  # until the first update: copies elsewhere may have started from a folder with merged adapters
 
     def __init__(self, config: ActorStageConfig) -> None:
-        super().__init__(config.model)
-        self._config, self._algorithm = config.config, config.config.algorithm
+        self._model, self._config, self._algorithm = config.model, config.config, config.config.algorithm
         self._inputs = config.inputs
         self._rows: dict[int, TrainingRows] = {}
-        self._updated = False  # since the weights were loaded
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy (or takes its worker's copy) and makes the learner.
@@ -85,20 +83,20 @@ class ActorStage(LanguageStage):
         """
         if self._algorithm.precision is Precision.bfloat16:
             require_autocast(context.device)
-        super().setup(context)
-        algorithm = self._algorithm
-        self._rank = context.group.rank
-        self._writer = CheckpointWriter()
+        algorithm, shared = self._algorithm, shared_model(context, self._model)
+        self._progress, self._is_sharded = context.progress, algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        self._policy, self._learner = (
-            self._replicated() if algorithm.sharding is Sharding.none else self._sharded(context)
-        )
+        shared.enter(self.user)
+        make = self._sharded if self._is_sharded else self._replicated
+        self._policy, self._learner = make(context, shared.policy)
+        self.hold(shared, context.group.rank, context.device, {_OPTIMIZER: self._learner})
+        if self._is_sharded:
+            shared.leave(self.user)  # its copy is on the device while another stage works with it
 
-    def _replicated(self) -> tuple[LanguagePolicy, Learner]:
-        policy = self._shared.policy
+    def _replicated(self, context: StageContext, policy: LanguagePolicy) -> tuple[LanguagePolicy, Learner]:
         return policy, ReplicatedLearner(policy.parameters(), self._settings(), STATISTICS, self._reducer)
 
-    def _sharded(self, context: StageContext) -> tuple[LanguagePolicy, Learner]:
+    def _sharded(self, context: StageContext, view: LanguagePolicy) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
@@ -109,16 +107,15 @@ class ActorStage(LanguageStage):
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
             "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
         )
-        model, view = self._model, self._shared.policy.module
+        model = self._model
         policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
         learner = ShardedLearner(
-            *(policy.module, policy.parameters, view, self._settings(), STATISTICS),
+            *(policy.module, policy.parameters, view.module, self._settings(), STATISTICS),
             zero_loss=lambda: zero_loss(policy, context.device, self._algorithm.precision),
             group=context.group,
             device=context.device,
             precision=self._algorithm.precision,
         )
-        self._shared.leave(self._user)  # it is on the device while another stage works with it
         return policy, learner
 
     def _settings(self) -> AdamSettings:
@@ -144,22 +141,24 @@ class ActorStage(LanguageStage):
                 self._begin(block)
         made = dict.fromkeys(inputs)
         if step_context.chunk < step_context.num_chunks - 1:
-            return Output(made, ActorReport({}, self._shared.version))
+            return Output(made, ActorReport({}, self.shared.version))
         metrics = {} if warming else self._update(step_context)
         metrics["rollout/useful_groups"] = self._total({b: r.num_groups for b, r in self._rows.items()})
         self._rows = {}
-        self._shared.version = step_context.iteration + 1
-        return Output(made, ActorReport(metrics, self._shared.version))
+        self.shared.version = step_context.iteration + 1
+        return Output(made, ActorReport(metrics, self.shared.version))
 
     def _new_objective(self) -> Objective:
         generation = self._config.generation
-        return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, largest={})
+        return Objective(
+            self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {}, self._progress
+        )
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
-        rounds = _rounds([to_device(payload, self._device) for payload in payloads], self._inputs)
+        rounds = _rounds([to_device(payload, self.device) for payload in payloads], self._inputs)
         versions = {r.completions.version for r in rounds}
         versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
-        require_version(versions, self._shared.version, step_context.staleness)
+        require_version(versions, self.shared.version, step_context.staleness)
         kept = None
         if self._algorithm.dynamic_sampling:
             chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
@@ -174,15 +173,15 @@ class ActorStage(LanguageStage):
         (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641).
         """
         settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
-        with computing(self._algorithm.precision, self._device):
-            found = all_log_probs(self._policy, rows.sequences, *settings)
+        with computing(self._algorithm.precision, self.device):
+            found = all_log_probs(self._policy, rows.sequences, *settings, progress=self._progress)
         return replace(rows, old_log_probs=found.log_probs)
 
     def _begin(self, block: int) -> None:
         self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
-        return self._objective.passes(block, self._rows[block], index, self._device)
+        return self._objective.passes(block, self._rows[block], index, self.device)
 
     def _update(self, step_context: StepContext) -> dict[str, float]:
         algorithm = self._algorithm
@@ -191,7 +190,7 @@ class ActorStage(LanguageStage):
             *(max(0, step_context.iteration - late), self._config.run.num_iterations - late),
             *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
-        self._updated = True
+        self.sends_frozen = False
         fitted = fit(self._learner, self._minibatches(step_context), self._passes, self._compared)
         self._learner.publish()
         if self._differences is None:  # nothing was trained on
@@ -235,7 +234,7 @@ class ActorStage(LanguageStage):
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
         precisions = {self._config.policy.precision, self._algorithm.precision}
-        if not self._stale and self._device == "cpu" and precisions == {Precision.float32}:
+        if not self._stale and self.device == "cpu" and precisions == {Precision.float32}:
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
@@ -262,91 +261,46 @@ class ActorStage(LanguageStage):
             | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
         )
 
-    # ------------------------------------------------------------------------------------------------ context switch
-    def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
-        if self._policy is self._shared.policy:
-            super().offload(step_context)
-        self._learner.move_state("cpu")
-
-    def onload(self, step_context: StepContext) -> None:
-        if self._policy is self._shared.policy:
-            super().onload(step_context)
-        self._learner.move_state(self._device)
-
     # --------------------------------------------------------------------------------------------- weights and state
-    def export_weights(self, step_context: StepContext) -> WeightsMessage:
-        """Returns the weights with their version and checksum: all of them until the first update after a load.
+    def offload(self, step_context: Moment) -> None:
+        """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
+        if self._is_sharded:
+            self.training.move("cpu")
+        else:
+            super().offload(step_context)
 
-        Copies elsewhere may have started from a folder with merged adapters.
-        """
-        return export_weights(self._shared.policy.module, self._shared.version, whole=not self._updated)
+    def onload(self, step_context: Moment) -> None:
+        if self._is_sharded:
+            self.training.move(self.device)
+        else:
+            super().onload(step_context)
 
-    def weights_digest(self, step_context: StepContext) -> str:
-        """Returns the SHA-256 of all weights."""
-        return weights_sha256(self._shared.policy.module.state_dict())
+    def write_policy(self, folder: Path) -> None:
+        save_policy(self.shared.policy, folder, self._config)
 
     def save(
         self,
-        step_context: StepContext,
-        argument: tuple[str, int, int, dict[str, object]],
-        *payloads: Mapping[str, dict[str, Tensor]] | WeightsMessage,
+        step_context: Moment,
+        argument: tuple[str, int, int, StagePart],
+        *parts: StagePart | WeightsMessage | None,
     ) -> None:
-        """Begins a checkpoint (the first worker does): (root, step, keep, JSON state).
+        """Begins a checkpoint, with adapters as such: the policy's folder has them merged."""
+        *place, first = argument
+        if self._config.policy.lora.rank:
+            first = replace(first, tensors={**first.tensors, _MODULE: self.shared.policy.module.state_dict()})
+        super().save(step_context, (*place, first), *parts)
 
-        `payloads` are what another stage adds, and the weights that completions under way were begun with.
-        """
-        own = {_OPTIMIZER: self._learner.export_state()}  # all take part
-        if self._rank != 0:
-            return
-        root, step, keep, state = argument
-        if self._config.policy.lora.rank:  # the folder holds merged weights, from which adapters cannot be had back
-            own["policy_module"] = self._shared.policy.module.state_dict()
-        for added in payloads:
-            own |= {} if isinstance(added, WeightsMessage) else dict(added)
-        more, values = earlier_weights.to_save([part for part in payloads if isinstance(part, WeightsMessage)])
-        policy, config = self._shared.policy, self._config
-        self._writer.save(
-            *(Path(root), step),
-            policy_writer=lambda folder: save_policy(policy, folder, config),
-            tensors=own | more,
-            state=state | {"version": self._shared.version} | values,
-            keep=keep,
-        )
-
-    def wait_saved(self, step_context: StepContext) -> None:
-        """Returns when the checkpoint that was begun last is on the disk."""
-        self._writer.wait()
-
-    def leave(self) -> None:
-        """Returns when nothing is being written."""
-        self._writer.leave()
-
-    def load(self, step_context: StepContext, folder: str) -> None:
+    def load(self, step_context: Moment, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""
-        self._learner.import_state(load_tensors(Path(folder), _OPTIMIZER))
-        module = load_tensors(Path(folder), "policy_module")
-        if module:
-            self._shared.policy.module.load_state_dict(module)
+        super().load(step_context, folder)
+        if module := load_tensors(Path(folder), _MODULE):
+            self.shared.policy.module.load_state_dict(module)
             self._learner.adopt()
-        self._shared.version, self._updated = step_context.iteration, False
+        self.sends_frozen = True
 
-    def earlier_weights(self, step_context: StepContext, asked: tuple[str, int, int]) -> WeightsMessage | None:
-        """Returns what a checkpoint keeps beside the learner's (the first worker does): folder, place, version."""
-        folder, number, version = asked
-        return earlier_weights.read(Path(folder), number, version) if self._rank == 0 else None
-
-    def export_snapshot(self, step_context: StepContext) -> StageState | None:
-        """Returns weights and moments (the first worker does)."""
-        moments = {_OPTIMIZER: self._learner.export_state()}  # all take part
-        return StageState.of(self._shared.policy.module, self._shared.version, moments) if self._rank == 0 else None
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        state = kept(parts)
-        moments = state.install(self._shared.policy.module)
-        self._learner.adopt()
-        self._learner.import_state(moments[_OPTIMIZER])
-        self._shared.version, self._updated = state.weights.version, False
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
+        super().import_snapshot(step_context, parts)
+        self.sends_frozen = True
 
 
 def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -23,12 +23,12 @@ from rlinf_embodied.algorithms.advantages import (
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import ValueModel
-from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.checkpoint import copied, load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.shared_policy import move
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
@@ -68,11 +68,13 @@ class _Rows:
     returns: Tensor
 
 
-class CriticStage:
+class CriticStage(LearnerStage):
     """Generalised advantage estimation over tokens: the reward stands at the last one, which ends the episode.
 
     A completion that was cut off ends there too, with the reward that it got.
     """
+
+    user = "critic"
 
     def __init__(self, config: CriticStageConfig) -> None:
         self._config, self._algorithm = config, config.algorithm
@@ -82,14 +84,14 @@ class CriticStage:
         config, algorithm = self._config, self._algorithm
         kind = cast(type[ValueModel], load_target(config.policy.critic_target))
         policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
-        self._pad_id = policy.spec.pad_id
+        self._pad_id, self._progress = policy.spec.pad_id, context.progress
         self._critic = kind.from_policy(policy)
-        move(self._critic.module, context.device)
-        self._device = context.device
-        self._rank = context.group.rank
+        shared = SharedPolicy(self._critic, device=context.device)
+        shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
         self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
+        self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the TokenAdvantages of each block, standardised over all of them, and then fits the values."""
@@ -106,12 +108,12 @@ class CriticStage:
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
         sequences = Sequences.of(completions.groups)
-        lengths = torch.tensor([len(row) for row in sequences.completions], device=self._device)
-        mask = torch.arange(int(lengths.max()), device=self._device) < lengths[:, None]
+        lengths = torch.tensor([len(row) for row in sequences.completions], device=self.device)
+        mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
         values = self._values(sequences, mask)
         earned = torch.zeros_like(values)
-        last = torch.arange(len(lengths), device=self._device), lengths - 1
-        earned[last] = cast(Tensor, to_device(rewards.rewards, self._device)).reshape(-1)
+        last = torch.arange(len(lengths), device=self.device), lengths - 1
+        earned[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1)
         ended = torch.zeros_like(mask)
         ended[last] = True
         none, cut = torch.zeros_like(values.T), torch.zeros_like(mask.T)
@@ -124,11 +126,12 @@ class CriticStage:
 
     @torch.no_grad()
     def _values(self, sequences: Sequences, mask: Tensor) -> Tensor:
-        table = torch.zeros(mask.shape, device=self._device)
+        table = torch.zeros(mask.shape, device=self.device)
         budget = self._algorithm.tokens_per_microbatch
-        for rows, batch in microbatches(sequences, budget, self._pad_id, self._device):
+        for rows, batch in microbatches(sequences, budget, self._pad_id, self.device):
             found = self._critic.values(batch)
             table[rows, : found.shape[1]] = found
+            self._progress()
         return table
 
     # ----------------------------------------------------------------------------------------------------------- update
@@ -149,40 +152,23 @@ class CriticStage:
         return made
 
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
-        batch = rows.sequences.batch(index, self._pad_id).to(self._device)
+        batch = rows.sequences.batch(index, self._pad_id).to(self.device)
         mask = batch.mask
         cut = lambda table: table[list(index), : mask.shape[1]]  # noqa: E731
         terms = value_loss(
             self._critic.values(batch), cut(rows.returns), mask, cut(rows.values), self._algorithm.value_clip
         )
+        self._progress()
         return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
-    # ---------------------------------------------------------------------------------------------- switching and state
-    def offload(self, step_context: StepContext) -> None:
-        move(self._critic.module, "cpu")
-        self._learner.move_state("cpu")
+    # ----------------------------------------------------------------------------------------------------------- state
+    def state_part(self, step_context: Moment) -> StagePart | None:
+        """Returns what the actor adds to its checkpoint; the first worker does."""
+        part = super().state_part(step_context)
+        module = self._critic.module.state_dict()
+        return None if part is None else replace(part, tensors={**part.tensors, MODULE: copied(module)})
 
-    def onload(self, step_context: StepContext) -> None:
-        move(self._critic.module, self._device)
-        self._learner.move_state(self._device)
-
-    def export_state(self, step_context: StepContext) -> dict[str, dict[str, Tensor]]:
-        """Returns what a checkpoint holds of the critic: groups of tensors by name; {} in workers but the first."""
-        if self._rank != 0:
-            return {}
-        module = {name: tensor.detach().cpu() for name, tensor in self._critic.module.state_dict().items()}
-        return {OPTIMIZER: self._learner.export_state(), MODULE: module}
-
-    def export_snapshot(self, step_context: StepContext) -> StageState | None:
-        """Returns weights and moments (the first worker does)."""
-        moments = {OPTIMIZER: self._learner.export_state()}
-        version = step_context.iteration
-        return StageState.of(self._critic.module, version, moments) if self._rank == 0 else None
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[StageState | None]) -> None:
-        self._learner.import_state(kept(parts).install(self._critic.module)[OPTIMIZER])
-
-    def load(self, step_context: StepContext, folder: str) -> None:
+    def load(self, step_context: Moment, folder: str) -> None:
         """Restores weights and learner."""
         self._critic.module.load_state_dict(load_tensors(Path(folder), MODULE))
-        self._learner.import_state(load_tensors(Path(folder), OPTIMIZER))
+        super().load(step_context, folder)

@@ -45,6 +45,12 @@ class LanguageStageConfig:
     share: str = "policy"  # stages of a worker with the same name here use one copy of the weights
 
 
+def shared_model(context: StageContext, model: LanguageStageConfig) -> SharedPolicy[LanguagePolicy]:
+    """Returns the worker's copy of a model, loaded on first use."""
+    make = lambda: load_policy(model.policy, model.folder, model.seed, context.device)  # noqa: E731
+    return cast(SharedPolicy[LanguagePolicy], context.share(model.share, make))
+
+
 class LanguageStage:
     """A stage that holds a copy of the language model, or uses that of its worker's actor."""
 
@@ -55,9 +61,7 @@ class LanguageStage:
 
     def setup(self, context: StageContext) -> None:
         """Loads the model, or takes the worker's copy."""
-        model = self._model
-        shared = context.share(model.share, lambda: load_policy(model.policy, model.folder, model.seed, context.device))
-        self._shared = cast(SharedPolicy[LanguagePolicy], shared)
+        self._shared = shared_model(context, self._model)
         self._shared.enter(self._user)
         self._device, self._progress = context.device, context.progress
 

@@ -18,6 +18,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.reasoning.batch import RewardReport
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
@@ -273,13 +274,13 @@ class ReasoningJob:
         """Writes weights and optimizers of actor and critic."""
         step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
-        added = executor.publish("critic", "export_state", step_context)[:1] if critic else []
+        added = executor.publish("critic", "state_part", step_context) if critic else []
         reference, own = Path(self._reference), root.resolve().parent
         if reference.is_relative_to(own):
             reference = reference.relative_to(own)
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": str(reference)}
         keep = self.config.checkpoint.keep
-        argument = (str(root), progress.iteration, keep, state)
+        argument = (str(root), progress.iteration, keep, StagePart(state=state))
         earlier = [] if executor.ahead is None else executor.ahead.messages("actor")
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 

@@ -88,8 +88,8 @@ class RaySession:
 
     def _require_started(self) -> None:
         """Waits for the workers that start."""
-        starts, self._starts = self._starts, {}
-        started = of_type(self._health.get(list(starts), "the start of workers"), Started)
+        started = of_type(self._health.get(list(self._starts), "the start of workers"), Started)
+        starts, self._starts = self._starts, {}  # kept where one of them fails: the others are still to be known
         for worker, found in zip(starts.values(), started, strict=True):
             of = self._health.workers[worker]
             of.pid, of.node = found.pid, found.node

@@ -56,16 +56,6 @@ def test_each_epoch_is_a_permutation_and_batches_are_windows_of_one_stream(tmp_p
     assert len({p.id for p in stream}) == len(stream)
 
 
-def test_epochs_and_seeds_have_orders_of_their_own(tmp_path):
-    file = write(tmp_path / "train.jsonl", rows_of(30))
-    orders = {
-        tuple(p.answer for p in JsonlProblems({Split.train: file}, seed).batch(Split.train, 30 * epoch, 30))
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
-
-
 def test_held_out_rows_come_in_file_order_and_no_more_than_there_are(tmp_path):
     files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: tmp_path / "b.jsonl"}
     write(tmp_path / "b.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(4)])
@@ -86,21 +76,10 @@ def test_one_file_is_split_by_a_hash_of_the_question(tmp_path):
     assert len(parts[Split.train]) > len(parts[Split.test]) > len(parts[Split.validation]) > 0
 
 
-def test_one_file_may_be_too_small_to_be_split(tmp_path):
-    assert split_of("What is 0 + 0?") is Split.train
-    source = JsonlProblems(write(tmp_path / "one.jsonl", rows_of(1)), seed=0)
-    with pytest.raises(DataError, match=r"one\.jsonl has no question for the split 'test'"):
-        source.batch(Split.test, 0, 1)
-
-
 def test_a_question_in_two_splits_is_refused(tmp_path):
     files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: write(tmp_path / "b.jsonl", rows_of(1))}
     with pytest.raises(DataError, match=r"b\.jsonl: the question 'What is 0 \+ 0\?' is also in .*a\.jsonl"):
         JsonlProblems(files, seed=0)
-
-
-def test_the_same_question_twice_in_one_split_is_no_fault(tmp_path):
-    assert JsonlProblems({Split.train: write(tmp_path / "a.jsonl", rows_of(2) * 2)}, seed=0).size(Split.train) == 4
 
 
 GOOD = '{"question": "a?", "answer": "1"}\n'
@@ -141,12 +120,6 @@ def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
     assert str(file) in str(caught.value)
 
 
-def test_both_halves_of_a_surrogate_pair_are_a_character(tmp_path):
-    (tmp_path / "a.jsonl").write_text(r'{"question": "\ud83d\ude00?", "answer": "\\ud83d"}')
-    (problem,) = JsonlProblems({Split.train: tmp_path / "a.jsonl"}, seed=0).batch(Split.train, 0, 1)
-    assert (problem.question, problem.answer) == ("\U0001f600?", r"\ud83d")
-
-
 def test_a_process_reads_a_file_once_unless_it_changes(tmp_path, monkeypatch):
     file, read, seen = tmp_path / "a.jsonl", Path.read_bytes, []
     monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
@@ -157,13 +130,3 @@ def test_a_process_reads_a_file_once_unless_it_changes(tmp_path, monkeypatch):
     assert JsonlProblems(file, 0, answer_column="question").batch(Split.train, 0, 1)[0].answer.startswith("What")
     assert JsonlProblems({Split.train: file}, 0).size(Split.train) == 4
     assert len(seen) == 3
-
-
-def test_a_file_that_is_missing_a_folder_or_no_text(tmp_path):
-    with pytest.raises(DataError, match=r"names .*none\.jsonl', but it cannot be read \(No such file"):
-        JsonlProblems(tmp_path / "none.jsonl", seed=0)
-    with pytest.raises(DataError, match=r"cannot be read \(Is a directory"):
-        JsonlProblems(tmp_path, seed=0)
-    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="line 1 is not JSON"):
-        JsonlProblems(tmp_path / "binary.jsonl", seed=0)

@@ -4,23 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_embodied.data.generated import GeneratedProblems
-from rlinf_embodied.data.problems import Countdown, Problem, Split
-from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, prompt_template
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.data.problems import Countdown, Problem
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 
 COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
 SUM = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
 LINEAR = Problem(1, "5x-3=2x-18?", "-5", "3x-3=-18;3x=-15;x=-5;", "linear", "linear2-20")
 COUNTDOWN = Problem(2, "2,5,8:26?", "(8+5)*2", "8+5=13;13*2=26;", "countdown", "countdown3-9", Countdown(26, (2, 5, 8)))
 WORDS = Problem(3, "How many are left?", "1,250", "He had 2,000.\nThen 750 - 0 went.", "text", "gsm8k")
-
-
-def test_compact_texts():
-    assert COMPACT.prompt(SUM) == "7+8-9="
-    assert COMPACT.completion(SUM, chain_of_thought=True) == "7+8=15;15-9=6;#6"
-    assert COMPACT.completion(SUM, chain_of_thought=False) == "#6"
-    assert COMPACT.completion(Problem(0, "1+1=", "2", None, "sum", "x"), chain_of_thought=True) == "#2"
 
 
 @pytest.mark.parametrize(
@@ -103,18 +94,3 @@ def test_megabytes_are_read_in_linear_time():
         for form in PROMPT_TEMPLATES.values():
             form.final_answer(text)
             form.is_formatted(text)
-
-
-def test_an_unknown_form_names_the_known_ones():
-    assert prompt_template("compact") is COMPACT
-    with pytest.raises(
-        ConfigError, match=r"data\.prompt_template is 'latex', but the prompt templates are compact, natural"
-    ):
-        prompt_template("latex")
-
-
-def test_chat_prompts_of_generated_problems_ask_one_question():
-    for problem in GeneratedProblems("sum2-3-9,chain2,linear2-9,countdown3-9", 0).batch(Split.train, 0, 40):
-        sentence, instruction = NATURAL.prompt(problem).split("\n")
-        assert sentence[-1] in "?."
-        assert instruction.startswith("Write the steps")

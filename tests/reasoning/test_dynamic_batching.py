@@ -24,12 +24,6 @@ def test_every_row_is_packed_once_within_the_budget(lengths, budget):
         assert min(lengths[row] for row in one) >= max(lengths[row] for row in other)
 
 
-def test_sorting_saves_padding():
-    lengths = [64, 16] * 32
-    padded = sum(len(rows) * max(lengths[row] for row in rows) for rows in dynamic_batches(lengths, 512))
-    assert padded == sum(lengths)  # rows of equal length share a batch; side by side they would cost 64 x 64
-
-
 def test_a_sequence_longer_than_the_budget_is_named():
     with pytest.raises(ConfigError, match=r"tokens_per_microbatch is 40, but sequence 1 has 41"):
         dynamic_batches([3, 41], 40)

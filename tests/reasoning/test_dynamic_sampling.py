@@ -10,7 +10,7 @@ from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter, training_workflow
+from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
@@ -31,12 +31,6 @@ def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_
     second = [report({0: (MIXED, MIXED), 1: (MIXED, RIGHT)})]
     decision = decide([first, second])
     assert (decision.enough, decision.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
-
-
-def test_after_the_last_round_it_goes_on_with_fewer():
-    decide = DynamicSamplingFilter(wanted=4, max_rounds=2)
-    rounds = [[report({0: (MIXED, WRONG)})], [report({0: (RIGHT, MIXED)})]]
-    assert decide(rounds).message == ((0, 0, 0), (1, 0, 1))
 
 
 @pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),
@@ -102,17 +96,6 @@ def test_every_round_of_every_iteration_takes_the_next_problems_of_the_stream(ta
     assert ids == list(range(ids[0], ids[0] + len(ids)))  # none is left out, none comes twice
 
 
-def test_without_it_an_iteration_takes_as_many_problems_as_it_has(taken):
-    config = tiny_math()
-    executor, progress = math_executor(config, config.plan.trees, 1, SerialSession()), Progress()
-    job = ReasoningJob(config)
-    for number in range(2):
-        job.run_iteration(executor, progress)
-        progress.iteration += 1
-        assert progress.counts["problems"] == 8 * (number + 1)
-    assert len({number for *_, problems in taken for number in problems}) == 16
-
-
 def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     questions, decisions, trained = {}, [], []
     give, decide, rows_of = PromptStage.run, DynamicSamplingFilter.__call__, ActorStage._rows_of
@@ -130,7 +113,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
 
     def rows(self, step_context, block, payloads):
         made = rows_of(self, step_context, block, payloads)
-        decode = self._shared.policy.decode
+        decode = self.shared.policy.decode
         trained.extend((block, decode(prompt)) for prompt in made.sequences.prompts[: made.num_trained])
         return made
 
@@ -144,10 +127,3 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     assert len({number for number, _, _ in chosen}) > 1
     expected = [(block, questions[number, block][group]) for number, block, group in chosen]
     assert trained == [row for row in expected for _ in range(4)]
-
-
-def test_only_dynamic_sampling_repeats():
-    assert training_workflow(tiny_math(), "x").repeat is None
-    repeat = training_workflow(tiny_math(*DAPO), "x").repeat
-    assert repeat is not None
-    assert (repeat.before, repeat.decided_by, repeat.max_rounds) == ("actor", "reward", 5)

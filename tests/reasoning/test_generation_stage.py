@@ -112,17 +112,6 @@ def test_sets_of_a_call_share_its_steps_on_accelerators(decoder_steps):
         same(found.blocks[block], expected.blocks[block], tolerance=1e-5)
 
 
-def test_fewer_slots_give_the_same_tokens(decoder_steps):
-    config, few = tiny_math(), tiny_math("generation.max_num_seqs=5")
-    prompts = prompts_of(config)
-    expected = stage_of(config).run(StepContext(0), prompts)
-    decoder_steps.clear()
-    found = stage_of(few).run(StepContext(0), prompts)
-    assert max(decoder_steps) == 5
-    for block in BLOCKS:
-        same(found.blocks[block], expected.blocks[block], tolerance=1e-5)
-
-
 def test_an_attempt_made_again_starts_anew():
     config = tiny_math()
     prompts, stage = prompts_of(config), stage_of(config)
@@ -192,13 +181,6 @@ def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):
     assert events == [(what, block) for block in BLOCKS for what in ("reward", "gradient")] + [("step", -1)]
 
 
-def test_without_streaming_all_blocks_arrive_first(events):
-    config = tiny_math("plan=disaggregated", EVERY_GROUP)
-    executor = math_executor(config, config.plan.trees, 2, SerialSession())
-    iterate_math(config, executor, 1)
-    assert events == [(what, block) for what in ("reward", "gradient") for block in BLOCKS] + [("step", -1)]
-
-
 @pytest.mark.parametrize(("overrides", "epochs"), [([], 1), (TWO_STEPS, 2)], ids=["one step", "several steps"])
 def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epochs):
     """Groups that are all right or all wrong are left out of the loss, not of the metrics."""
@@ -231,12 +213,3 @@ def test_workers_learn_from_finished_blocks_while_others_are_decoded(ray_session
     alone = math_executor(config, config.plan.trees, 2, SerialSession())
     assert iterate_math(config, alone, 3) == metrics
     assert digest(alone) == digest(executor)
-
-
-def test_what_needs_all_blocks_is_not_streamed():
-    at_once = training_workflow(tiny_math(), "x")
-    assert at_once.stages["actor"].granularities == ()
-    for overrides in (["algorithm.epochs=2"], ["algorithm=dapo"], ["algorithm=ppo"]):
-        if overrides == ["algorithm=ppo"]:
-            overrides = [*overrides, "algorithm.group_size=1", "algorithm.prompts_per_iteration=32"]
-        assert training_workflow(tiny_math(*overrides), "x").stages["actor"].granularities == (0,)

@@ -211,17 +211,6 @@ def test_several_steps_of_rloo_correct_whole_completions(policy):
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
 
 
-def test_metrics_are_over_completions_without_an_advantage_too(policy):
-    """A token without an advantage has an entropy, and a ratio that may be clipped, as any other."""
-    rows, algorithm = rows_of(policy), ReasoningAlgorithmConfig(tokens_per_microbatch=40)
-    _, every = found_sums(policy, rows, algorithm)
-    half = replace(rows, advantages=rows.advantages * torch.tensor([0.0, 1, 0, 1, 0, 0])[:, None])
-    _, found = found_sums(policy, half, algorithm)
-    assert found["ratios"] == found["choices"] == sum(COMPLETIONS)
-    for name in ("entropy", "clipped", "mismatch", "mismatch_kl", "ratio"):
-        assert found[name] == pytest.approx(every[name], rel=1e-4)
-
-
 @pytest.mark.parametrize(("coefficient", "kept"), [(0.0, False), (0.03, True)])
 def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(policy, coefficient, kept, monkeypatch):
     seen = []
@@ -237,15 +226,6 @@ def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(policy, coeffici
     monkeypatch.setattr(CausalLM, "log_probs", looked)
     found_sums(policy, rows, ReasoningAlgorithmConfig(entropy_coef=coefficient))
     assert set(seen) == {(True, kept)}
-
-
-def test_parts_of_a_block_add_up(policy):
-    algorithm, rows = ReasoningAlgorithmConfig(**EVERYTHING), rows_of(policy)
-    objective, parameters = Objective(policy, algorithm, TEMPERATURE, LONGEST, {}), policy.parameters()
-    sums = lambda *index: block_sums(  # noqa: E731
-        objective.passes(0, rows, torch.tensor(index), "cpu"), parameters, len(STATISTICS)
-    )
-    torch.testing.assert_close(sums(4, 0, 2) + sums(5, 3, 1), sums(*range(6)), atol=1e-5, rtol=1e-5)
 
 
 def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):

@@ -232,14 +232,6 @@ def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_i
         ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
-def test_a_source_has_the_methods_of_one(plug_ins):
-    (plug_ins / "my_problems.py").write_text("def numbers(config, seed): return [1, 2]\n")
-    with pytest.raises(
-        ConfigError, match=r"data\._target_ is 'my_problems.numbers', but it returned a list: return an"
-    ):
-        problem_source(DataConfig(_target_="my_problems.numbers"), 0)
-
-
 def test_columns_are_those_of_a_row(tmp_path):
     file = write_rows(tmp_path / "a.jsonl", gsm8k_rows(0, 2))
     with pytest.raises(
@@ -290,12 +282,6 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
 
     with Verifier(PROMPT_TEMPLATES["compact"], function=judged, concurrency=3) as verifier:
         assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
-
-
-@pytest.mark.parametrize("words", [["reward.concurrency=4"], ["reward.waits=true"]])
-def test_only_a_reward_of_ones_own_waits(words) -> None:
-    with pytest.raises(ConfigError, match=words[0].partition("=")[0]):
-        compose_math(words)
 
 
 @pytest.mark.slow

@@ -143,9 +143,3 @@ def test_exact_runs_refuse_more_than_one_worker():
     with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
         executor_of(config, config.plan.trees, 2, SerialSession())
     executor_of(config, config.plan.trees, 1, SerialSession())
-
-
-def test_a_serial_session_has_no_processes_to_shard_over():
-    config = config_of(*SHARDED)
-    with pytest.raises(ConfigError, match=r"2 workers of the actor are threads.*one actor worker"):
-        executor_of(config, config.plan.trees, 2, SerialSession())

@@ -7,13 +7,10 @@ from pathlib import Path
 import pytest
 from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, train_math, untimed_rows
 from runs import digest
-from training_faults import lost, once
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning import logprob_stage
-from rlinf_embodied.reasoning.actor_stage import ActorStage
-from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.runtime.session import SerialSession
 
 CORRECTED = ["algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"]
@@ -88,18 +85,6 @@ def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, 
     folder, summary = straight
     train_math(short(tmp_path, "run.num_iterations=2"))
     found = train_math(short(tmp_path, "plan=disaggregated", "cluster.num_devices=2"))
-    assert found["weights_sha256"] == summary["weights_sha256"]
-    assert untimed_rows(tmp_path) == untimed_rows(folder)
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "call"), [(ActorStage, "run", 2), (RewardStage, "run", 5)], ids=["an update", "a reward"]
-)
-def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, kind, method, call) -> None:
-    folder, summary = straight
-    calls = once(monkeypatch, kind, method, call, lost(), True)
-    found = train_math(short(tmp_path))
-    assert len(calls) > call + 1
     assert found["weights_sha256"] == summary["weights_sha256"]
     assert untimed_rows(tmp_path) == untimed_rows(folder)
 

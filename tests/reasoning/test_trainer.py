@@ -181,11 +181,6 @@ def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) 
         iterate_math(config, executor, 3)
 
 
-def test_a_run_may_go_on_though_it_trains_on_nothing(tmp_path) -> None:
-    chosen = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=0"]
-    assert train_math(four(tmp_path, *chosen))["iterations"] == 4
-
-
 def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 2)
@@ -362,14 +357,3 @@ def test_a_run_that_keeps_its_start_may_move(straight, monkeypatch, tmp_path) ->
     assert untimed_rows(moved) == untimed_rows(straight("reference"))[:2]
     train_math(four(moved, *REFERENCE))
     same_end(moved, straight("reference"))
-
-
-def test_ppo_goes_on_though_its_first_policy_is_gone(straight, monkeypatch, tmp_path) -> None:
-    start = shutil.copytree(warm(tiny_math()), tmp_path / "start")
-    given = ["warm_start.checkpoint=" + str(start)]
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 1)
-        train_math(four(tmp_path / "run", *PPO, *given), code=130)
-    shutil.rmtree(start)
-    summary = train_math(four(tmp_path / "run", *PPO, *given))
-    assert summary["weights_sha256"] == json.loads((straight("ppo") / "summary.json").read_text())["weights_sha256"]

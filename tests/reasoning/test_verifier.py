@@ -50,10 +50,6 @@ def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
         assert verifier.verify([], []).rewards.shape == (0,)
 
 
-def test_without_a_format_reward_form_earns_nothing(verifier):
-    assert verifier.verify(["#7", "#5#6"], [SIX, SIX]).rewards.tolist() == [0.0, 1.0]
-
-
 def test_an_echo_of_the_question_earns_nothing(verifier):
     assert verifier.verify(["#7+8-9", "#15-9"], [SIX, SIX]).rewards.tolist() == [0.0, 0.0]
 
@@ -100,33 +96,3 @@ def test_verdicts_do_not_depend_on_what_was_asked_before_or_together(natural):
     backwards = natural.verify(texts[::-1], problems[::-1]).correct[::-1]
     alone = [natural.verify([text], [problem]).correct[0] for text, problem in zip(texts, problems, strict=True)]
     assert together.tolist() == backwards.tolist() == alone == [i == 2 for i in range(8)] + [True, True]
-
-
-def test_easy_answers_need_no_process(verifier):
-    problems = GeneratedProblems("sum4-6-9", 0).batch(Split.train, 0, 256)
-    texts = [COMPACT.completion(problem, chain_of_thought=i % 2 == 0) for i, problem in enumerate(problems)]
-    assert verifier.verify(texts, problems).correct.all()
-    assert verifier.pids == []
-
-
-@pytest.mark.ray
-def test_it_works_in_a_ray_actor(ray_cluster):
-    import ray
-
-    @ray.remote(num_cpus=0)
-    class Owner:
-        def __init__(self) -> None:
-            self._verifier = Verifier(PROMPT_TEMPLATES["natural"])
-
-        def verify(self, texts: list[str], problems: list[Problem]) -> list[bool]:
-            return self._verifier.verify(texts, problems).correct.tolist()
-
-        def close(self) -> list[int]:
-            self._verifier.close()
-            return self._verifier.pids
-
-    owner = Owner.remote()
-    found = ray.get(owner.verify.remote(["#### 50%", "#### 1/3", "#### 6"], [HALF, HALF, SIX]), timeout=60)
-    assert found == [True, False, True]
-    assert ray.get(owner.close.remote(), timeout=10) == []
-    ray.kill(owner)

@@ -18,16 +18,6 @@ EASY = [("1/2", "0.5"), ("$\\frac{1}{3}$", "0.5"), ("$x=5$", "$5$"), ("$x+1$", "
 RIGHT = [True, False, True, True, False]
 # each of these takes math-verify more than a second, most of them for ever
 ENDLESS = ["$9^{9^{9^{9}}}$", "9**9**9**9", "$((99!)!)!$", "1 " * 300_000]
-BROKEN = [
-    "(" * 5000 + "1" + ")" * 5000,
-    "x" * 1_000_000,
-    "1" * 1_000_000,
-    "\x00",
-    "\ud800",
-    "$\\frac{$",
-    "",
-    "\n" * 1000,
-]
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +83,6 @@ def test_an_endless_question_costs_its_limit_and_counts_as_not_equal(pool, answe
     watcher.join()
     assert highest_s[0] - before_s < 0.5 + 0.2  # the kernel counts in ticks of up to 10 ms
     assert pid not in pool.pids
-
-
-def test_malformed_questions_count_as_not_equal(pool):
-    assert pool.equal([(answer, "7") for answer in BROKEN]) == [False] * len(BROKEN)
 
 
 def test_a_worker_killed_between_questions_is_replaced(pool):

@@ -12,22 +12,19 @@ import fake_vllm
 import pytest
 import torch
 from language_models import language_model
-from math_runs import tiny_math, train_math, untimed_rows, warm
-from runs import cluster
+from math_runs import tiny_math, train_math, untimed_rows
 
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, Engine, GenerationConfig, VllmConfig, WeightUpdate
+from rlinf_embodied.config import DataConfig, VllmConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine, vllm_process
 from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, SamplingParams
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import StepContext, solo_context
-from rlinf_embodied.runtime.session import SerialSession
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
@@ -56,10 +53,6 @@ def change(policy):
     with torch.no_grad():
         for parameter in policy.module.parameters():
             parameter.mul_(0.5)
-
-
-def no_engine(*args, **settings):
-    raise RuntimeError("the device is full")
 
 
 def leave_tied_layers(model):
@@ -148,26 +141,6 @@ def test_an_engine_that_cannot_take_weights_is_ended_and_another_started(engine,
         change(policy)
 
 
-def test_an_engine_is_started_for_each_version_where_that_is_asked_for(engine):
-    policy = language_model("qwen2")
-    run(policy, update=WeightUpdate.restart)
-    change(policy)
-    assert_log_probs_are_those_of(policy, run(policy, version=1))
-    assert (engine.OldLLM.made, engine.OldLLM.running) == (2, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "update", "refusal"),
-    [("PackedLLM", "load", r"emptied \d+ parameters, such as"), ("StubbornLLM", "reload", "Model reloading")],
-)
-def test_a_way_that_vllm_refuses_is_named(engine, monkeypatch, kind, update, refusal):
-    monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
-    policy = language_model("qwen2")
-    run(policy, update=WeightUpdate(update))
-    with pytest.raises(ConfigError, match=rf"generation.vllm.update is '{update}'.*{refusal}.*use auto or restart"):
-        run(policy, version=1)
-
-
 def test_weights_that_did_not_arrive_stop_the_run_and_end_the_engine(engine, monkeypatch):
     monkeypatch.setattr(engine, "LLM", engine.PackedLLM)
     monkeypatch.setattr(vllm_process, "process_tied", leave_tied_layers)
@@ -190,15 +163,6 @@ def test_a_new_engine_that_computes_something_else_stops_the_run(engine, monkeyp
         run(policy, sampling=told)
 
 
-def test_another_policy_gets_another_engine_and_the_first_one_ends(engine):
-    run(language_model("qwen2", seed=0))
-    other = language_model("llama", seed=1)
-    assert_log_probs_are_those_of(other, run(other))
-    assert (engine.OldLLM.made, engine.OldLLM.running) == (2, 1)
-    vllm_engine.close_engine()
-    assert engine.OldLLM.running == 0
-
-
 @pytest.mark.slow
 def test_a_process_ends_with_its_owner_also_when_that_is_killed():
     child = (
@@ -214,13 +178,6 @@ def test_a_process_ends_with_its_owner_also_when_that_is_killed():
         assert process.stdout.readline() == b"waits\n"
         process.kill()
         assert process.stdout.read() == b""  # the pipe closes when the child is gone
-
-
-def test_greedy_tokens_are_asked_for_once_and_given_to_the_whole_group(engine):
-    policy = language_model("qwen2")
-    groups = run(policy, sampling=SamplingParams(max_new_tokens=5, temperature=0))
-    assert all(len(group.lengths) == 4 and (group.tokens == group.tokens[0]).all() for group in groups)
-    assert_log_probs_are_those_of(policy, groups, temperature=1.0)
 
 
 def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp_path):
@@ -252,29 +209,6 @@ def test_a_training_on_the_engine_has_the_newest_weights_in_it_each_time(engine,
     assert engine.OldLLM.made == 1
 
 
-def test_greedy_answers_of_an_evaluation_are_those_of_our_own_decoder(engine):
-    own, found = (evaluated(f"eval.engine={name}", "run.exact=false") for name in ("transformers", "vllm"))
-    assert engine.OldLLM.made == 1
-    assert found.shown == own.shown
-    assert (found.accuracy, found.length, found.forced) == (own.accuracy, own.length, own.forced)
-    assert found.sampled is not None
-    assert set(found.sampled.pass_at) == {1, 2}
-
-
-def evaluated(*overrides):
-    config = tiny_math("eval.num_problems=12", "eval.num_samples=2", *overrides)
-    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
-    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(asked, SerialSession(), cluster(1), last_step=7).run(0)
-
-
-def test_a_process_that_does_not_end_is_killed(monkeypatch):
-    monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
-    with subprocess.Popen(["sleep", "600"]) as process:
-        vllm_process._wait_for_end(os.pidfd_open(process.pid))
-        assert process.wait() == -signal.SIGKILL
-
-
 def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
         monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
@@ -285,16 +219,6 @@ def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypat
         ended = process.poll()
         process.kill()
     assert ended == -signal.SIGKILL
-
-
-def test_an_engine_that_could_not_be_replaced_leaves_none_behind(engine, monkeypatch):
-    policy = language_model("qwen2")
-    run(policy, update=WeightUpdate.restart)
-    monkeypatch.setattr(engine, "LLM", no_engine)
-    with pytest.raises(ConfigError, match=r"vLLM does not start.*the device is full"):
-        run(policy, version=1)
-    vllm_engine.close_engine()
-    assert engine.OldLLM.running == 0
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
@@ -320,19 +244,6 @@ def test_training_refuses_a_context_that_is_too_short_before_anything_starts(eng
     assert engine.OldLLM.made == 0
 
 
-def test_settings_that_vllm_does_not_start_with_are_named(engine):
-    with pytest.raises(ConfigError, match=r"tensor_parallel_size=3.*vLLM does not start.*initialization failed"):
-        run(language_model("qwen2"), tensor_parallel_size=3)
-    assert engine.OldLLM.running == 0
-
-
-def test_a_nucleus_is_refused(engine):
-    with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
-        GenerationConfig(engine=Engine.vllm, top_p=0.9)
-    with pytest.raises(ConfigError, match=r"top_p is 0.9.*use 1.0"):
-        run(language_model("qwen2"), sampling=SamplingParams(top_p=0.9))
-
-
 def test_exact_runs_refuse_the_engine():
     with pytest.raises(ConfigError, match=r"generation.engine is 'vllm', but run.exact=true.*run.exact=false"):
         compose_math(["generation.engine=vllm"])
@@ -340,24 +251,3 @@ def test_exact_runs_refuse_the_engine():
     assert config.generation.vllm == VllmConfig(gpu_memory_utilization=0.6)
     with pytest.raises(ConfigError, match=r"eval.engine is 'vllm', but run.exact=true.*eval.engine=transformers"):
         compose_math(["eval.engine=vllm"])
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("generation.vllm.gpu_memory_utilization=1.5", "gpu_memory_utilization is 1.5"),
-        ("generation.vllm.tensor_parallel_size=0", "tensor_parallel_size is 0"),
-        ("generation.vllm.max_model_len=1", "max_model_len is 1"),
-        ("generation.vllm.update=sync", "auto, load, reload, restart"),
-    ],
-)
-def test_impossible_settings_are_refused(override, message):
-    with pytest.raises(ConfigError, match=message):
-        compose_math([override])
-
-
-def test_evaluation_with_a_nucleus_is_refused():
-    with pytest.raises(ConfigError, match=r"generation.top_p is 0.9, but eval.engine=vllm.*eval.num_samples=0"):
-        compose_math(["eval.engine=vllm", "run.exact=false", "generation.top_p=0.9"])
-    greedy = ["eval.engine=vllm", "run.exact=false", "generation.top_p=0.9", "eval.num_samples=0"]
-    assert compose_math(greedy).eval.engine is Engine.vllm

@@ -15,7 +15,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.learning.checkpoint import weights_sha256
-from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS, FineTuningStage, cosine_with_warmup
+from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS, FineTuningStage
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.reasoning.warm_start import cache_folder, starting_policy
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -55,11 +55,6 @@ def test_each_setting_that_matters_has_a_model_of_its_own(monkeypatch, tmp_path)
     assert len({folder, *found}) == 1 + len(other)
 
 
-def test_with_adapters_the_model_from_scratch_is_still_fine_tuned_whole(monkeypatch, tmp_path) -> None:
-    whole = made(monkeypatch, tmp_path / "whole", few())[0]
-    assert made(monkeypatch, tmp_path / "lora", few("policy.lora.rank=4"))[0] == whole
-
-
 def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, tmp_path) -> None:
     config = few()
     stage = FineTuningStage(config)
@@ -83,22 +78,3 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
     taken = {stage._policy.decode(prompt) for block in range(NUM_BLOCKS) for prompt in stage._examples[block].prompts}
     held_out = GeneratedProblems("sum1-2-9", config.data.seed).batch(Split.test, 0, 200)
     assert not taken & {problem.question for problem in held_out}
-
-
-@pytest.mark.parametrize(("share", "worked"), [(0.0, 0), (1.0, 96)])
-def test_the_share_of_worked_examples(share: float, worked: int) -> None:
-    stage = FineTuningStage(few(f"warm_start.chain_of_thought_share={share}"))
-    stage.setup(solo_context(range(NUM_BLOCKS)))
-    texts = [stage._policy.decode(row) for block in range(NUM_BLOCKS) for row in stage._examples[block].completions]
-    assert len(texts) == 96
-    assert sum(";" in text for text in texts) == worked
-    assert all("#" in text for text in texts)
-
-
-def test_the_learning_rate_rises_and_falls_to_a_tenth() -> None:
-    rates = [cosine_with_warmup(step, 100, 2.0, warmup=10) for step in range(101)]
-    assert rates[:10] == pytest.approx([0.2 * (k + 1) for k in range(10)])
-    assert rates[10] == 2.0
-    assert rates[55] == pytest.approx(2.0 * 0.55)  # half-way
-    assert rates[100] == pytest.approx(0.2)
-    assert rates[10:] == sorted(rates[10:], reverse=True)

@@ -1,0 +1,62 @@
+"""Long methods report progress, so that none that works is taken for one that hangs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, warm
+from runs import cluster
+
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerStageConfig
+from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.runtime.worker_state import WorkerState
+
+
+@pytest.fixture
+def reports(monkeypatch) -> Counter[str]:
+    """How often each stage's method reported progress."""
+    seen: Counter[str] = Counter()
+    progress = WorkerState.progress
+
+    def counted(self) -> None:
+        seen[self._step[0]] += 1
+        progress(self)
+
+    monkeypatch.setattr(WorkerState, "progress", counted)
+    return seen
+
+
+def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
+    small = ["algorithm.tokens_per_microbatch=64", "algorithm.kl_coef=0.1", "algorithm.critic_warmup_iterations=0"]
+    config = tiny_math(*PPO[:3], *TWO_STEPS, *small)
+    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    for stage in ("generation", "old_log_probs", "reference", "critic", "actor"):
+        assert reports[f"{stage}.run"] > 4, reports  # one call of each
+
+
+def test_sampled_answers_report_progress_as_greedy_ones_do(reports) -> None:
+    """Each of 32 samples per problem takes a slot: their decoding takes many times as long as one greedy answer's."""
+    config = tiny_math("eval.num_problems=4", "eval.num_samples=32", "eval.forced_prefix=false")
+    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
+    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
+    evaluation = AnswerEvaluation(asked, SerialSession(), cluster(1), last_step=7)
+    evaluation.run(3)
+    greedy = reports["answers.run"]
+    evaluation.run(7)
+    assert greedy > 3
+    assert reports["answers.run"] - greedy > 4 * greedy
+
+
+def test_each_answer_of_a_users_reward_is_progress() -> None:
+    done = []
+    problem = Problem(0, "7+8-9=", "6", None, "sum", "sum2-2-9")
+    for concurrency in (1, 3):
+        options = {"function": lambda completion, problem: 1.0, "concurrency": concurrency}
+        with Verifier(PROMPT_TEMPLATES["compact"], **options, progress=lambda: done.append(1)) as verifier:
+            verifier.verify(["#6"] * 5, [problem] * 5)
+    assert len(done) == 10
