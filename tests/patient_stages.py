@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from rlinf_embodied.reasoning.actor_stage import PolicyLearner
+from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 
 LAST_BLOCK = 3
@@ -23,7 +23,7 @@ class PatientGeneration(GenerationStage):
         return super().run(step_context, inputs)
 
 
-class TellingActor(PolicyLearner):
+class TellingActor(ActorStage):
     """Leaves a file when it is done with the first block."""
 
     def run(self, step_context, inputs):
