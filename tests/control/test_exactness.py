@@ -13,7 +13,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 def alone_trees(replay: object, learner: object) -> list[dict]:
     """Returns a plan of the two stages that are left where nothing acts."""
-    return leaves(replay=replay, learner=learner)
+    return leaves(replay=replay, actor=learner)
 
 
 PLANS = {
