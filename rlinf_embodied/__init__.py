@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_embodied.config import (
-        ControlConfig,
         EvaluateAnswersConfig,
         EvaluateConfig,
         ExportConfig,
@@ -28,9 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "export", "train"]
 
 
-def train(
-    config: TrainConfig | ControlConfig | ImitationConfig | MathConfig, started: float | None = None
-) -> dict[str, Any]:
+def train(config: TrainConfig | ImitationConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
     """Trains, and returns what <run.dir>/summary.json holds.
 
     Args:
@@ -57,7 +54,7 @@ def train(
 
 def _job(config: object) -> Job:
     """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
-    from rlinf_embodied.config import ControlConfig, ImitationConfig, MathConfig, TrainConfig
+    from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
 
     if isinstance(config, TrainConfig):
         from rlinf_embodied.embodied.starting_point import require_start
@@ -66,10 +63,6 @@ def _job(config: object) -> Job:
         from rlinf_embodied.embodied.job import EmbodiedJob
 
         return EmbodiedJob(config)
-    if isinstance(config, ControlConfig):
-        from rlinf_embodied.control.job import ControlJob
-
-        return ControlJob(config)
     if isinstance(config, ImitationConfig):
         from rlinf_embodied.embodied.imitation_job import ImitationJob
 

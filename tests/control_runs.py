@@ -7,20 +7,25 @@ import functools
 import json
 from pathlib import Path
 
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.compose import compose_control
-from rlinf_embodied.config import ControlConfig
-from rlinf_embodied.control.job import ControlJob
-from rlinf_embodied.control.workflow import control_workflow
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import AlgorithmConfig, PolicyConfig, TrainConfig
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.planning.plan import resolve
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
 SMALL = {
     "env": "gymnasium",
+    "policy": "soft_actor",
+    "algorithm": "sac",
     "env.id": "Pendulum-v1",
     "env.horizon": 12,  # rollouts cut episodes
     "env.num_envs": 8,
@@ -48,31 +53,33 @@ RLPD = [
 DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 
 
-def reach(*overrides: str) -> ControlConfig:
+def reach(*overrides: str) -> TrainConfig:
     """Returns the config of a small run where there is a scripted expert."""
     return small(*(f"{key}={value}" for key, value in REACH.items()), *overrides)
 
 
-def recorded(algorithm: str, folder: Path, *overrides: str) -> ControlConfig:
+def recorded(algorithm: str, folder: Path, *overrides: str) -> TrainConfig:
     """Returns the config of a small run that learns from the transitions of another one on Pendulum."""
     words = [f"algorithm={algorithm}", f"data={folder}/checkpoints/latest", "algorithm.updates_per_iteration=4"]
     return small("algorithm.updates_per_step=0.1", *words, *overrides)
 
 
-def small(*overrides: str) -> ControlConfig:
+def small(*overrides: str) -> TrainConfig:
     """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
     given = SMALL | dict(text.split("=", 1) for text in overrides)
+    if given["algorithm"] in ("bc", "dagger"):  # which have no critics
+        given["algorithm.critic_hidden_size"] = "None"
     return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
 
 
 @functools.cache  # composing takes a fifth of a second
-def _composed(overrides: tuple[str, ...]) -> ControlConfig:
-    return compose_control(overrides)
+def _composed(overrides: tuple[str, ...]) -> TrainConfig:
+    return compose_train(overrides)
 
 
-def train(config: ControlConfig, code: int = 0) -> dict:
+def train(config: TrainConfig, code: int = 0) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(ControlJob(config)).run() == code
+    assert Trainer(EmbodiedJob(config)).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
@@ -80,29 +87,47 @@ def train(config: ControlConfig, code: int = 0) -> dict:
 def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the four stages."""
     loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("learner", learner))]
+    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("actor", learner))]
     return [{"tree": {"temporal": [{"loop": loop}, *leaves]}}]
 
 
-def starting_folder(config: ControlConfig) -> Path:
+def starting_folder(config: TrainConfig) -> Path:
     """Returns the folder of the policy that a run starts from."""
     one = Cluster("test", "cpu", 1, 1, 0)
-    return ControlJob(config).starting_policy(SerialSession(), one, lambda *progress: None)
+    return EmbodiedJob(config).starting_policy(SerialSession(), one, lambda *progress: None)
 
 
-def executor_for(config: ControlConfig, plan: list[dict], devices: int, session: Session) -> Executor:
+def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> Executor:
     """Returns the workflow of `config` under a plan."""
-    workflow = control_workflow(config, str(starting_folder(config)))
+    workflow = training_workflow(config, str(starting_folder(config)))
     return Executor(
         workflow, resolve("test", plan, devices, workflow), session, Cluster("test", "cpu", devices, devices, 0)
     )
 
 
-def trained(config: ControlConfig, plan: list[dict], devices: int, session: Session, iterations: int = 4) -> tuple:
+def trained(config: TrainConfig, plan: list[dict], devices: int, session: Session, iterations: int = 4) -> tuple:
     """Returns the digest of all weights and the metrics of some iterations."""
-    executor, job, progress, metrics = executor_for(config, plan, devices, session), ControlJob(config), Progress(), []
+    executor, job, progress, metrics = executor_for(config, plan, devices, session), EmbodiedJob(config), Progress(), []
     for _ in range(iterations):
         metrics.append(job.run_iteration(executor, progress)[1])
         progress.iteration += 1
-    (digest,) = set(executor.call("learner", "weights_digest", StepContext(iterations)))
+    (digest,) = set(executor.call("actor", "weights_digest", StepContext(iterations)))
     return digest, metrics
+
+
+def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):
+    """Returns an algorithm as the learner stage makes it, alone with its blocks."""
+    return kind(
+        Training(
+            algorithm=algorithm,
+            policy=policy,
+            settings=PolicyConfig(),
+            seed=seed,
+            block_size=1,
+            num_iterations=1,
+            exact=True,
+            reducer=ExactReducer(SoloGroup(), (0,) * num_blocks),
+            context=solo_context(range(num_blocks)),
+            copy=lambda: policy,
+        )
+    )

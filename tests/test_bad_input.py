@@ -20,7 +20,7 @@ from scripts import call
 from rlinf_embodied.learning import checkpoint
 
 VLA, MATH, SFT, EXPORT = "train_vla", "train_llm_math", "train_sft", "export_dataset"
-CONTROL = "train_control"
+SAC = "train_vla algorithm=sac"  # with other sections than VLA
 EVALUATE, PLAN, EMULATE = "evaluate", "plan", "emulate"
 PATIENCE_S = 20.0  # of processor time: what is imported for a message, whatever else the machine does
 
@@ -75,10 +75,6 @@ CONFIG: list[tuple[str, str, list[str]]] = [
         *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
         ["hierarchy.frozen is True", "never does what it is told", "warm_start.checkpoint=<dir>"],
     ),
-    (
-        *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] hierarchy.algorithm.name=grpo"),
-        ["hierarchy.algorithm.name is 'grpo'", "by PPO", "use ppo"],
-    ),
     # algorithm
     (VLA, "algorithm=pp0", ["algorithm is 'pp0'", "did you mean algorithm=ppo?"]),
     (VLA, "algorithm.lr=0", ["algorithm.lr is 0.0", "positive"]),
@@ -108,33 +104,40 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     ),
     (VLA, "algorithm.max_resamples=-1", ["algorithm.max_resamples is -1", "not be negative", "use 0"]),
     # learning from transitions
-    (CONTROL, "algorithm=sak", ["algorithm is 'sak'", "did you mean algorithm=sac?"]),
-    (CONTROL, "cluster.cpu_devices=2", ["cluster.cpu_devices is 2", "train_vla.py", "leave it out"]),
-    (CONTROL, "algorithm.batch_size=0", ["algorithm.batch_size is 0", "at least 1", "positive number"]),
-    (CONTROL, "algorithm.batch_size=255", ["algorithm.batch_size is 255", "2 blocks", "use 254"]),
-    (CONTROL, "algorithm.capacity=32", ["algorithm.capacity is 32", "an iteration gathers", "64"]),
-    (CONTROL, "algorithm=iql", ["data is None", "learns from recorded transitions", "give data="]),
-    (CONTROL, "algorithm=bc data=x algorithm.expert_steps=9", ["algorithm.expert_steps is 9", "no env step", "use 0"]),
-    (CONTROL, "algorithm=dagger data=x algorithm.expert_steps=0", ["data is 'x'", "learns from what it gathers"]),
-    (CONTROL, "algorithm=rlpd data=x", ["algorithm.expert_steps is 4000", "holds the demonstrations", "use 0"]),
-    (CONTROL, "algorithm=dagger algorithm.expert_steps=0", ["algorithm.expert_steps is 0", "begins with", "use 2000"]),
-    (CONTROL, "algorithm.demonstration_share=2", ["algorithm.demonstration_share is 2.0", "share", "use 0.5"]),
-    (CONTROL, "algorithm=iql data=x algorithm.expectile=1", ["algorithm.expectile is 1.0", "(0, 1)", "use 0.7"]),
-    (CONTROL, "algorithm.lr=0", ["algorithm.lr is 0.0", "positive"]),
-    (CONTROL, "algorithm.updates_per_step=-1", ["algorithm.updates_per_step is -1.0", "positive"]),
-    (CONTROL, "algorithm.warmup_steps=-1", ["algorithm.warmup_steps is -1", "not be negative", "use 0"]),
-    (CONTROL, "algorithm.gamma=1", ["algorithm.gamma is 1.0", "[0, 1)", "use 0.99"]),
-    (CONTROL, "algorithm.tau=0", ["algorithm.tau is 0.0", "(0, 1]", "use 0.005"]),
-    (CONTROL, "algorithm.target_critics=3", ["algorithm.target_critics is 3", "num_critics=2", "at most 2"]),
-    (CONTROL, "algorithm.critic_layers=0", ["algorithm.critic_layers is 0", "hidden layers", "use 2"]),
-    (CONTROL, "algorithm.entropy_coef=-1", ["algorithm.entropy_coef is -1.0", "not be negative", "use null"]),
-    (CONTROL, "algorithm.reduction=fast", ["algorithm.reduction is 'fast'", "fixed order", "run.exact=false"]),
-    (CONTROL, "algorithm.clip_low=1", ["algorithm.clip_low is unknown", "algorithm has name"]),
-    (CONTROL, "env.chunk=5", ["env.chunk is 5", "a transition is one env step", "use env.chunk=1"]),
-    (CONTROL, "env.cameras=[rgb_array]", ["env.cameras is ['rgb_array']", "no images", "use env.cameras=[]"]),
-    (CONTROL, "env.auto_reset=false env.carry_over=false", ["env.auto_reset is False", "set env.auto_reset=true"]),
-    (CONTROL, "env.carry_over=false", ["env.chunks_per_rollout is 8", "env.carry_over=true"]),
-    (CONTROL, "policy.temperature=0.5", ["policy.temperature is 0.5", "log-probs", "use 1.0"]),
+    (SAC, "algorithm=sak", ["algorithm is 'sak'", "did you mean algorithm=sac?"]),
+    (SAC, "algorithm.batch_size=0", ["algorithm.batch_size is 0", "at least 1", "positive number"]),
+    (SAC, "algorithm.batch_size=255", ["algorithm.batch_size is 255", "2 blocks", "use 254"]),
+    (SAC, "algorithm.capacity=32", ["algorithm.capacity is 32", "an iteration gathers", "64"]),
+    (SAC, "algorithm=iql", ["data is None", "learns from recorded transitions", "give data="]),
+    (
+        VLA,
+        SAC + "algorithm=bc data=x algorithm.expert_steps=9",
+        ["algorithm.expert_steps is 9", "no env step", "use 0"],
+    ),
+    (SAC, "algorithm=dagger data=x algorithm.expert_steps=0", ["data is 'x'", "learns from what it gathers"]),
+    (SAC, "algorithm=rlpd data=x", ["algorithm.expert_steps is 4000", "holds the demonstrations", "use 0"]),
+    (
+        VLA,
+        SAC + "algorithm=dagger algorithm.expert_steps=0",
+        ["algorithm.expert_steps is 0", "begins with", "use 2000"],
+    ),
+    (SAC, "algorithm.demonstration_share=2", ["algorithm.demonstration_share is 2.0", "share", "use 0.5"]),
+    (SAC, "algorithm=iql data=x algorithm.expectile=1", ["algorithm.expectile is 1.0", "(0, 1)", "use 0.7"]),
+    (SAC, "algorithm.lr=0", ["algorithm.lr is 0.0", "positive"]),
+    (SAC, "algorithm.updates_per_step=-1", ["algorithm.updates_per_step is -1.0", "positive"]),
+    (SAC, "algorithm.warmup_steps=-1", ["algorithm.warmup_steps is -1", "not be negative", "use 0"]),
+    (SAC, "algorithm.gamma=1", ["algorithm.gamma is 1.0", "[0, 1)", "use 0.99"]),
+    (SAC, "algorithm.tau=0", ["algorithm.tau is 0.0", "(0, 1]", "use 0.005"]),
+    (SAC, "algorithm.target_critics=3", ["algorithm.target_critics is 3", "num_critics=2", "at most 2"]),
+    (SAC, "algorithm.critic_layers=0", ["algorithm.critic_layers is 0", "hidden layers", "use 2"]),
+    (SAC, "algorithm.entropy_coef=-1", ["algorithm.entropy_coef is -1.0", "not be negative", "use null"]),
+    (SAC, "algorithm.reduction=fast", ["algorithm.reduction is 'fast'", "fixed order", "run.exact=false"]),
+    (SAC, "algorithm.clip_low=1", ["algorithm.clip_low is unknown", "algorithm has _target_"]),
+    (SAC, "env.chunk=5", ["env.chunk is 5", "a transition is one env step", "use env.chunk=1"]),
+    (SAC, "env.cameras=[rgb_array]", ["env.cameras is ['rgb_array']", "see a state", "use env.cameras=[]"]),
+    (SAC, "env.auto_reset=false env.carry_over=false", ["env.auto_reset is False", "set env.auto_reset=true"]),
+    (SAC, "env.carry_over=false", ["env.chunks_per_rollout is 8", "env.carry_over=true"]),
+    (SAC, "policy.temperature=0.5", ["policy.temperature is 0.5", "log-probs", "use 1.0"]),
     # warm start
     (
         VLA,
@@ -369,7 +372,8 @@ def words_of(command: str, words: str, places: dict[str, str]) -> list[str]:
     given = [word.format(**places) for word in words.split()]
     if command == VLA:
         return tiny_overrides(f"run.dir={places['new']}", *given)
-    return [f"run.dir={places['new']}", *given]
+    transitions = ["env=gymnasium", "policy=soft_actor", "algorithm=sac"] if command == SAC else []
+    return [f"run.dir={places['new']}", *transitions, *given]
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -377,7 +381,7 @@ def words_of(command: str, words: str, places: dict[str, str]) -> list[str]:
     ("command", "words", "parts"), [*CONFIG, *MACHINE, *FOLDERS], ids=lambda part: part if isinstance(part, str) else ""
 )
 def test_bad_input(places, monkeypatch, capsys, command: str, words: str, parts: list[str]) -> None:
-    code, _, err = call(monkeypatch, capsys, command, *words_of(command, words, places))
+    code, _, err = call(monkeypatch, capsys, command.split()[0], *words_of(command, words, places))
     assert code == 2, err
     assert err.startswith("error: ")
     assert err.count("\n") == 1

@@ -9,7 +9,6 @@ import yaml
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     choices,
-    compose_control,
     compose_evaluate,
     compose_export,
     compose_math,
@@ -20,28 +19,28 @@ from rlinf_embodied.compose import (
     to_yaml,
 )
 from rlinf_embodied.config import (
-    AlgorithmName,
     Backend,
-    ControlConfig,
     EnvConfig,
     EvaluateConfig,
     Exactness,
+    GRPOConfig,
     ImitationConfig,
     MathConfig,
+    PPOConfig,
     Reward,
     TrainConfig,
 )
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in groups(TrainConfig) for name in choices(group)]
-CONTROL_CHOICES = [(group, name) for group in groups(ControlConfig) for name in choices(group, ControlConfig)]
 MATH_CHOICES = [(group, name) for group in groups(MathConfig) for name in choices(group, MathConfig)]
+STATE = ["policy=soft_actor", "env.cameras=[]"]  # of a policy that learns from transitions
 NEEDS = {  # have no default
     "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
     "maniskill": ["env.task=PickCube-v1"],
-    "iql": ["data=x"],
-    "bc": ["data=x"],
+    **{name: ["data=x", *STATE] for name in ("iql", "bc")},
+    **{name: STATE for name in ("sac", "rlpd", "dagger")},  # noqa: C420
 }
 
 
@@ -86,9 +85,7 @@ def test_every_file_under_configs_is_a_choice_or_a_main_config():
     files = {str(path.relative_to(CONFIG_DIR)) for path in CONFIG_DIR.rglob("*") if path.is_file()}
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
     expected |= {f"reasoning/{group}/{name}.yaml" for group, name in MATH_CHOICES if group != "cluster"}
-    own = ("algorithm", "plan", "run")
-    expected |= {f"control/{group}/{name}.yaml" for group, name in CONTROL_CHOICES if group in own}
-    expected |= {"train_vla.yaml", "train_control.yaml", "evaluate.yaml"}
+    expected |= {"train_vla.yaml", "evaluate.yaml"}
     expected |= {"train_llm_math.yaml", "evaluate_answers.yaml", "train_sft.yaml", "export_dataset.yaml"}
     assert {file for file in files if not file.startswith(("profiles/", "models/"))} == expected
 
@@ -101,13 +98,6 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     assert config.num_blocks % config.blocks_per_batch == 0
 
 
-@pytest.mark.parametrize(("group", "name"), [c for c in CONTROL_CHOICES if c[0] != "policy"], ids=lambda part: part)
-def test_every_choice_of_learning_from_transitions_composes(group, name):
-    config = compose_control([f"{group}={name}", *NEEDS.get(name, [])])
-    assert isinstance(config, ControlConfig)
-    assert config.env.chunk == 1
-
-
 @pytest.mark.parametrize("group", groups(EvaluateConfig))
 def test_evaluation_takes_the_choices_of_its_groups(group):
     for name in choices(group):
@@ -117,7 +107,7 @@ def test_evaluation_takes_the_choices_of_its_groups(group):
 def test_the_default_is_the_demo():
     config = compose_train([])
     assert (config.env.task, config.policy.name) == ("PickCube-v1", "tiny_vla")
-    assert (config.algorithm.name, config.plan.name, config.cluster.session) == (AlgorithmName.ppo, "auto", "ray")
+    assert (type(config.algorithm), config.plan.name, config.cluster.session) == (PPOConfig, "auto", "ray")
     assert len(config.env.cameras) == 2
 
 
@@ -171,7 +161,7 @@ def test_a_file_from_before_there_was_a_choice_of_exactness_is_read(tmp_path):
 
 def test_grpo_brings_whole_episodes_and_follows_the_horizon():
     config = compose_train(["algorithm=grpo", "env.horizon=60", "env.chunk=4"])
-    assert config.algorithm.name is AlgorithmName.grpo
+    assert type(config.algorithm) is GRPOConfig
     assert not config.env.auto_reset
     assert config.env.chunks_per_rollout == 15  # 60 / 4
 

@@ -25,7 +25,7 @@ from rlinf_embodied.compose.composition import (
 )
 from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.overrides import chosen, names_of
-from rlinf_embodied.config import ControlConfig, ImitationConfig, MathConfig, TrainConfig
+from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
 
 __all__ = [
     "CONFIG_DIR",
@@ -34,7 +34,6 @@ __all__ = [
     "chosen",
     "compose",
     "compose_answers",
-    "compose_control",
     "compose_evaluate",
     "compose_export",
     "compose_math",
@@ -64,8 +63,3 @@ def compose_sft(overrides: Sequence[str] = ()) -> ImitationConfig:
 def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
     """Returns the config of experiments/train_llm_math.py; raises ConfigError as `compose` does."""
     return compose(MathConfig, overrides)
-
-
-def compose_control(overrides: Sequence[str] = ()) -> ControlConfig:
-    """Returns the config of experiments/train_control.py; raises ConfigError as `compose` does."""
-    return compose(ControlConfig, overrides)

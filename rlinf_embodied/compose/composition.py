@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.compose.explain import did_you_mean, explained, keys
 from rlinf_embodied.compose.overrides import SWITCHES, read_override
 from rlinf_embodied.config import (
-    ControlConfig,
+    AlgorithmConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
     ExportConfig,
@@ -29,15 +29,15 @@ from rlinf_embodied.config import (
     MathConfig,
     TrainConfig,
 )
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.plug_ins import load_plug_in, load_target
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a preset of a group could
 # the file that lists the presets of a command; other schemas have none
 _FILES: dict[type, str] = {
     TrainConfig: "train_vla",
-    ControlConfig: "train_control",
     ImitationConfig: "train_sft",
     MathConfig: "train_llm_math",
     EvaluateConfig: "evaluate",
@@ -49,6 +49,7 @@ _EXAMPLES = {  # of keys without a default
     "data": "data=<file>.h5, data=<LeRobot folder>, or several of them joined by commas",
     "out": "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot",
 }
+_PPO = "rlinf_embodied.config.PPOConfig"
 _OWN = "_self_"  # the place of the file's own values among its presets
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
 _RESOLVERS = {  # what files under configs/ may compute from other keys
@@ -95,6 +96,7 @@ def compose(
     for name, resolver in _RESOLVERS.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     sections, source = sections or {}, "the command line"
+    schema = _with_algorithm(schema, _algorithm_of(overrides))
     try:
         given = [read_override(text, schema, list(groups(schema))) for text in overrides]
         chosen = {key: value for key, value in given if key in groups(schema)}
@@ -117,7 +119,7 @@ def compose(
             if key not in chosen:
                 OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
         _require_given(config, schema)
-        return typing.cast(_Config, OmegaConf.to_object(config))
+        return _plain(OmegaConf.to_object(config))
     except (OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, source) from error
 
@@ -139,8 +141,9 @@ def load(path: Path, schema: type[_Config]) -> _Config:
         ConfigError: the file cannot be read, or does not fit the schema.
     """
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), _switched(read_mapping(path)))
-        return typing.cast(_Config, OmegaConf.to_object(merged))
+        data = _switched(read_mapping(path))
+        schema = _with_algorithm(schema, _target(data.get("algorithm")))
+        return _plain(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), data)))
     except (OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, str(path)) from error
 
@@ -175,10 +178,51 @@ def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
     return variant | {"staleness": data["staleness"]} if "staleness" in data else variant
 
 
+# ------------------------------------------------------------------------------------------------- the algorithm's keys
+@functools.cache
+def _with_algorithm(schema: type[_Config], target: str) -> type[_Config]:
+    """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`.
+
+    Raises:
+        ConfigError: algorithm._target_ is no dataclass of an algorithm.
+    """
+    if schema is not TrainConfig:
+        return schema
+    path, rule = "algorithm._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
+    kind = load_plug_in(target, path)
+    fits = isinstance(kind, type) and issubclass(kind, AlgorithmConfig) and is_dataclass(kind)
+    require(fits, path, target, rule, "see docs/own_algorithm.md")
+    return make_dataclass(schema.__name__, [("algorithm", kind)], bases=(schema,), kw_only=True)  # pyright: ignore
+
+
+def _algorithm_of(overrides: Sequence[str]) -> str:
+    """Returns algorithm._target_ as the overrides have it, by themselves or by the preset that they choose."""
+    given = dict(text.partition("=")[::2] for text in overrides)
+    if "algorithm._target_" in given:
+        return given["algorithm._target_"].strip("'\"")
+    value = given.get("algorithm", "ppo").strip("'\"")
+    path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
+    path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
+    layers = _layers(path, "algorithm") if path.is_file() else []
+    found = [_target(layer.get("algorithm")) for layer in layers]
+    return found[-1] if found else _PPO  # whoever reads the preset says what is wrong with it
+
+
+def _target(section: object) -> str:
+    return str(section.get("_target_", _PPO)) if isinstance(section, Mapping) else _PPO
+
+
+def _plain(config: object) -> typing.Any:
+    """Returns a config as an object of the schema's own class."""
+    if type(config) is TrainConfig or not isinstance(config, TrainConfig):
+        return config
+    return TrainConfig(**{entry.name: getattr(config, entry.name) for entry in fields(config)})
+
+
 @functools.cache
 def _listed(schema: type) -> tuple[tuple[str, Preset], ...]:
     """Returns the `defaults` of a command's file: (group, preset), and (_self_, the file itself) at its place."""
-    name = _FILES.get(schema)
+    name = next((_FILES[one] for one in schema.__mro__ if one in _FILES), None)
     if name is None:
         return ()
     listed = []

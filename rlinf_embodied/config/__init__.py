@@ -1,14 +1,14 @@
 """The configuration: one typed dataclass per section, checked when built; imports neither torch, ray nor omegaconf.
 
     env.py        the section `env`
-    learning.py   the sections `policy`, `algorithm`, `warm_start`, `sft`
+    learning.py   the sections `policy`, `warm_start`, `sft`
+    algorithms.py the section `algorithm`, a dataclass for each algorithm
     hierarchy.py  the section `hierarchy` of training in simulators
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
     memory.py     the section `memory` of experiments/plan.py
     run.py        the sections `run`, `wandb`, `trackio`, `eval`, `checkpoint`
-    control.py    what experiments/train_control.py reads, its section `algorithm` among it
     commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
 
@@ -16,6 +16,22 @@ Every default lives here; the files under configs/ only say what differs.  A che
 and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
 """
 
+from rlinf_embodied.config.algorithms import (
+    AlgorithmConfig,
+    BehaviourCloningConfig,
+    CriticsConfig,
+    DaggerConfig,
+    GRPOConfig,
+    IQLConfig,
+    Level,
+    OnPolicyConfig,
+    PPOConfig,
+    Reduction,
+    ReplayConfig,
+    SACConfig,
+    Sharding,
+    Source,
+)
 from rlinf_embodied.config.commands import (
     FREE_ON_RESUME,
     KEPT_ON_RESUME,
@@ -29,18 +45,13 @@ from rlinf_embodied.config.commands import (
     ProfiledConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.control import ControlAlgorithmConfig, ControlConfig, ControlName
 from rlinf_embodied.config.env import Backend, EnvConfig, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
-    AlgorithmConfig,
-    AlgorithmName,
     CloningConfig,
     Critic,
-    Level,
     PolicyConfig,
-    Reduction,
     Schedule,
     StartConfig,
     WarmStartConfig,
@@ -57,7 +68,6 @@ from rlinf_embodied.config.reasoning import (
     ReasoningName,
     RewardConfig,
     SamplesConfig,
-    Sharding,
     VllmConfig,
     WeightUpdate,
 )
@@ -68,16 +78,15 @@ __all__ = [
     "KEPT_ON_RESUME",
     "MAX_STALENESS",
     "AlgorithmConfig",
-    "AlgorithmName",
     "AnswerEvalConfig",
     "Backend",
+    "BehaviourCloningConfig",
     "CheckpointConfig",
     "CloningConfig",
     "ClusterConfig",
-    "ControlAlgorithmConfig",
-    "ControlConfig",
-    "ControlName",
     "Critic",
+    "CriticsConfig",
+    "DaggerConfig",
     "DataConfig",
     "EmulationConfig",
     "Engine",
@@ -88,8 +97,10 @@ __all__ = [
     "Exactness",
     "ExportConfig",
     "FineTuningConfig",
+    "GRPOConfig",
     "GenerationConfig",
     "HierarchyConfig",
+    "IQLConfig",
     "ImitationConfig",
     "LanguagePolicyConfig",
     "Level",
@@ -97,6 +108,8 @@ __all__ = [
     "LossLevel",
     "MathConfig",
     "MemoryConfig",
+    "OnPolicyConfig",
+    "PPOConfig",
     "PlanConfig",
     "PlanningConfig",
     "PolicyConfig",
@@ -106,12 +119,15 @@ __all__ = [
     "ReasoningName",
     "RecoveryConfig",
     "Reduction",
+    "ReplayConfig",
     "Reward",
     "RewardConfig",
     "RunConfig",
+    "SACConfig",
     "SamplesConfig",
     "Schedule",
     "Sharding",
+    "Source",
     "StartConfig",
     "TinyLMConfig",
     "TrackioConfig",

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rlinf_embodied.config.algorithms import AlgorithmConfig, Source, require_exact
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
-from rlinf_embodied.config.learning import (
-    AlgorithmConfig,
-    AlgorithmName,
-    CloningConfig,
-    PolicyConfig,
-    StartConfig,
-    WarmStartConfig,
-    require_exact,
-)
+from rlinf_embodied.config.learning import CloningConfig, PolicyConfig, StartConfig, WarmStartConfig
 from rlinf_embodied.config.machine import (
     ClusterConfig,
     PlanConfig,
@@ -61,6 +54,7 @@ class TrainConfig:
     algorithm: AlgorithmConfig
     plan: PlanConfig
     cluster: ClusterConfig
+    data: str | None = None  # recorded transitions: checkpoints of runs that acted, joined by commas
     run: RunConfig = field(default_factory=RunConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
@@ -74,28 +68,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
         env.on_cores(self.cluster.cpu_devices)
-        if algorithm.name is AlgorithmName.grpo:
-            require(
-                env.block_size % algorithm.group_size == 0,
-                "env.block_size",
-                env.block_size,
-                f"a group of algorithm.group_size={algorithm.group_size} episodes stays within one block",
-                "make the block a multiple of the group",
-            )
-            require(
-                not env.auto_reset,
-                "env.auto_reset",
-                env.auto_reset,
-                "GRPO compares whole episodes, one per row",
-                "set env.auto_reset=false",
-            )
-            require(
-                algorithm.min_groups <= env.num_envs // algorithm.group_size,
-                "algorithm.min_groups",
-                algorithm.min_groups,
-                f"env.num_envs={env.num_envs} rows hold {env.num_envs // algorithm.group_size} groups",
-                "use fewer groups or more envs",
-            )
+        algorithm.check(self)
         needed = env.chunks_per_episode
         require(
             env.carry_over or env.chunks_per_rollout >= needed,
@@ -119,6 +92,14 @@ class TrainConfig:
         for path, one in learning.items():
             require_exact(self.run.exact, path, one.reduction, one.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
+        rule = f"{algorithm.name} learns from rollouts"
+        unused = self.data is None or algorithm.learns_from is Source.transitions
+        require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql or bc")
+
+    @property
+    def files(self) -> list[str]:
+        """The folders that `data` names."""
+        return [part.strip() for part in (self.data or "").split(",") if part.strip()]
 
 
 @dataclass(kw_only=True, slots=True)

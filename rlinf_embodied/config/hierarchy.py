@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlinf_embodied.config.algorithms import AlgorithmConfig, PPOConfig, Sharding
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.config.env import EnvConfig
-from rlinf_embodied.config.learning import (
-    AlgorithmConfig,
-    AlgorithmName,
-    Critic,
-    PolicyConfig,
-    Sharding,
-    WarmStartConfig,
-)
+from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 
 
 def _is_finite(x: object) -> bool:
@@ -33,12 +27,12 @@ class HighLevelPolicyConfig(PolicyConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class HighLevelAlgorithmConfig(AlgorithmConfig):
-    """An AlgorithmConfig whose keys begin with hierarchy."""
+class HighLevelAlgorithmConfig(PPOConfig):
+    """A PPOConfig whose keys begin with hierarchy."""
 
     def __post_init__(self) -> None:
         with within("hierarchy"):
-            AlgorithmConfig.__post_init__(self)
+            PPOConfig.__post_init__(self)
 
 
 def _high_level_policy() -> PolicyConfig:
@@ -53,7 +47,7 @@ def _high_level_policy() -> PolicyConfig:
     )
 
 
-def _high_level_algorithm() -> AlgorithmConfig:
+def _high_level_algorithm() -> PPOConfig:
     return HighLevelAlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
 
 
@@ -75,7 +69,7 @@ class HierarchyConfig:
     frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
     checkpoint: str | None = None  # a high-level policy to start from; None: random weights
     policy: PolicyConfig = field(default_factory=_high_level_policy)
-    algorithm: AlgorithmConfig = field(
+    algorithm: PPOConfig = field(
         default_factory=_high_level_algorithm
     )  # PPO; gamma is per env step, gae_lambda per decision
 
@@ -97,11 +91,6 @@ class HierarchyConfig:
         rule, action = "it is the upper bound of a goal whose lower one is hierarchy.goal_low", "leave it out"
         require(not unused, "hierarchy.goal_high", self.goal_high, rule, action)
         self._check_goals()
-        name, rule = (
-            self.algorithm.name,
-            "a high-level policy is trained on the rewards of a few env steps each, by PPO",
-        )
-        require(name is AlgorithmName.ppo, "hierarchy.algorithm.name", name.value, rule, "use ppo")
 
     def _check_goals(self) -> None:
         size = len(self.columns)
@@ -159,8 +148,8 @@ def require_hierarchy(
     steps = env.chunks_per_rollout
     rule = f"a rollout has env.chunks_per_rollout={steps} chunk-steps, in which there would be no second decision"
     require(hierarchy.every < steps, "hierarchy.every", hierarchy.every, rule, f"use {max(1, steps // 2)}")
-    name, rule = algorithm.name, "groups of episodes do not tell decisions within them apart, as a critic does"
-    require(name is AlgorithmName.ppo, "algorithm.name", name.value, rule, "use algorithm=ppo")
+    rule = "only an algorithm with a critic can tell the decisions within an episode apart"
+    require(isinstance(algorithm, PPOConfig), "algorithm._target_", algorithm._target_, rule, "use algorithm=ppo")
     sharding = hierarchy.algorithm.sharding
     rule = "the high-level policy is trained whole"
     require(sharding is Sharding.none, "hierarchy.algorithm.sharding", sharding.value, rule, "leave it out")

@@ -1,4 +1,4 @@
-"""The sections `policy`, `algorithm`, `warm_start` and `sft`: what is trained, how, and what it starts from."""
+"""The sections `policy`, `warm_start` and `sft`: what is trained, and what it starts from."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from enum import StrEnum
 from typing import Any
 
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.config.language import Precision
-from rlinf_embodied.config.run import Exactness
 
 
 class Critic(StrEnum):
@@ -59,161 +57,6 @@ class PolicyConfig:
             f"it must be a multiple of policy.num_heads={self.num_heads}",
             "change one of the two",
         )
-
-
-class AlgorithmName(StrEnum):
-    """The reinforcement-learning algorithm."""
-
-    ppo = "ppo"
-    grpo = "grpo"
-
-
-class Level(StrEnum):
-    """How far log-probs are summed before a ratio is formed."""
-
-    token = "token"
-    action = "action"
-    chunk = "chunk"
-
-
-class Reduction(StrEnum):
-    """How gradients are summed over workers."""
-
-    auto = "auto"  # exact on a CPU, fast on an accelerator
-    exact = "exact"  # along one fixed binary tree over blocks: the same bits for every plan and worker count
-    fast = "fast"  # all-reduce
-
-
-class Sharding(StrEnum):
-    """Where the actor's weights and optimizer state live while it trains."""
-
-    none = "none"  # whole, in each of its workers
-    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
-
-
-def require_correction(staleness: int, tis_cap: float | None) -> None:
-    """Checks that samples of earlier weights are corrected for.
-
-    Raises:
-        ConfigError: they are not.
-    """
-    require(
-        staleness == 0 or tis_cap is not None,
-        "algorithm.tis_cap",
-        tis_cap,
-        f"with a staleness of {staleness} (plan.max_staleness, or the plan's) other weights sample than are trained, "
-        "and truncated importance weights correct for them",
-        "use algorithm.tis_cap=2.0, or plan.max_staleness=0",
-    )
-
-
-def require_ratio_bounds(
-    clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
-) -> None:
-    """Checks what bounds importance ratios beside the clip range.
-
-    Raises:
-        ConfigError: a bound is of no use.
-    """
-    rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
-    above = dual_clip is None or dual_clip > 1 + clip_high
-    require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
-    rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
-    require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
-    capped = tis_cap is None or tis_cap > 0
-    require(capped, "algorithm.tis_cap", tis_cap, "it must be positive", "use 2.0, or null")
-
-
-@dataclass(kw_only=True, slots=True)
-class AlgorithmConfig:
-    """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
-
-    name: AlgorithmName = AlgorithmName.ppo
-    ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = (
-        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
-    )
-    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
-    epochs: int = 4
-    num_minibatches: int = 5  # a minibatch is one slice of every block
-    lr: float = 1.5e-4
-    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
-    max_grad_norm: float = 0.5
-    entropy_coef: float = 0.0
-    sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
-    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
-    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
-    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
-    ratio_tolerance: float | None = (
-        None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
-    )
-    tis_cap: float | None = (
-        None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
-    )
-    target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
-    reduction: Reduction = Reduction.auto
-    # PPO
-    gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
-    gae_lambda: float = 0.97  # per env step
-    bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
-    value_lr: float = 1e-3  # of what only the critic has
-    value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
-    value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
-    value_max_grad_norm: float = 1.0
-    one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
-    value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
-    critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
-    # GRPO
-    group_size: int = 8  # episodes from one initial state
-    success_only: bool = True  # the return of an episode is its success, not its shaped reward
-    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
-    max_resamples: int = 2  # ... and replaced by further rollouts, at most so many
-    min_groups: int = 8  # resample until so many groups are left
-    length_normalized: bool = True  # every episode weighs the same, however long
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
-            value = getattr(self, name)
-            require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
-        whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
-        require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
-        rule = "a policy in slices has an optimizer of its own"
-        require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
-        trains_critic, rule = self.name is AlgorithmName.ppo, "GRPO has no critic"
-        require(trains_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
-        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
-            value = getattr(self, name)
-            bounded = name in ("lr", "value_lr")  # an infinite bound is none
-            holds = 0 < value < math.inf if bounded else value > 0
-            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
-        for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
-        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
-        require(
-            self.name is not AlgorithmName.grpo or self.group_size >= 2,
-            "algorithm.group_size",
-            self.group_size,
-            "GRPO compares episodes of a group, so a group needs at least two",
-            "use 8",
-        )
-
-
-def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
-    """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
-    holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
-    require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
-    holds = not compile or exact is not Exactness.portable
-    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
-    require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rlinf_embodied.config.algorithms import Reduction, Sharding, require_ratio_bounds
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.language import Precision
-from rlinf_embodied.config.learning import Reduction, Sharding, require_ratio_bounds
 
 
 class Engine(StrEnum):

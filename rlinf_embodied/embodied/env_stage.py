@@ -10,8 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.batch import EnvColumns, Episode, RolloutReport
+from rlinf_embodied.algorithms.transitions import (
+    ACTION,
+    EXPERT_ACTION,
+    IMAGES,
+    INSTRUCTION,
+    NEXT_STATE,
+    REWARD,
+    STATE,
+    TERMINATED,
+    Columns,
+    text_column,
+)
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.embodied.batch import EnvColumns, Episode, RolloutReport
 from rlinf_embodied.embodied.paced_env import PacedEnv
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
@@ -30,6 +42,8 @@ class EnvStageConfig:
     seed: int
     group_size: int = 1  # rows that start from one initial state
     keep_images: bool = False  # a critic needs images of final and last observations
+    transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
+    expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
 
 
 @dataclass(slots=True)
@@ -45,6 +59,7 @@ class _Shard:
     next_seeds: list[int] | None = None  # of the episodes that would begin now; None: not known since one ended
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
+    steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
     num_cut: int = 0  # episodes of this rollout that do not count
 
@@ -104,7 +119,7 @@ class EnvStage:
 
     def _begin(self, shard: _Shard) -> None:
         """Forgets the rollout before."""
-        shard.results, shard.ended, shard.num_cut = [], [], 0
+        shard.results, shard.steps, shard.ended, shard.num_cut = [], [], [], 0
         shard.episode[:] = 0
         shard.begun[:] = 0
         shard.next_seeds = None
@@ -115,8 +130,15 @@ class EnvStage:
         return reset_seed(self._config.seed, groups, step_context.iteration, step_context.round, episode)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
-        """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
+        """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen.
+
+        Raises:
+            SimulatorError: the scripted expert is to act, and the task has none.
+        """
         shard = self._shards[tuple(actions)]
+        if step_context.iteration < self._config.expert_iterations:
+            chosen = shard.env.expert_actions().clamp(-1.0, 1.0)[:, None].split(self._size)
+            actions = dict(zip(actions, chosen, strict=True))
         if all(chunk is None for chunk in actions.values()):
             return dict.fromkeys(actions)
         spec = shard.env.spec
@@ -134,7 +156,11 @@ class EnvStage:
         self, shard: _Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
     ) -> dict[int, Observation | None]:
         """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
+        before = self._before(shard)
         result = shard.env.step_chunk(actions, seeds)
+        if before:
+            assert isinstance(actions, Tensor)
+            shard.steps.append(self._transition(before, actions, result))
         self._count(shard, result.episodes)
         shard.results.append(self._light(result))
         final = list(result.final_rows)
@@ -145,6 +171,33 @@ class EnvStage:
             shard.running[final] = False
         shard.observation = result.observation
         return self._by_block(shard, result.observation)
+
+    def _before(self, shard: _Shard) -> Columns:
+        """Returns what transitions hold of the moment before a step; {} where none are kept."""
+        told, observation = self._config.transitions, shard.observation
+        if not told:
+            return {}
+        assert observation is not None
+        columns = {STATE: observation.proprio}
+        if IMAGES in told:
+            assert observation.images is not None
+            columns |= {IMAGES: observation.images, INSTRUCTION: text_column(observation.instruction)}
+        if EXPERT_ACTION in told:
+            columns[EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
+        return columns
+
+    def _transition(self, before: Columns, actions: Tensor, result: ChunkResult) -> Columns:
+        """Returns the transition of every row, of a chunk of one action."""
+        after = result.observation.proprio.clone()
+        if result.final_observation is not None:
+            after[list(result.final_rows)] = result.final_observation.proprio
+        columns = before | {
+            ACTION: actions[:, 0],
+            REWARD: result.rewards[:, 0],
+            NEXT_STATE: after,
+            TERMINATED: result.terminated[:, 0].to(torch.float32),
+        }
+        return {name: columns[name] for name in self._config.transitions}
 
     def _count(self, shard: _Shard, ends: Sequence[EpisodeEnd]) -> None:
         """Files the episodes that ended.
@@ -193,15 +246,19 @@ class EnvStage:
         shard = self._shards[tuple(blocks)]
         assert shard.observation is not None
         columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
+        groups = {} if self._config.transitions else self._group_success(cast("dict[int, EnvColumns]", columns))
         env_steps = sum(int(result.valid.sum()) for result in shard.results)
         begun = shard.running & (shard.begun < len(shard.results))  # not those that are to begin
         late = sum(not self._seen_whole(shard, int(row)) for row in np.flatnonzero(begun))
-        report = RolloutReport(tuple(shard.ended), env_steps, self._group_success(columns), shard.num_cut + late)
-        shard.results = []
+        report = RolloutReport(tuple(shard.ended), env_steps, groups, shard.num_cut + late)
+        shard.results, shard.steps = [], []
         return Output(columns, report)
 
-    def _columns(self, shard: _Shard, index: int, step_context: StepContext) -> EnvColumns:
+    def _columns(self, shard: _Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
+        """Returns a block's part of the rollout, or its transitions step by step."""
         low, high = index * self._size, (index + 1) * self._size
+        if told := self._config.transitions:
+            return {name: torch.cat([step[name][low:high] for step in shard.steps]) for name in told}
         assert shard.observation is not None
         last = shard.observation.rows(slice(low, high))
         results = [r for r in shard.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others

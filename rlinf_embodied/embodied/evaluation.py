@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
 from rlinf_embodied.embodied.outcome import EvaluationResult

@@ -1,6 +1,9 @@
 """The embodied workflow's graph; imports nothing heavy, as planning uses it alone.
 
-env <-> policy, then actor; of a policy with a high-level policy in it: actor (unless it is frozen) and high_actor
+env <-> policy -> [replay] -> actor
+
+Without env and policy where all transitions are recorded.  Of a policy with a high-level policy in it: actor (unless
+the low-level policy is frozen) and high_actor.
 """
 
 from __future__ import annotations
@@ -11,50 +14,59 @@ from dataclasses import replace
 from rlinf_embodied.planning.profile import Workload
 from rlinf_embodied.workflow.graph import CORES, WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
-ENV, POLICY, ACTOR, HIGH_ACTOR = "env", "policy", "actor", "high_actor"
+ENV, POLICY, REPLAY, ACTOR, HIGH_ACTOR = "env", "policy", "replay", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
 _NO_CONFIGS: Mapping[str, object] = {}
 
 
 def embodied_graph(
     num_blocks: int,
-    loop: Loop,
+    loop: Loop | None,
     configs: Mapping[str, object] = _NO_CONFIGS,
     *,
     on_cores: bool = False,
     robots: bool = False,
     learners: Sequence[str] = (ACTOR,),
+    replay: bool = False,
 ) -> Workflow:
     """Returns the graph.
 
     Args:
         num_blocks: of env rows.
-        loop: the rollout.
+        loop: the rollout; None: nothing acts, and what is learned from is recorded.
         configs: of the stages; without them the graph can be planned but not run.
         on_cores: whether simulators run on cores only, also where there are accelerators.
         robots: whether env steps take their time whatever computes them, so that the env mostly waits.
         learners: one for each level of policies that is trained; with HIGH_ACTOR, `policy` is one of two levels.
+        replay: whether transitions are kept, and the learner gets batches of them.
     """
     kinds = CORES if on_cores else ()
     acting = "two_level_stage.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
+    stages: dict[str, StageSpec] = {}
+    if loop is not None:
+        stages[ENV] = StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots)
+        stages[POLICY] = StageSpec(POLICY, f"{_PACKAGE}.{acting}", configs.get(POLICY))
+    edges = [Edge(source, actor) for actor in learners for source in (POLICY, ENV)]
+    if replay:
+        stages[REPLAY] = StageSpec(REPLAY, f"{_PACKAGE}.replay_stage.ReplayStage", configs.get(REPLAY))
+        edges = [*([] if loop is None else [Edge(ENV, REPLAY)]), Edge(REPLAY, ACTOR)]
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
         stages={
-            ENV: StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots),
-            POLICY: StageSpec(POLICY, f"{_PACKAGE}.{acting}", configs.get(POLICY)),
+            **stages,
             **{
                 actor: StageSpec(
-                    *(actor, f"{_PACKAGE}.actor_stage.ActorStage", configs.get(actor)),
+                    *(actor, f"{_PACKAGE}.learner.PolicyLearner", configs.get(actor)),
                     collective=True,
                     granularities=(WHOLE,),  # statistics and minibatches are of all blocks
                 )
                 for actor in learners
             },
         },
-        edges=tuple(Edge(source, actor) for actor in learners for source in (POLICY, ENV)),
-        weight_edges=tuple(WeightEdge(actor, POLICY) for actor in learners),
-        loops={loop.name: loop},
+        edges=tuple(edges),
+        weight_edges=() if loop is None else tuple(WeightEdge(actor, POLICY) for actor in learners),
+        loops={} if loop is None else {loop.name: loop},
         more_blocks="use more env.num_envs, a smaller env.block_size",
         of_workload=f"{__name__}.of_workload",
     )
@@ -67,7 +79,9 @@ def rollout(chunk_steps: int) -> Loop:
 
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for; all of it, whichever stages the profile has."""
-    loop = replace(rollout(work.chunk_steps), max_rounds=work.max_rounds, expected_rounds=work.expected_rounds)
+    loop = None
+    if {ENV, POLICY} & set(stages) or REPLAY not in stages:
+        loop = replace(rollout(work.chunk_steps), max_rounds=work.max_rounds, expected_rounds=work.expected_rounds)
     learners = [actor for actor in (HIGH_ACTOR, ACTOR) if actor in stages] or [ACTOR]
-    graph = embodied_graph(work.num_items // work.items_per_block, loop, learners=learners)
+    graph = embodied_graph(work.num_items // work.items_per_block, loop, learners=learners, replay=REPLAY in stages)
     return replace(graph, items_per_block=work.items_per_block)

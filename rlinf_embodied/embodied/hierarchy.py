@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf_embodied.algorithms.advantages import chunk_steps
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.config import HierarchyConfig, PolicyConfig
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 

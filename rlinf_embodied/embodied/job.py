@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import EnvConfig, EvalConfig, PolicyConfig, Reward, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, CriticsConfig, EnvConfig, ReplayConfig, Reward, Source, TrainConfig
+from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.config.learning import require_correction
 from rlinf_embodied.embodied.carry_over import driver_part
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
@@ -21,18 +19,20 @@ from rlinf_embodied.embodied.evaluation import (
     held_out,
     policy_stage,
 )
-from rlinf_embodied.embodied.graph import ACTOR, ENV
+from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.high_level import levels_note, require_high_level, starting_high_level
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
+from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
+from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
@@ -40,15 +40,17 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Evaluated, JobConfig, Progress
+from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
+_DATA = "data"  # in a checkpoint
 _REWARDS = {
     Reward.dense: "what the task gives for each step",
     Reward.dense_delta: "how much what the task gives changed in the step",
@@ -56,62 +58,24 @@ _REWARDS = {
 }
 
 
-class SimulatorJobConfig(JobConfig, Protocol):
-    """What trainings in simulators are told alike."""
-
-    env: EnvConfig
-    policy: PolicyConfig
-    eval: EvalConfig
-
-    @property
-    def algorithm(self) -> Learning:
-        """How the policy learns."""
-        ...
-
-    @property
-    def warm_start(self) -> HasCache:
-        """What the policy starts from."""
-        ...
-
-
-class Learning(Protocol):
-    """What the sections `algorithm` have in common."""
-
-    compile: bool
-
-    @property
-    def name(self) -> StrEnum: ...
-
-
-class HasCache(Protocol):
-    """A section that says where the cache is."""
-
-    cache_dir: str
-
-
-_Config = TypeVar("_Config", bound=SimulatorJobConfig)
-
-
-class SimulatorJob(Generic[_Config]):
-    """What trainings in simulators do alike: held-out episodes before, on the way and after."""
+class EmbodiedJob:
+    """Training in a simulator by any algorithm, with held-out episodes before, on the way and after; see `Job`."""
 
     speed = "charts/SPS"
     first_work = "env.step"
     work = "RL"
-    learner: str
 
-    def __init__(self, config: _Config) -> None:
-        self.config: _Config = config
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self.columns = _columns(config.algorithm)
+        self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
+        self.learner = self.learners[0]
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
         self.compiles = config.algorithm.compile
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
-
-    def planning_parts(self) -> dict[str, object]:
-        """Returns all of env, policy and algorithm."""
-        return {name: asdict(getattr(self.config, name)) for name in ("env", "policy", "algorithm")}
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
         """See Job; there is nothing to do."""
@@ -122,21 +86,12 @@ class SimulatorJob(Generic[_Config]):
         asked = held_out(config.env, config.eval, config.run.seed, videos)
         return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
 
-    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
-        """Returns the stage in which the policy of a folder acts."""
-        return policy_stage(name, self.config.policy, policy_folder, asked)
-
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """The goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run.seed)
         return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
-
-    @property
-    def learners(self) -> tuple[str, ...]:
-        """The one."""
-        return (self.learner,)
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """There are none."""
@@ -150,9 +105,11 @@ class SimulatorJob(Generic[_Config]):
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
         assert progress.before is not None
         assert isinstance(after, EvaluationResult)
+        shared = before_and_after(progress.before, after) | {"num_eval_episodes": len(after.episodes)}
+        if not self.config.algorithm.acts:
+            return shared | {"updates": progress.global_step}
         return {
-            **before_and_after(progress.before, after),
-            "num_eval_episodes": len(after.episodes),
+            **shared,
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
             "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
@@ -163,23 +120,6 @@ class SimulatorJob(Generic[_Config]):
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
         return lines, f"before RL {shown(before)}; after {after}"
-
-
-class EmbodiedJob(SimulatorJob[TrainConfig]):
-    """See `Job`."""
-
-    columns = (
-        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
-        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
-        Column("return", "rollout/return", ".2f"),
-        Column("env steps/s", "charts/SPS", ".0f", after=True),
-    )
-    learner = ACTOR
-
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
-        self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
-        self.learner = self.learners[0]
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training goes on from was trained under the same conditions.
@@ -208,32 +148,61 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
             require_precision(config.hierarchy.algorithm.precision, cluster)
             require_compiler(config.hierarchy.algorithm.compile, cluster)
             require_high_level(config.hierarchy, config.env, kind)
+        self._require_algorithm()
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
+            self._require_same_data(checkpoint)
         elif config.warm_start.checkpoint is not None:
             require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
             folder, free = Path(config.warm_start.checkpoint), ("task", "camera_fov")
-            free += ("horizon",) if config.hierarchy.on else ()
+            free += ("horizon",) if config.hierarchy.on or config.algorithm.learns_from is Source.transitions else ()
             if not is_published(folder, config.policy):
                 require_conditions("warm_start.checkpoint", folder, config.env, config.policy, kind, free, told=PHYSICS)
         else:
             require_start(config)
             require_source(config)
 
+    def _require_algorithm(self) -> None:
+        """Checks that the policy has what the algorithm needs, and that recorded transitions can be used.
+
+        Raises:
+            ConfigError: the policy lacks a method.
+            CheckpointError, DataError: `data` cannot be used, or is of another env.
+        """
+        config, needed = self.config, self.config.algorithm.policy_method
+        target, rule = config.policy._target_, f"algorithm={config.algorithm.name} needs its `{needed}`"
+        found = hasattr(load_target(target), needed)
+        require(found, "policy._target_", target, rule, "use policy=soft_actor (docs/control.md)")
+        require_recorded(config.files, config.env)
+
+    def _require_same_data(self, checkpoint: Path) -> None:
+        files = self.config.files
+        if files and load_state(checkpoint).get(_DATA) != digests(files):
+            raise CheckpointError(
+                f"data is {self.config.data!r}, but what it holds is not what {checkpoint} has learned from: name the "
+                "folder below checkpoints/ in place of latest, or begin anew in another run.dir"
+            )
+
     def require_staleness(self, staleness: int) -> None:
-        require_correction(staleness, self.config.algorithm.tis_cap)
+        algorithm = self.config.algorithm
+        rule = "transitions of earlier weights are learned from anyhow, and a buffer's state is of one moment"
+        fresh = staleness == 0 or algorithm.learns_from is Source.rollouts
+        require(fresh, "plan.max_staleness", staleness, rule, "use 0")
+        require_correction(staleness, getattr(algorithm, "tis_cap", None))
         rule = "what two levels of policies have sampled is trained on before either changes"
         holds = staleness == 0 or not self.config.hierarchy.on
         require(holds, "plan.max_staleness", staleness, rule, "use 0")
 
     def planning_parts(self) -> dict[str, object]:
-        """Of two levels, the higher one as well."""
-        parts = super().planning_parts()
+        """Returns env, policy and algorithm; of two levels of policies, the higher one as well."""
+        parts: dict[str, object] = {n: asdict(getattr(self.config, n)) for n in ("env", "policy", "algorithm")}
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
     def launch_notes(self) -> list[str]:
-        """Returns what training sees as the reward."""
-        env = self.config.env
+        """Returns what training sees as the reward, or how much is learned from how many transitions."""
+        env, algorithm = self.config.env, self.config.algorithm
+        if isinstance(algorithm, ReplayConfig):
+            return [_updates_note(algorithm, env, self.config.data)]
         bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
         bonus = bonus if env.success_bonus else ""
         notes = [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
@@ -282,9 +251,9 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """The global step counts env steps."""
+        """The global step counts env steps, or where nothing acts updates."""
         result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
-        progress.global_step += int(metrics["rollout/env_steps"])
+        progress.global_step += int(metrics["rollout/env_steps" if self.config.algorithm.acts else "losses/updates"])
         return result, metrics
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
@@ -292,19 +261,21 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
         step_context = StepContext(progress.iteration)
         parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
         if parts is None:
-            parts = executor.call(ENV, "export_state", step_context)
-        state = {"progress": asdict(progress), "config": to_yaml(self.config)}
+            parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
+        state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
+        if self.config.files:
+            state[_DATA] = digests(self.config.files)
         keep = self.config.checkpoint.keep
         argument = (str(root), progress.iteration, keep, driver_part(state, of_type(parts, dict)))
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
-        for other in self.learners[1:]:
+        for other in (*self.learners[1:], *self._replay(executor)):
             more += executor.publish(other, "state_part", step_context)
         executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
-        for learner in self.learners:
+        for learner in (*self.learners, *self._replay(executor)):
             executor.call(learner, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge.source, edge.target)
@@ -316,3 +287,32 @@ class EmbodiedJob(SimulatorJob[TrainConfig]):
                 self.learner, checkpoint, earlier_versions(load_state(checkpoint)), step_context
             )
         return progress
+
+    def _replay(self, executor: Executor) -> tuple[str, ...]:
+        return (REPLAY,) if REPLAY in executor.workflow.stages else ()
+
+
+def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:
+    """Returns what the live view shows of an algorithm."""
+    acts = (
+        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
+        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
+        Column("return", "rollout/return", ".2f"),
+    )
+    losses: tuple[Column, ...] = ()
+    if isinstance(algorithm, CriticsConfig):
+        losses = (Column("Q", "losses/q", ".2f"), Column("critic loss", "losses/critic_loss", ".3f"))
+    elif isinstance(algorithm, ReplayConfig):
+        losses = (Column("loss", "losses/imitation_loss", ".4f"),)
+    speed = Column("env steps/s" if algorithm.acts else "updates/s", EmbodiedJob.speed, ".0f", after=True)
+    return (*(acts if algorithm.acts else ()), *losses, speed)
+
+
+def _updates_note(algorithm: ReplayConfig, env: EnvConfig, data: str | None) -> str:
+    plan = algorithm.schedule(env)
+    updates = f"updates  {plan.updates} of {algorithm.batch_size} transitions"
+    if not algorithm.acts:
+        return f"{updates} in each iteration, from {data} alone"
+    expert = plan.expert_iterations * plan.steps
+    acted = f"; the expert acts in the first {expert}" if expert else ""
+    return f"{updates} after every {plan.steps} env steps, from env step {plan.first_update * plan.steps} on{acted}"

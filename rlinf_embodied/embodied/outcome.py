@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import cast
 
-from rlinf_embodied.embodied.batch import Episode
+from rlinf_embodied.algorithms.batch import Episode
 from rlinf_embodied.telemetry.metrics import Rate, percent
 from rlinf_embodied.telemetry.trace import Span
 

@@ -10,15 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.batch import PolicyColumns
 from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
-from rlinf_embodied.embodied.batch import PolicyColumns
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -32,7 +33,9 @@ class PolicyStageConfig:
     block_size: int
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
     name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
-    frozen: bool = field(default=False, kw_only=True)  # nobody trains it: it acts greedily and leaves no columns
+    greedy: bool = field(default=False, kw_only=True)  # it does what it holds for best, not what it samples
+    records: bool = field(default=True, kw_only=True)  # false: it leaves no columns, as nobody trains on them
+    uniform_until: int = field(default=0, kw_only=True)  # iterations before this one have uniform actions
 
 
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
@@ -78,13 +81,23 @@ class RolloutStage:
     def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
         policy, rollout = self._policy, self._rollouts[block]
         assert len(observation) == self._config.block_size
+        if step_context.iteration < self._config.uniform_until:
+            return self._uniform(step_context, block)
         features = policy.encode(observation.to(self._device))
-        noise = None if self._config.frozen else self._noise(step_context, block)
+        noise = None if self._config.greedy else self._noise(step_context, block)
         output = policy.act(features, noise, self._config.policy.temperature)
-        if not self._config.frozen:
+        if self._config.records:
             rollout.features.append(features)
             rollout.outputs.append(output)
         return output.actions
+
+    def _uniform(self, step_context: StepContext, block: int) -> Tensor:
+        """Returns actions from all over their range, keyed as the noise is."""
+        size, spec = self._config.block_size, self._policy.spec
+        ids = np.arange(block * size, (block + 1) * size)
+        when = (step_context.iteration, step_context.round, step_context.chunk_step)
+        drawn = uniform(self._config.seed, "uniform action", ids, *when, shape=(spec.chunk, spec.action_dim))
+        return torch.from_numpy(drawn * 2 - 1).to(self._device)
 
     def _noise(self, step_context: StepContext, block: int) -> Tensor:
         """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step."""
@@ -102,7 +115,7 @@ class RolloutStage:
         return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
 
     def _columns(self, rollout: _Rollout) -> PolicyColumns | None:
-        if self._config.frozen:
+        if not self._config.records:
             return None
         outputs = rollout.outputs
         return PolicyColumns(

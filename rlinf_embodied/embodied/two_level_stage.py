@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.batch import PolicyColumns, TwoLevelColumns
 from rlinf_embodied.config import HierarchyConfig
-from rlinf_embodied.embodied.batch import PolicyColumns, TwoLevelColumns
 from rlinf_embodied.embodied.hierarchy import Guide
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.interfaces.envs import Observation

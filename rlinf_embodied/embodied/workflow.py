@@ -1,17 +1,19 @@
 """The embodied workflow: its graph, and what one iteration is, top to bottom.
 
-env <==> policy     loop "rollout": H chunk-steps; GRPO repeats it until enough groups have nonzero variance
+env <==> policy             loop "rollout": H chunk-steps; GRPO repeats it until enough groups have nonzero variance
  |         |
- +-> actor <-+      rewards and what the policy saw, block by block
+ +-> actor <-+              on-policy: rewards and what the policy saw, block by block
+ +-> replay -> actor        off-policy: transitions are kept; batches of all updates of an iteration
        |
-       +~~> policy  new weights, where the policy does not share the actor's
+       +~~> policy          new weights, where the policy does not share the actor's
 
 run_iteration            driver     every step of the plan tree, then metrics of what came back
   Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
     EnvStage.step        worker     C simulator steps of every row, one image at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
   Executor._leaf         driver     hands the columns on, by reference
-    ActorStage.run       worker     advantages, global statistics, epochs of minibatches over all blocks
+    ReplayStage.run      worker     keeps the block's transitions, draws its part of every batch (off-policy)
+    PolicyLearner.run    worker     the algorithm: samples, losses, steps over all blocks (algorithms/)
   Executor.sync_weights  driver     version and checksum, only to workers without an actor
 
 With two levels of policies (config.hierarchy, hierarchy.py) the policy stage asks its high-level policy for a goal
@@ -26,19 +28,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlinf_embodied.config import AlgorithmName, Critic, HierarchyConfig, TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorConfig, ActorReport
-from rlinf_embodied.embodied.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, SEEN
+from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
-from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, embodied_graph, rollout
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, rollout
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, Guide, LowLevel, LowLevelFiles
+from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
+from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.two_level_stage import TwoLevelConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
-from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
+from rlinf_embodied.workflow.graph import Loop, RepeatDecision, Workflow
 
 
 def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:
@@ -49,50 +53,95 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
         policy_folder: the checkpoint that every copy of the policy starts from.
         high_folder: the same of the high-level policy, where there is one.
     """
+    env, algorithm, hierarchy = config.env, config.algorithm, config.hierarchy
+    replay = algorithm.learns_from is Source.transitions
+    configs = _replay_configs(config, policy_folder) if replay else _rollout_configs(config, policy_folder, high_folder)
+    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
+    learners = learners_of(hierarchy)
+    graph = embodied_graph(env.num_blocks, _loop(config), configs, **where, learners=learners, replay=replay)
+    typical = 0 if hierarchy.on and hierarchy.frozen else algorithm.typical_iteration(env)
+    if hierarchy.on:
+        typical = max(typical, hierarchy.algorithm.typical_iteration(env))
+    return replace(graph, typical_iteration=typical)
+
+
+def _loop(config: TrainConfig) -> Loop | None:
+    """Returns the rollout loop; None where nothing acts."""
+    env, algorithm = config.env, config.algorithm
+    if not algorithm.acts:
+        return None
+    steps = env.chunks_per_rollout
+    # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
+    loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
+    again = algorithm.resampling(env)
+    if again is None:
+        return loop
+    decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
+    return replace(loop, max_rounds=again.max_rounds, decide=decide)
+
+
+def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) -> dict[str, object]:
+    """Returns what the stages need to know where whole rollouts are learned from."""
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
-    grpo = algorithm.name is AlgorithmName.grpo
+    frozen = hierarchy.on and hierarchy.frozen
     model = PolicyStageConfig(
         *(config.policy, policy_folder, seed, env.block_size),
         precision=algorithm.precision,
-        frozen=hierarchy.on and hierarchy.frozen,
+        greedy=frozen,
+        records=not frozen,
     )
-    keep_images = not grpo and config.policy.critic is Critic.observation
-    keep_images = keep_images or (hierarchy.on and hierarchy.policy.critic is Critic.observation)
-    group_size = algorithm.group_size if grpo else 1
+    critics = [config.policy.critic] if getattr(algorithm, "has_critic", True) else []
+    critics += [hierarchy.policy.critic] if hierarchy.on else []
     settings = (env, config.run.num_iterations, config.run.exact.holds)
     configs: dict[str, object] = {
-        ENV: EnvStageConfig(env, seed, group_size, keep_images),
+        ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
         POLICY: model,
-        ACTOR: ActorConfig(model, algorithm, *settings, view=LowLevel(Guide(hierarchy)) if hierarchy.on else None),
+        ACTOR: LearnerConfig(model, algorithm, *settings, view=LowLevel(Guide(hierarchy)) if hierarchy.on else None),
     }
-    if hierarchy.on:
-        precision = hierarchy.algorithm.precision
-        high = PolicyStageConfig(
-            *(hierarchy.policy, high_folder, seed, env.block_size), precision=precision, name=HIGH_POLICY
-        )
-        configs |= {
-            POLICY: TwoLevelConfig(model, high, hierarchy),
-            HIGH_ACTOR: ActorConfig(
-                *(high, hierarchy.algorithm, *settings),
-                view=Decisions(hierarchy.every, hierarchy.algorithm.gamma),
-                low=LowLevelFiles(policy_folder, config.policy, hierarchy),
-            ),
-        }
-    steps = env.chunks_per_rollout
-    # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
-    typical = min(env.chunks_per_episode, steps) if env.auto_reset else 0
-    loop = replace(rollout(steps), typical_steps=typical)
-    if grpo:
-        num_groups = env.num_envs // algorithm.group_size
-        rounds = 1 + (algorithm.max_resamples if algorithm.drop_zero_variance_groups else 0)
-        sampling_filter = DynamicSamplingFilter(num_groups, algorithm.min_groups, algorithm.drop_zero_variance_groups)
-        loop = replace(loop, max_rounds=rounds, decide=sampling_filter)
-    where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
-    graph = embodied_graph(env.num_blocks, loop, configs, **where, learners=learners_of(hierarchy))
-    warming_up = 0 if grpo or (hierarchy.on and hierarchy.frozen) else algorithm.critic_warmup_iterations
-    if hierarchy.on:
-        warming_up = max(warming_up, hierarchy.algorithm.critic_warmup_iterations)
-    return replace(graph, typical_iteration=warming_up)
+    if not hierarchy.on:
+        return configs
+    place = (hierarchy.policy, high_folder, seed, env.block_size)
+    high = PolicyStageConfig(*place, precision=hierarchy.algorithm.precision, name=HIGH_POLICY)
+    view = Decisions(hierarchy.every, hierarchy.algorithm.gamma)
+    low = LowLevelFiles(policy_folder, config.policy, hierarchy)
+    return configs | {
+        POLICY: TwoLevelConfig(model, high, hierarchy),
+        HIGH_ACTOR: LearnerConfig(high, hierarchy.algorithm, *settings, view=view, low=low),
+    }
+
+
+def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object]:
+    """Returns what the stages need to know where transitions are learned from."""
+    env, algorithm, seed = config.env, config.algorithm, config.run.seed
+    assert isinstance(algorithm, ReplayConfig)
+    plan, labels = algorithm.schedule(env), EXPERT_ACTION in algorithm.columns
+    columns = (*algorithm.columns, *(SEEN if env.cameras else ()))
+    # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
+    expert_until = plan.expert_iterations if algorithm.mixes else 0
+    model = PolicyStageConfig(
+        *(config.policy, policy_folder, seed, env.block_size),
+        precision=algorithm.precision,
+        greedy=labels,
+        records=False,
+        uniform_until=0 if labels else plan.first_update,
+    )
+    return {
+        ENV: EnvStageConfig(env, seed, transitions=columns, expert_iterations=plan.expert_iterations),
+        POLICY: model,
+        REPLAY: ReplayStageConfig(
+            seed=seed,
+            capacity=algorithm.capacity // env.num_blocks,
+            rows=plan.rows,
+            updates=plan.updates,
+            first_update=plan.first_update,
+            columns=columns,
+            folder=policy_folder,
+            data=tuple(config.files),
+            demonstrations_until=expert_until,
+            demonstration_rows=plan.demonstration_rows,
+        ),
+        ACTOR: LearnerConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+    }
 
 
 def learners_of(hierarchy: HierarchyConfig) -> tuple[str, ...]:
@@ -135,9 +184,22 @@ def run_iteration(
     snapshot: weights, optimizer state, counters and what the env carries over.
     """
     result = executor.run(StepContext(iteration), Follow(end=end))
+    stages = executor.workflow.stages
+    learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in stages]
+    updates = {stage: result.all_of(stage, LearnerReport)[0].metrics for stage in learners}
+    metrics = _rollout_metrics(result) if ENV in stages else {}
+    if executor.plan.staleness:
+        metrics["rollout/staleness"] = float(result.staleness)
+    if REPLAY in stages:
+        held = result.all_of(REPLAY, ReplayReport)
+        metrics["rollout/replay_size"] = float(sum(report.size for report in held))
+        metrics["rollout/demonstrations"] = float(sum(report.demonstrations for report in held))
+    metrics |= updates[learners[0]]
+    return result, metrics | {f"high/{name}": value for stage in learners[1:] for name, value in updates[stage].items()}
+
+
+def _rollout_metrics(result: IterationResult) -> dict[str, float]:
     reports = result.all_of(ENV, RolloutReport)
-    learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in executor.workflow.stages]
-    updates = {stage: result.all_of(stage, ActorReport)[0].metrics for stage in learners}
     # in an order that no plan changes: floating-point means depend on it
     episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
     metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
@@ -145,10 +207,7 @@ def run_iteration(
     metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
     metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
     metrics["rollout/rounds"] = float(len(result.reports[ENV]))
-    if executor.plan.staleness:
-        metrics["rollout/staleness"] = float(result.staleness)
-    metrics |= updates[learners[0]]
-    return result, metrics | {f"high/{name}": value for stage in learners[1:] for name, value in updates[stage].items()}
+    return metrics
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:

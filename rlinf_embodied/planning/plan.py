@@ -209,7 +209,7 @@ def _parse_parts(kind: str, body: object, known: tuple[int, Devices], here: str)
 
 
 def without_absent(data: object, workflow: Workflow) -> object:
-    """Returns a tree without the leaves marked `optional` whose stage the workflow lacks; None if nothing is left.
+    """Returns a tree without leaves and loops marked `optional` that the workflow lacks; None if nothing is left.
 
     A node with a single part left is that part.
     """
@@ -219,6 +219,9 @@ def without_absent(data: object, workflow: Workflow) -> object:
     if kind == "leaf" and isinstance(body, Mapping) and body.get("optional"):
         kept = {key: value for key, value in body.items() if key != "optional"}
         return {"leaf": kept} if body.get("stage") in workflow.stages else None
+    if kind == "loop" and isinstance(body, Mapping) and body.get("optional"):
+        kept = {key: value for key, value in body.items() if key != "optional"}
+        return {"loop": kept} if set(body.get("stages", ())) & set(workflow.stages) else None
     if kind not in ("temporal", "spatial"):
         return data
     parts = body.get("parts") if isinstance(body, Mapping) else body

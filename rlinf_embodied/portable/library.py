@@ -46,20 +46,50 @@ def compiled() -> Path:
 
 
 def _kept(name: str, command: list[str]) -> Path:
-    """Returns the file in the cache; in a temporary folder where there is none that can be written."""
+    """Returns the file in the cache, compiled if it is not there as this user left it; in a temporary folder if the
+    cache cannot be written or belongs to somebody else."""
     try:
         root = cache_root() / "portable"
-        if (root / name).exists():
-            return root / name
         root.mkdir(parents=True, exist_ok=True)
+        if root.stat().st_uid == os.geteuid():
+            root.chmod(0o755)
+        if is_trusted(root / name):
+            return root / name
         folder = Path(tempfile.mkdtemp(dir=root))
+        if not _is_own(root):
+            folder.rmdir()
+            raise PermissionError(f"{root} belongs to another user")
     except (OSError, ConfigError):
         root = folder = Path(tempfile.mkdtemp(prefix="rlinf-portable-"))
-    subprocess.run([*command, "-o", str(folder / name), str(SOURCE), "-ldl"], capture_output=True, check=True)
-    os.replace(folder / name, root / name)
+    made = folder / name
+    subprocess.run([*command, "-o", str(made), str(SOURCE), "-ldl"], capture_output=True, check=True)
+    made.chmod(0o755)
+    made.with_suffix(".sha256").write_text(sha256(made.read_bytes()).hexdigest())
+    made.with_suffix(".sha256").chmod(0o644)
+    for path in (made.with_suffix(".sha256"), made):
+        os.replace(path, root / path.name)
     if folder != root:
         folder.rmdir()
     return root / name
+
+
+def is_trusted(path: Path) -> bool:
+    """Returns whether a library is what this user compiled: nobody else can have written it, and its digest is right.
+
+    Its name follows from source and compiler, so that somebody else could put a file there first.
+    """
+    recorded = path.with_suffix(".sha256")
+    try:
+        if not all(_is_own(one) for one in (path.parent, path, recorded)):
+            return False
+        return sha256(path.read_bytes()).hexdigest() == recorded.read_text().strip()
+    except OSError:
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -20,7 +20,7 @@ from rlinf_embodied.algorithms.advantages import (
     squared_deviations,
     std_of,
 )
-from rlinf_embodied.algorithms.losses import explained_variance_sums, value_loss
+from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import copied, load_tensors
@@ -141,7 +141,7 @@ class CriticStage(LearnerStage):
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
         explained = {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
-        return value_metrics(fitted, self._reducer.sum_blocks(explained))
+        return value_metrics(fitted, explained_variance(self._reducer.sum_blocks(explained)))
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []

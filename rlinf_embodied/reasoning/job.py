@@ -10,7 +10,7 @@ from typing import cast
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import MathConfig, ReasoningName
-from rlinf_embodied.config.learning import require_correction
+from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.sources import problem_source, require_laws
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError

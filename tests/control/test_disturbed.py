@@ -7,11 +7,11 @@ from control_runs import RLPD, reach, small
 from runs import drawing, metric_rows
 from training_faults import lost, once
 
-from rlinf_embodied.control.env_stage import TransitionEnvStage
-from rlinf_embodied.control.job import ControlJob
-from rlinf_embodied.control.learner_stage import ControlLearnerStage
-from rlinf_embodied.control.replay_stage import ReplayStage
 from rlinf_embodied.embodied import job as job_module
+from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.learner import PolicyLearner
+from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.training.trainer import Trainer
 
 SHORT = ["eval.num_episodes=2", "eval.num_envs=2", "checkpoint.every=4"]
@@ -22,7 +22,7 @@ def trained(folder, kind: str) -> object:
     """Returns the rows of a run's metrics; the digest of its weights is in its summary."""
     config = KINDS[kind](f"run.dir={folder}", *SHORT)
     with drawing(job_module, False):
-        assert Trainer(ControlJob(config)).run() == 0
+        assert Trainer(EmbodiedJob(config)).run() == 0
     return metric_rows(folder), (folder / "checkpoints" / "latest" / "model.safetensors").read_bytes()
 
 
@@ -42,9 +42,9 @@ def straight(tmp_path_factory):
 @pytest.mark.parametrize(
     ("kind", "stage", "method", "call", "after"),
     [
-        ("sac", ControlLearnerStage, "run", 2, True),
+        ("sac", PolicyLearner, "run", 2, True),
         ("sac", ReplayStage, "run", 2, False),
-        ("rlpd", TransitionEnvStage, "step", 16, False),
+        ("rlpd", EnvStage, "step", 16, False),
     ],
 )
 def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, kind, stage, method, call, after) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from control_runs import reach, small
 
-from rlinf_embodied.control.env_stage import TransitionEnvConfig, TransitionEnvStage
-from rlinf_embodied.control.transitions import ALL
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, IMAGES, INSTRUCTION, STATE, observation_of
+from rlinf_embodied.config import SACConfig
+from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -17,7 +18,7 @@ from rlinf_embodied.runtime.host import StepContext, solo_context
 STEPS, ROWS = 7, 4
 
 
-def rolled_out(stage: TransitionEnvStage, blocks: tuple[int, ...], iterations: int = 2, dims: int = 1) -> list[dict]:
+def rolled_out(stage: EnvStage, blocks: tuple[int, ...], iterations: int = 2, dims: int = 1) -> list[dict]:
     """Returns the transitions of a block in each iteration, under actions that are keyed by row and step."""
     found = []
     for iteration in range(iterations):
@@ -34,9 +35,9 @@ def chosen(block: int, iteration: int, step: int, dims: int = 1) -> torch.Tensor
     return torch.from_numpy(uniform(0, "test", ids, iteration, step, shape=(1, dims))) * 2 - 1
 
 
-def stage_of(*overrides: str) -> tuple[TransitionEnvStage, tuple[int, ...]]:
+def stage_of(*overrides: str) -> tuple[EnvStage, tuple[int, ...]]:
     config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}", *overrides)
-    stage = TransitionEnvStage(TransitionEnvConfig(config.env, 3))
+    stage = EnvStage(EnvStageConfig(config.env, 3, transitions=SACConfig.columns))
     blocks = tuple(range(config.env.num_blocks))
     stage.setup(solo_context(blocks))
     return stage, blocks
@@ -73,7 +74,7 @@ def test_transitions_are_those_of_gymnasium(task, bounds, carry_over) -> None:
     for row in range(ROWS):
         for iteration, expected in enumerate(by_hand(task, row, 5, *bounds, carry_over)):
             columns = {name: column[row % 2 :: 2] for name, column in found[iteration][row // 2].items()}
-            for name, values in zip(ALL, zip(*expected, strict=True), strict=True):
+            for name, values in zip(SACConfig.columns, zip(*expected, strict=True), strict=True):
                 wanted = torch.tensor(np.array(values), dtype=torch.float32).reshape(columns[name].shape)
                 torch.testing.assert_close(columns[name], wanted, rtol=1e-5, atol=1e-6)
             ends += int(columns["terminated"].sum())
@@ -82,7 +83,7 @@ def test_transitions_are_those_of_gymnasium(task, bounds, carry_over) -> None:
 
 def test_only_declared_columns_are_told() -> None:
     config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}")
-    stage = TransitionEnvStage(TransitionEnvConfig(config.env, 3, columns=("state", "action")))
+    stage = EnvStage(EnvStageConfig(config.env, 3, transitions=("state", "action")))
     stage.setup(solo_context((0, 1)))
     whole = rolled_out(*stage_of(), 1)[0]
     found = rolled_out(stage, (0, 1), 1)[0]
@@ -93,7 +94,7 @@ def test_only_declared_columns_are_told() -> None:
 def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
     config = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
     columns = ("state", "action", "expert_action")
-    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, columns=columns, expert_iterations=1))
+    stage = EnvStage(EnvStageConfig(config, 3, transitions=columns, expert_iterations=1))
     stage.setup(solo_context((0, 1)))
     first, later = rolled_out(stage, (0, 1), dims=2)
     for block in (0, 1):
@@ -105,7 +106,27 @@ def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
 
 def test_an_env_without_an_expert_says_so() -> None:
     config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
-    stage = TransitionEnvStage(TransitionEnvConfig(config, 3, expert_iterations=1))
+    stage = EnvStage(EnvStageConfig(config, 3, expert_iterations=1))
     stage.setup(solo_context((0, 1)))
     with pytest.raises(SimulatorError, match=r"env\.task=Pendulum-v1 .* has no scripted expert"):
         rolled_out(stage, (0, 1))
+
+
+def test_transitions_hold_images_as_bytes_and_the_instruction() -> None:
+    env = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    env.cameras, env.instruction = ["base_camera"], "reach the point"
+    stage = EnvStage(EnvStageConfig(env, 3, transitions=(STATE, EXPERT_ACTION, IMAGES, INSTRUCTION)))
+    stage.setup(solo_context((0, 1)))
+    first = stage.open(StepContext(0), (0, 1))
+    for step in range(STEPS):
+        stage.step(StepContext(0), {block: chosen(block, 0, step, 2) for block in (0, 1)})
+    columns = stage.close(StepContext(0), {0: None, 1: None}).blocks[1]
+    size = env.obs_size
+    assert columns[IMAGES].shape == (2 * STEPS, 1, size, size, 3)
+    assert columns[IMAGES].dtype == torch.uint8
+    seen = observation_of({name: column[:2] for name, column in columns.items()})
+    shown = first[1]
+    assert shown is not None
+    assert torch.equal(seen.images, shown.images)
+    assert torch.equal(seen.proprio, shown.proprio)
+    assert seen.instruction == shown.instruction

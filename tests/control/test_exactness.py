@@ -12,7 +12,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 def alone_trees(replay: object, learner: object) -> list[dict]:
     """Returns a plan of the two stages that are left where nothing acts."""
-    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("learner", learner))]
+    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("actor", learner))]
     return [{"tree": {"temporal": leaves}}]
 
 

@@ -11,17 +11,15 @@ import copy
 
 import pytest
 import torch
-from control_runs import small
+from control_runs import learning, small
 from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.config import ControlAlgorithmConfig
-from rlinf_embodied.control.replay_stage import DEMONSTRATIONS, ReplayConfig, ReplayStage
-from rlinf_embodied.control.soft_updates import SoftUpdates
-from rlinf_embodied.control.transitions import ALL, Columns
+from rlinf_embodied.algorithms.sac import SAC
+from rlinf_embodied.algorithms.transitions import Columns
+from rlinf_embodied.config import SACConfig
+from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayStage, ReplayStageConfig
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext, solo_context
 
@@ -50,7 +48,7 @@ def transitions() -> Columns:
 class Oracle:
     """The algorithm in a loop over critics, on one batch per update."""
 
-    def __init__(self, policy: SoftActor, ours: SoftUpdates, algorithm: ControlAlgorithmConfig) -> None:
+    def __init__(self, policy: SoftActor, ours: SAC, algorithm: SACConfig) -> None:
         self.algorithm = algorithm
         self.actor = copy.deepcopy(policy.module)
         self.critics = [critic_of(ours.modules["critics"], member) for member in range(CRITICS)]
@@ -114,13 +112,13 @@ def test_updates_are_those_of_the_paper() -> None:
     assert not algorithm.pessimistic_policy
     assert not algorithm.entropy_in_target
     policy = SoftActor(small(*WORDS).policy, SPEC, seed=1)
-    ours = SoftUpdates(policy, algorithm, ExactReducer(SoloGroup(), (0,)), SEED)
+    ours = learning(SAC, policy, algorithm, seed=SEED)
     oracle, columns = Oracle(policy, ours, algorithm), transitions()
     drawn = normal(SEED, "soft update", 0, 0, range(UPDATES * 2 * ROWS), shape=(1, ACTION))
     noise = torch.from_numpy(drawn).reshape(UPDATES, 2, ROWS, ACTION)
     subsets = [permutation(SEED, "target critics", 0, k, size=CRITICS)[:SUBSET].tolist() for k in range(UPDATES)]
     assert len({tuple(sorted(subset)) for subset in subsets}) > 2  # drawn anew for each update
-    metrics = ours.run(0, {0: columns})
+    metrics = ours.update(StepContext(0), {0: columns})
     for k in range(UPDATES):
         oracle.update(k, {name: column[k] for name, column in columns.items()}, noise[k], subsets[k])
 
@@ -138,7 +136,9 @@ def test_updates_are_those_of_the_paper() -> None:
 
 def test_half_of_every_batch_are_demonstrations() -> None:
     replay = ReplayStage(
-        ReplayConfig(*(SEED, 100, 8, 100, 2, ALL, ""), demonstrations_until=1, demonstration_rows=round(8 * 0.5))
+        ReplayStageConfig(
+            *(SEED, 100, 8, 100, 2, SACConfig.columns, ""), demonstrations_until=1, demonstration_rows=round(8 * 0.5)
+        )
     )
     replay.setup(solo_context((0,)))
     size = 30

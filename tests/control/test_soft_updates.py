@@ -7,20 +7,19 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 import torch
-from control_runs import small
-from stable_baselines3 import SAC
+from control_runs import learning, small
+from stable_baselines3 import SAC as PeerSAC  # noqa: N811
 from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.config import ControlConfig
-from rlinf_embodied.control.soft_updates import SoftUpdates
-from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.algorithms.sac import SAC
+from rlinf_embodied.algorithms.transitions import Columns
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import normal
+from rlinf_embodied.runtime.host import StepContext
 
 STATE, ACTION, ROWS, UPDATES = 3, 2, 32, 6
 SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, (), "cpu")
@@ -33,9 +32,9 @@ class Space(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-1.0, 1.0, (ACTION,))
 
 
-def updates(config: ControlConfig, num_blocks: int) -> tuple[SoftActor, SoftUpdates]:
+def updates(config: TrainConfig, num_blocks: int) -> tuple[SoftActor, SAC]:
     policy = SoftActor(config.policy, SPEC, seed=1)
-    return policy, SoftUpdates(policy, config.algorithm, ExactReducer(SoloGroup(), (0,) * num_blocks), seed=5)
+    return policy, learning(SAC, policy, config.algorithm, num_blocks)
 
 
 def batches(num_blocks: int) -> dict[int, Columns]:
@@ -58,10 +57,10 @@ def weights_of(ensemble: nn.Module, member: int) -> list[Tensor]:
     return [part for weight, bias in pairs for part in (weight[member].T, bias[member, 0])]
 
 
-def theirs(ours: SoftUpdates, policy: SoftActor, gamma: float, tau: float) -> SAC:
+def theirs(ours: SAC, policy: SoftActor, gamma: float, tau: float) -> PeerSAC:
     """Returns their algorithm with our weights."""
     width = [16, 16]
-    model = SAC("MlpPolicy", Space(), gamma=gamma, tau=tau, policy_kwargs={"net_arch": width}, device="cpu")
+    model = PeerSAC("MlpPolicy", Space(), gamma=gamma, tau=tau, policy_kwargs={"net_arch": width}, device="cpu")
     model.set_logger(configure(None, []))
     actor, net = model.actor, policy.module
     with torch.no_grad():
@@ -100,7 +99,7 @@ def test_updates_are_those_of_stable_baselines3(monkeypatch) -> None:
     )
     monkeypatch.setattr(model.replay_buffer, "sample", lambda size, env: next(sampled))
     model.train(gradient_steps=UPDATES, batch_size=ROWS)
-    metrics = ours.run(0, {0: columns})
+    metrics = ours.update(StepContext(0), {0: columns})
 
     logged = model.logger.name_to_value
     assert metrics["losses/critic_loss"] * 2 == pytest.approx(logged["train/critic_loss"], rel=1e-5)
@@ -123,9 +122,11 @@ def test_updates_are_those_of_stable_baselines3(monkeypatch) -> None:
 
 def test_a_fixed_entropy_coefficient_stays_and_zero_leaves_the_entropy_out() -> None:
     _, ours = updates(small("algorithm.entropy_coef=0.25"), num_blocks=2)
-    assert ours.run(0, batches(2))["losses/entropy_coef"] == 0.25
+    assert ours.update(StepContext(0), batches(2))["losses/entropy_coef"] == 0.25
     with_entropy, without = (
-        updates(small("algorithm.entropy_coef=0.25", f"algorithm.entropy_in_target={told}"), 2)[1].run(0, batches(2))
+        updates(small("algorithm.entropy_coef=0.25", f"algorithm.entropy_in_target={told}"), 2)[1].update(
+            StepContext(0), batches(2)
+        )
         for told in ("true", "false")
     )
     assert with_entropy["losses/critic_loss"] != without["losses/critic_loss"]
@@ -134,7 +135,7 @@ def test_a_fixed_entropy_coefficient_stays_and_zero_leaves_the_entropy_out() -> 
 def test_the_policy_is_updated_once_per_period() -> None:
     policy, ours = updates(small(f"algorithm.policy_period={UPDATES + 1}"), num_blocks=2)
     before = [p.clone() for p in policy.module.parameters()]
-    ours.run(0, batches(2))
+    ours.update(StepContext(0), batches(2))
     assert all(torch.equal(a, b) for a, b in zip(before, policy.module.parameters(), strict=True))
     critics = ours.modules["critics"]
     assert not any(
@@ -154,7 +155,7 @@ def test_a_period_goes_on_over_iterations() -> None:
             return step(rows, passes)
 
         ours.learners["policy_optimizer"].step = counted
-        ours.run(iteration, batches(2))
+        ours.update(StepContext(iteration), batches(2))
     assert made == [1, 2]
 
 
@@ -162,20 +163,18 @@ def test_a_period_longer_than_an_iteration_has_the_policy_updated_in_some_of_the
     policy, ours = updates(small(f"algorithm.policy_period={2 * UPDATES}"), num_blocks=2)
     weights = []
     for iteration in range(2):
-        ours.run(iteration, batches(2))
+        ours.update(StepContext(iteration), batches(2))
         weights.append(torch.cat([p.detach().flatten() for p in policy.module.parameters()]))
     assert not torch.equal(*weights)
 
 
 def test_only_noise_depends_on_how_a_batch_is_dealt_to_blocks(monkeypatch) -> None:
     config = small("algorithm.updates_per_step=1")
-    monkeypatch.setattr(
-        SoftUpdates, "_noise", lambda self, i, b, c: torch.zeros(UPDATES, 2, c["reward"].shape[1], 1, ACTION)
-    )
-    metrics = [updates(config, number)[1].run(0, batches(number)) for number in (1, 4)]
+    monkeypatch.setattr(SAC, "_noise", lambda self, i, b, c: torch.zeros(UPDATES, 2, c["reward"].shape[1], 1, ACTION))
+    metrics = [updates(config, number)[1].update(StepContext(0), batches(number)) for number in (1, 4)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
 def test_a_policy_without_differentiable_actions_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"policy\.name is 'x', but SAC climbs .* use policy=soft_actor"):
-        SoftUpdates(SimpleNamespace(spec=SimpleNamespace(name="x")), small().algorithm, None, 0)
+    with pytest.raises(ConfigError, match=r"policy\._target_ is .*, but SAC climbs .* use policy=soft_actor"):
+        learning(SAC, SimpleNamespace(spec=SimpleNamespace(name="x")), small().algorithm)

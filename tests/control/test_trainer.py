@@ -11,9 +11,9 @@ from control_runs import DAGGER, RLPD, reach, recorded, small, train
 from runs import metric_rows
 from training_faults import lost, once
 
-from rlinf_embodied.control.acting_stage import ActingStage
-from rlinf_embodied.control.learner_stage import ControlLearnerStage as LearnerStage
-from rlinf_embodied.control.replay_stage import ReplayStage
+from rlinf_embodied.embodied.learner import PolicyLearner
+from rlinf_embodied.embodied.replay_stage import ReplayStage
+from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors
 
@@ -84,10 +84,10 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
     ("kind", "method", "call", "after"),
     [
         (ReplayStage, "run", 2, True),
-        (LearnerStage, "run", 2, True),
-        (ActingStage, "step", 7, False),
-        (ReplayStage, "export_state", 1, False),
-        (LearnerStage, "save", 1, False),
+        (PolicyLearner, "run", 2, True),
+        (RolloutStage, "step", 7, False),
+        (ReplayStage, "state_part", 1, False),
+        (PolicyLearner, "save", 1, False),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -101,7 +101,7 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
 
 def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
     start = f"warm_start.checkpoint={straight / 'checkpoints/latest'}"
-    found = train(small(f"run.dir={tmp_path}", start, "run.num_iterations=1"))
+    found = train(small(f"run.dir={tmp_path}", start, "warm_start.from_nothing=false", "run.num_iterations=1"))
     assert found["before"]["return"] == json.loads((straight / "summary.json").read_text())["after"]["return"]
 
 
@@ -115,7 +115,11 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
         ),
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
         (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
-        (["warm_start.checkpoint=/nowhere"], CheckpointError, r"warm_start\.checkpoint is '/nowhere', but there is no"),
+        (
+            ["warm_start.from_nothing=false", "warm_start.checkpoint=/nowhere"],
+            CheckpointError,
+            r"warm_start\.checkpoint is '/nowhere', but there is no",
+        ),
         (
             ["algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.batch_size=4"],
             ConfigError,

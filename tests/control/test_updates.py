@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import torch
-from control_runs import small
+from control_runs import learning, small
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.control.cloning_updates import CloningUpdates
-from rlinf_embodied.control.critics import Ensemble
-from rlinf_embodied.control.implicit_updates import ImplicitUpdates
-from rlinf_embodied.control.soft_updates import SoftUpdates
-from rlinf_embodied.control.transitions import Columns
+from rlinf_embodied.algorithms.critics import Ensemble
+from rlinf_embodied.algorithms.imitation import Imitation
+from rlinf_embodied.algorithms.iql import IQL
+from rlinf_embodied.algorithms.sac import SAC
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.runtime.host import StepContext
 
 SPEC = EnvSpec("Bandit-v0", 8, 1, 10, 1, 2, 4, 64, (), "cpu")
 UPDATES, ROWS = 400, 32
@@ -33,37 +32,48 @@ def bandit() -> Columns:
     }
 
 
+CRITICS = ("algorithm.value_lr=3e-3", "algorithm.tau=0.1")
+
+
 def greedy(policy: SoftActor) -> float:
     seen = Observation(torch.zeros(1, 2), ("",))
     return float(policy.act(policy.encode(seen), None, 1.0).actions)
 
 
 def learned(kind: type, *words: str) -> tuple[SoftActor, object, dict[str, float]]:
-    config = small("algorithm.lr=3e-3", "algorithm.value_lr=3e-3", "algorithm.tau=0.1", *words)
+    config = small("algorithm.lr=3e-3", *words)
     policy = SoftActor(config.policy, SPEC, seed=1)
-    updates = kind(policy, config.algorithm, ExactReducer(SoloGroup(), (0, 0)), 1)
+    updates = learning(kind, policy, config.algorithm, 2, seed=1)
     columns = bandit()
     halves = {b: {name: c[:, b * ROWS // 2 : (b + 1) * ROWS // 2] for name, c in columns.items()} for b in (0, 1)}
-    return policy, updates, updates.run(0, halves)
+    return policy, updates, updates.update(StepContext(0), halves)
 
 
 def test_iql_does_what_paid_and_cloning_what_was_done() -> None:
-    policy, updates, metrics = learned(ImplicitUpdates, "algorithm.expectile=0.9", "algorithm.advantage_scale=5")
+    policy, updates, metrics = learned(
+        IQL, *CRITICS, "algorithm=iql", "data=recorded", "algorithm.expectile=0.9", "algorithm.advantage_scale=5"
+    )
     assert greedy(policy) > 0.4
     value = updates.modules["value"](torch.zeros(1, 2)).detach()
     assert 0.7 < float(value) < 1.0  # the expectile 0.9 of 0 and 1 is 0.9
     assert metrics["losses/critic_loss"] < 0.1
-    clone, _, metrics = learned(CloningUpdates)
+    clone, _, metrics = learned(Imitation, "algorithm=bc", "data=recorded")
     assert abs(greedy(clone)) < 0.15  # the mean of both actions
     assert 0.2 < metrics["losses/imitation_loss"] < 0.35
 
 
 def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
-    words = ("algorithm=rlpd", "algorithm.updates_per_step=0.1", "algorithm.num_critics=3", "algorithm.policy_period=2")
-    policy, _, metrics = learned(SoftUpdates, *words)
+    words = (
+        *CRITICS,
+        "algorithm=rlpd",
+        "algorithm.updates_per_step=0.1",
+        "algorithm.num_critics=3",
+        "algorithm.policy_period=2",
+    )
+    policy, _, metrics = learned(SAC, *words)
     assert greedy(policy) > 0.3  # towards what paid
     assert metrics["losses/entropy"] < 0.6  # that of the uniform policy is log 2 = 0.69
-    _, _, near = learned(SoftUpdates, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
+    _, _, near = learned(SAC, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
     assert near["losses/entropy"] > metrics["losses/entropy"] + 0.1
 
 

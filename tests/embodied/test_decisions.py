@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, Critic
-from rlinf_embodied.embodied.advantages import ppo_block
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
+from rlinf_embodied.algorithms.rollout_samples import ppo_block
+from rlinf_embodied.config import Critic, PPOConfig
 from rlinf_embodied.embodied.hierarchy import Decisions
 from rlinf_embodied.interfaces.envs import Observation
 
@@ -93,7 +93,7 @@ def test_decisions_have_the_advantages_of_a_semi_markov_process(bootstraps: bool
         values = torch.tensor(row.values).reshape(-1, 1, 1)
         columns = PolicyColumns({}, {}, torch.zeros(*values.shape, 1), 0, values=values)
         view = Decisions(row.every, row.gamma)(TwoLevelColumns(None, columns, torch.zeros(0)), row.env)
-        algorithm = replace(AlgorithmConfig(gamma=row.gamma, gae_lambda=lam), bootstrap_at_timeout=bootstraps)
+        algorithm = replace(PPOConfig(gamma=row.gamma, gae_lambda=lam), bootstrap_at_timeout=bootstraps)
         block = ppo_block(SeesValues(), [view], algorithm, Critic.observation)  # pyright: ignore[reportArgumentType]
         expected = walked(row, lam, bootstraps)
         assert block.advantages.flatten().tolist() == pytest.approx(expected, abs=1e-5), seed

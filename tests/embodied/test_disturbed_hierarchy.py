@@ -10,7 +10,7 @@ from runs import metric_rows, train
 from safetensors.torch import load_file
 from training_faults import lost, once
 
-from rlinf_embodied.embodied.actor_stage import ActorStage
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 
 SHORT = [
@@ -38,8 +38,8 @@ def weights(folder: Path) -> dict[str, dict]:
     ("kind", "method", "call", "after"),
     [
         pytest.param(RolloutStage, "step", 11, False, id="the rollout", marks=pytest.mark.slow),
-        pytest.param(ActorStage, "run", 3, False, id="the lower level's update"),
-        pytest.param(ActorStage, "state_part", 0, True, id="the checkpoint", marks=pytest.mark.slow),
+        pytest.param(PolicyLearner, "run", 3, False, id="the lower level's update"),
+        pytest.param(PolicyLearner, "state_part", 0, True, id="the checkpoint", marks=pytest.mark.slow),
     ],
 )
 def test_a_whole_iteration_is_made_again(tmp_path, monkeypatch, straight, kind, method, call, after) -> None:

@@ -10,7 +10,7 @@ import torch
 from runs import GRPO, tiny
 
 from envs.point_reach import PointSimulator
-from rlinf_embodied.embodied.batch import EnvColumns, RolloutReport
+from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode

@@ -12,12 +12,12 @@ from runs import iterate, metric_rows, train, trainer_of
 from torch import Tensor
 
 from policies.actor_critic import ActorCritic
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.hierarchy import Decisions, Guide, LowLevel
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -263,7 +263,7 @@ def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is
 
 def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(straight, told, tmp_path, monkeypatch) -> None:
     given, first = told
-    latest, run = Path(given[0].partition("=")[2]), ActorStage.run
+    latest, run = Path(given[0].partition("=")[2]), PolicyLearner.run
     newer = straight[0] / "checkpoints" / "step_000004"
 
     def running(stage, *arguments):
@@ -271,7 +271,7 @@ def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(straight
         latest.symlink_to(newer)
         return run(stage, *arguments)
 
-    monkeypatch.setattr(ActorStage, "run", running)
+    monkeypatch.setattr(PolicyLearner, "run", running)
     train(four(tmp_path, *given, "run.num_iterations=1"))
     latest.unlink()
     latest.symlink_to(first)

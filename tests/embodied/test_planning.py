@@ -16,9 +16,9 @@ from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tin
 from envs import point_reach
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
@@ -356,7 +356,7 @@ def undisturbed(tmp_path_factory):
 class Clock:
     """Time in which only stages and sleeps take any: each block of a call as long as the profile says."""
 
-    seconds = ((EnvStage, "step", 0.0005), (RolloutStage, "step", 0.0005), (ActorStage, "run", 0.015))
+    seconds = ((EnvStage, "step", 0.0005), (RolloutStage, "step", 0.0005), (PolicyLearner, "run", 0.015))
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1e9

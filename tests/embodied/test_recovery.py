@@ -9,9 +9,9 @@ from runs import metric_rows, tiny, train
 from training_faults import lost, once
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStage
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
@@ -34,14 +34,14 @@ PHASES = {
     "the first evaluation": (EvaluationEnvStage, "close", 0, False),
     "the first rollout": (RolloutStage, "step", 2, False),
     "a later rollout": (EnvStage, "step", 9, True),
-    "an update, before it": (ActorStage, "run", 1, False),
-    "an update, after it": (ActorStage, "run", 2, True),
-    "the first snapshot": (ActorStage, "export_snapshot", 0, False),
-    "a later snapshot": (ActorStage, "export_snapshot", 2, False),
-    "a checkpoint": (ActorStage, "save", 1, False),
+    "an update, before it": (PolicyLearner, "run", 1, False),
+    "an update, after it": (PolicyLearner, "run", 2, True),
+    "the first snapshot": (PolicyLearner, "export_snapshot", 0, False),
+    "a later snapshot": (PolicyLearner, "export_snapshot", 2, False),
+    "a checkpoint": (PolicyLearner, "save", 1, False),
     "the last evaluation": (EvaluationEnvStage, "open", 1, False),
-    "the digest": (ActorStage, "weights_digest", 0, False),
-    "the set-up": (ActorStage, "setup", 0, True),
+    "the digest": (PolicyLearner, "weights_digest", 0, False),
+    "the set-up": (PolicyLearner, "setup", 0, True),
 }
 
 
@@ -67,7 +67,7 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase
 def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatch, straight) -> None:
     """As where a snapshot takes long beside an iteration, and is not taken after each one."""
     folder, summary = straight
-    calls = once(monkeypatch, ActorStage, "run", 2, lost())
+    calls = once(monkeypatch, PolicyLearner, "run", 2, lost())
     found = train(three(tmp_path, CARRIED, "recovery.snapshot_share=1e-9"))
     assert len(calls) == 6  # three, the last of which fails, and all of them again
     assert found["weights_sha256"] == summary["weights_sha256"]
@@ -88,7 +88,7 @@ def test_a_warm_start_is_made_again(tmp_path, monkeypatch) -> None:
 def test_a_resumed_run_recovers_though_its_checkpoint_is_dropped(tmp_path, monkeypatch, straight) -> None:
     short = ["run.num_iterations=1", "checkpoint.every=1", "checkpoint.keep=1", CARRIED]
     train(three(tmp_path, *short))
-    calls = once(monkeypatch, ActorStage, "run", 1, lost())
+    calls = once(monkeypatch, PolicyLearner, "run", 1, lost())
     found = train(three(tmp_path, "checkpoint.every=1", "checkpoint.keep=1", CARRIED))
     assert len(calls) == 3  # two iterations, one of them twice
     assert found["weights_sha256"] == straight[1]["weights_sha256"]
@@ -102,7 +102,7 @@ def test_the_same_error_twice_is_no_accident(tmp_path, monkeypatch) -> None:
         calls.append(1)
         raise error
 
-    monkeypatch.setattr(ActorStage, "run", run)
+    monkeypatch.setattr(PolicyLearner, "run", run)
     with pytest.raises(WorkerError, match="a bug"):
         train(three(tmp_path))
     assert len(calls) == 2
@@ -110,7 +110,7 @@ def test_the_same_error_twice_is_no_accident(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", [ObjectiveError, RlinfError])
 def test_what_is_no_fault_of_the_machine_ends_the_run_at_once(tmp_path, monkeypatch, kind) -> None:
-    calls = once(monkeypatch, ActorStage, "run", 1, kind("the ratio is not 1"))
+    calls = once(monkeypatch, PolicyLearner, "run", 1, kind("the ratio is not 1"))
     with pytest.raises(kind, match="not 1"):
         train(three(tmp_path))
     assert len(calls) == 2
@@ -118,7 +118,7 @@ def test_what_is_no_fault_of_the_machine_ends_the_run_at_once(tmp_path, monkeypa
 
 @pytest.mark.parametrize("error", [LostWorkerError("worker 0 died", (0,)), HangError("worker 0 hangs", (0,))])
 def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch, straight, error) -> None:
-    run, number = ActorStage.run, []
+    run, number = PolicyLearner.run, []
 
     def failing(stage, step_context, inputs):
         if step_context.iteration == 1:
@@ -126,7 +126,7 @@ def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch,
             raise error
         return run(stage, step_context, inputs)
 
-    monkeypatch.setattr(ActorStage, "run", failing)
+    monkeypatch.setattr(PolicyLearner, "run", failing)
     with pytest.raises(type(error)) as caught:
         train(three(tmp_path, CARRIED, "recovery.max_restarts=3"))
     assert len(number) == 4
@@ -137,8 +137,8 @@ def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch,
 
 
 def test_without_restarts_no_snapshots_are_kept(tmp_path, monkeypatch) -> None:
-    snapshots = once(monkeypatch, ActorStage, "export_snapshot", 99, lost())
-    calls = once(monkeypatch, ActorStage, "run", 1, lost())
+    snapshots = once(monkeypatch, PolicyLearner, "export_snapshot", 99, lost())
+    calls = once(monkeypatch, PolicyLearner, "run", 1, lost())
     with pytest.raises(LostWorkerError):
         train(three(tmp_path, "recovery.max_restarts=0"))
     assert (len(snapshots), len(calls)) == (0, 2)

@@ -9,8 +9,8 @@ from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, 
 from training_faults import lost, once
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
 from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -102,7 +102,7 @@ def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "call"), [(ActorStage, "run", 2), (EnvStage, "step", 11)], ids=["an update", "a rollout"]
+    ("kind", "method", "call"), [(PolicyLearner, "run", 2), (EnvStage, "step", 11)], ids=["an update", "a rollout"]
 )
 @pytest.mark.parametrize("plan", ["collocated", "disaggregated"])
 def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, plan, kind, method, call) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runs import GRPO, tiny
 
-from rlinf_embodied.embodied.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow

@@ -17,7 +17,6 @@ import pytest
 from rlinf_embodied.compose import (
     compose,
     compose_answers,
-    compose_control,
     compose_evaluate,
     compose_export,
     compose_math,
@@ -57,7 +56,6 @@ def training(overrides: list[str]) -> object:
 
 COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/train_vla.py": training,
-    "experiments/train_control.py": compose_control,
     "experiments/train_sft.py": compose_sft,
     "experiments/export_dataset.py": compose_export,
     "experiments/train_llm_math.py": compose_math,

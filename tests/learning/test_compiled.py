@@ -15,8 +15,8 @@ from control_runs import small
 from runs import tiny
 from torch import Tensor, nn
 
+from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.embodied.batch import TrainingBlock
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning.compiled import compiled, require_compiler
 from rlinf_embodied.learning.gradients import LossSums, differentiated

@@ -80,3 +80,38 @@ def test_a_default_that_is_impossible_falls_back_and_a_wish_is_refused() -> None
     assert "no C compiler" in done.stderr
     done = run(code.format(wish=", 'run.exact=portable'"), CC="no-such-compiler")
     assert (done.stdout.strip(), done.returncode) == ("", 2)
+
+
+def test_a_file_that_somebody_else_put_into_the_cache_is_not_loaded(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
+    made = library.compiled()
+    assert made.parent == tmp_path / "portable"
+    assert library.is_trusted(made)
+    honest = made.read_bytes()
+    made.write_bytes(b"not what was compiled")
+    assert library.compiled().read_bytes() == honest  # compiled again
+    made.chmod(0o777)
+    assert not library.is_trusted(made)
+    made.with_suffix(".sha256").unlink()
+    assert library.compiled() == made
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # another user's cache
+    elsewhere = library.compiled()
+    assert elsewhere.parent != made.parent
+    assert elsewhere.read_bytes() == honest
+
+
+def test_workers_on_accelerators_are_not_pinned() -> None:
+    assert "LD_PRELOAD" in worker_variables(1)
+    assert not {*pins.VARIABLES, "LD_PRELOAD"} & set(worker_variables(1, "cuda:0"))
+
+
+def test_a_process_of_a_run_on_accelerators_is_not_pinned() -> None:
+    done = run(
+        "import os; from rlinf_embodied.command_line import pin\n"
+        "from rlinf_embodied.compose import compose_train\n"
+        "pin(compose_train(['cluster.torch_device=cuda']), [])\n"
+        "assert 'LD_PRELOAD' not in os.environ\n"
+        "pin(compose_train([]), [])\n"
+        "assert 'LD_PRELOAD' in os.environ"
+    )
+    assert done.returncode == 0, done.stderr

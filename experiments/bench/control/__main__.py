@@ -1,4 +1,4 @@
-"""Learning curves over seeds: of experiments/train_control.py, of two levels, of SAC beside Stable-Baselines3's.
+"""Learning curves over seeds: of experiments/train_vla.py, of two levels, of SAC beside Stable-Baselines3's.
 
 python -m experiments.bench.control cases=all [seeds=6201,6202,6203] [points=10] [out=docs/results/control] [folder=...]
 python -m experiments.bench.control [seeds=0,1,2] [peer=sb3] [points=10] [out=...]   env.id=HalfCheetah-v5 ...
@@ -28,8 +28,8 @@ from experiments.bench.control import cases
 from experiments.bench.control.curves import Curve, draw, seeds_of, trained
 from experiments.bench.control.peer import peers
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, chosen, ratios
-from rlinf_embodied.compose import compose_control
-from rlinf_embodied.config import ControlConfig, ControlName
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import SACConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 GOAL, FLOOR = 1.5, 1.0
@@ -76,7 +76,7 @@ def _plain(curves: Mapping[str, Sequence[Curve]]) -> dict[str, list[dict]]:
     return {name: [asdict(curve) for curve in several] for name, several in curves.items()}
 
 
-def measure_one(run: Run[Options], config: ControlConfig) -> Report:
+def measure_one(run: Run[Options], config: TrainConfig) -> Report:
     """Trains seed by seed."""
     own, curves = run.options, {name: list[Curve]() for name in ("ours", run.options.peer) if name}
     for seed in own.each_seed:
@@ -98,7 +98,7 @@ def measure_one(run: Run[Options], config: ControlConfig) -> Report:
         )
         for name, several in curves.items()
     ]
-    unit = "env steps" if config.algorithm.name.acts else "updates"
+    unit = "env steps" if config.algorithm.acts else "updates"
     title = f"{config.env.task}, {config.algorithm.name}"
     header = (title, "return before", f"after {curves['ours'][0].steps[-1]} {unit}", f"{unit}/s")
     return Report(
@@ -117,10 +117,10 @@ def measure(run: Run[Options]) -> Report:
     own = run.options
     if own.cases:
         return measure_cases(run)
-    config, _ = compose_control(run.overrides), own.each_seed
+    config, _ = compose_train(run.overrides), own.each_seed
     if own.peer not in ("", "sb3"):
         raise ConfigError(f"peer is {own.peer!r}, but there is sb3 only: use peer=sb3, or leave it out")
-    if own.peer and (config.algorithm.name is not ControlName.sac or config.algorithm.num_critics != 2):
+    if own.peer and not (isinstance(config.algorithm, SACConfig) and config.algorithm.num_critics == 2):
         raise ConfigError(f"peer is {own.peer!r}, but its SAC is plain: use algorithm=sac, or leave peer out")
     return measure_one(run, config)
 

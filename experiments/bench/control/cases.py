@@ -36,7 +36,6 @@ class Case:
     words: tuple[str, ...]  # of the command
     source: str = ""  # the case whose checkpoint it begins with; "": none
     given: str = "data"  # the word that takes this checkpoint
-    command: str = "train_control"
 
     @property
     def unit(self) -> str:
@@ -47,15 +46,29 @@ class Case:
 UNSEEN = "6201,6202,6203"  # seeds that no setting was chosen by
 COMMON = ("cluster=serial", "eval.num_episodes=100", "checkpoint.keep=1")
 _PENDULUM = (
-    *("env.id=Pendulum-v1", "env.horizon=200", "env.block_size=8", "policy.hidden_size=64"),
+    *(
+        "env=gymnasium",
+        "policy=soft_actor",
+        "env.id=Pendulum-v1",
+        "env.horizon=200",
+        "env.block_size=8",
+        "policy.hidden_size=64",
+    ),
     *("algorithm.critic_hidden_size=64", "algorithm.lr=1e-3", "algorithm.value_lr=1e-3"),
 )
 _IQL = ("algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
-_PICK = ("env=maniskill_pick", "env.robot=null", "env.objects_in_proprio=true")
+_PICK = ("env=maniskill_pick", "policy=soft_actor", "env.cameras=[]", "env.robot=null", "env.objects_in_proprio=true")
 _DAGGER = ("algorithm=dagger", "algorithm.expert_steps=3200", "algorithm.updates_per_step=2", "algorithm.lr=1e-3")
 # its authors' ten critics of 256 units and twenty updates per step are too much for a core
 _RLPD = (
-    *("env=point_reach", "env.cameras=[]", "env.reward=sparse", "env.horizon=20", "env.block_size=8"),
+    *(
+        "env=point_reach",
+        "policy=soft_actor",
+        "env.cameras=[]",
+        "env.reward=sparse",
+        "env.horizon=20",
+        "env.block_size=8",
+    ),
     *("algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "algorithm.batch_size=128"),
     *("algorithm.updates_per_step=4", "algorithm.policy_period=4", "algorithm.num_critics=5"),
     *("algorithm.critic_hidden_size=64", "policy.hidden_size=64"),
@@ -66,7 +79,7 @@ _GRASP = (
     *("algorithm.updates_per_step=0.5", "algorithm.expert_steps=20000", "algorithm.warmup_steps=1600"),
     *("env.num_envs=32", "env.block_size=32", "env.chunks_per_rollout=10"),
 )
-_TWO_LEVELS = {"given": "warm_start.checkpoint", "command": "train_vla"}
+_TWO_LEVELS = {"given": "warm_start.checkpoint"}
 _HIGH = (
     *("warm_start.from_nothing=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
     "hierarchy.algorithm.num_minibatches=4",
@@ -104,9 +117,9 @@ CASES: dict[str, Case] = {
     "dagger": Case((*_PICK, *_DAGGER, "run.num_iterations=95")),
     "rlpd": Case((*_RLPD, "run.num_iterations=80")),
     "grasp": Case((*_PICK, *_GRASP, "run.num_iterations=400")),
-    "low_gap": Case((*_POINT, *_LOW_POINT, "run.num_iterations=40"), command="train_vla"),
+    "low_gap": Case((*_POINT, *_LOW_POINT, "run.num_iterations=40")),
     "gap": Case((*_POINT, *_GAP, "run.num_iterations=80"), "low_gap", **_TWO_LEVELS),
-    "low_target": Case((*_REACHER, "run.num_iterations=60"), command="train_vla"),
+    "low_target": Case((*_REACHER, "run.num_iterations=60")),
     "target": Case((*_REACHER, *_TARGET, "run.num_iterations=60"), "low_target", **_TWO_LEVELS),
     "pick": Case((*_PICK, *_WHERE, "run.num_iterations=150"), "dagger", **_TWO_LEVELS),
 }
@@ -143,7 +156,7 @@ def case_curve(name: str, seed: int, folder: Path, points: int, overrides: Seque
             )
         return Curve(**found["curve"])
     shutil.rmtree(place, ignore_errors=True)  # one that was interrupted
-    curve = trained(words, seed, place, points, CASES[name].command)
+    curve = trained(words, seed, place, points)
     kept.write_text(json.dumps({"words": words, "curve": asdict(curve)}), encoding="utf-8")
     print(said(name, curve), flush=True)
     return curve

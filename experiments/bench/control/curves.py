@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.bench.harness import REPOSITORY, Child
-from rlinf_embodied.compose import compose_control, compose_train
-from rlinf_embodied.config import ControlConfig, TrainConfig
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
 
@@ -89,21 +89,18 @@ def learned(
     return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
 
-_COMPOSE = {"train_control": compose_control, "train_vla": compose_train}
-
-
-def trained(words: Sequence[str], seed: int, folder: Path, points: int, command: str = "train_control") -> Curve:
-    """Trains with one seed in a new folder, by a command of experiments/, and returns its curve.
+def trained(words: Sequence[str], seed: int, folder: Path, points: int) -> Curve:
+    """Trains with one seed in a new folder, by experiments/train_vla.py, and returns its curve.
 
     Raises:
         ConfigError: the words make no training.
         WorkerError: the training failed; its log is named.
     """
-    config = _COMPOSE[command](words)
+    config = compose_train(words)
     folder.mkdir(parents=True)
     every = max(1, config.run.num_iterations // points)
     own = [f"run.seed={seed}", f"run.dir={folder / 'run'}", f"eval.every={every}", "eval.record_video=false"]
-    whole = [sys.executable, str(REPOSITORY / f"experiments/{command}.py"), *words, *own]
+    whole = [sys.executable, str(REPOSITORY / "experiments/train_vla.py"), *words, *own]
     before = _children_s()
     Child(f"seed {seed}", whole, folder / "log.txt", {}, cwd=REPOSITORY).wait()
     return read_curve(folder / "run", seed, config, _children_s() - before)
@@ -115,12 +112,12 @@ def _children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def read_curve(folder: Path, seed: int, config: ControlConfig | TrainConfig, cpu_s: float = 0.0) -> Curve:
+def read_curve(folder: Path, seed: int, config: TrainConfig, cpu_s: float = 0.0) -> Curve:
     """Returns the curve that a run left."""
     rows, summary = read_metrics(folder), json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     before, after = summary["before"], summary["after"]
     asked = [row for row in rows if "eval/return" in row]
-    first = config.first_update if isinstance(config, ControlConfig) else 0
+    first = config.algorithm.typical_iteration(config.env)
     learning = [row["charts/SPS"] for row in rows[first + 1 :]]
     success = [before.get("success_once"), *(row.get("eval/success_once") for row in asked), after.get("success_once")]
     return Curve(

@@ -24,10 +24,10 @@ from typing import cast
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, Worker, alternate, ratios
 from experiments.bench.harness.trainings import COLLOCATED, starting_folder
 from experiments.bench.rollout.parts import FIRST_STEP, Bench, bench_config, bench_workflow
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.batch import RolloutReport
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import resolve
 from rlinf_embodied.runtime.ray_session import RaySession

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from experiments.bench.harness import Timing
 from experiments.bench.harness.trainings import COLLOCATED
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.actor_stage import ActorStage
-from rlinf_embodied.embodied.batch import RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStage
+from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import ChunkResult, Observation, VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
@@ -46,7 +46,7 @@ class WatchedEnvStage(EnvStage):
         return shard.env
 
 
-class IdleActor(ActorStage):
+class IdleActor(PolicyLearner):
     """Learns nothing, so that every rollout is the same."""
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

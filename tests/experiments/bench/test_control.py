@@ -11,7 +11,8 @@ from experiments.bench.control import cases
 from experiments.bench.control.__main__ import BENCHMARK
 from experiments.bench.control.curves import Curve, draw, read_curve
 from experiments.bench.control.peer import StableBaselines
-from rlinf_embodied.compose import compose_control, compose_train
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.config import ReplayConfig
 from rlinf_embodied.errors import ConfigError
 
 
@@ -43,22 +44,21 @@ def test_a_picture_is_drawn(tmp_path) -> None:
 @pytest.mark.parametrize("name", cases.CASES)
 def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
     case, words = cases.CASES[name], cases.words_of(name, 7, tmp_path, [])
-    if case.command == "train_vla":
-        config = compose_train(words)
+    config = compose_train(words)
+    if not isinstance(config.algorithm, ReplayConfig):
         assert config.hierarchy.on == bool(case.source)
         assert config.warm_start.checkpoint == (
             f"{tmp_path}/{case.source}/seed_7/run/checkpoints/latest" if case.source else None
         )
         return
-    config = compose_control(words)
-    assert config.algorithm.name.acts == (case.unit == "env steps")
-    assert config.run.num_iterations > config.first_update
+    assert config.algorithm.acts == (case.unit == "env steps")
+    assert config.run.num_iterations > config.algorithm.typical_iteration(config.env)
 
 
 def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(tmp_path, monkeypatch) -> None:
     trained = []
 
-    def found(words, seed, folder, points, command) -> Curve:
+    def found(words, seed, folder, points) -> Curve:
         trained.append((folder.parent.name, seed, points, words))
         folder.mkdir(parents=True)
         told = {"return": 1.0, "return_interval": [0.0, 2.0]}

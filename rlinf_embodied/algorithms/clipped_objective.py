@@ -1,0 +1,109 @@
+"""The losses of a policy and its critic over samples of a block, as sums: blocks and microbatches add up exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlinf_embodied.algorithms.batch import TrainingBlock
+from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
+from rlinf_embodied.algorithms.losses import masked_sum, policy_loss, value_loss
+from rlinf_embodied.algorithms.off_policy import truncated_importance_weights
+from rlinf_embodied.config import Level, OnPolicyConfig
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
+from rlinf_embodied.learning.gradients import LossSums, Pass
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the losses are made of beside their rows."""
+
+    algorithm: OnPolicyConfig
+    temperature: float
+    evaluate: Callable[[Features, Record, float, bool], Evaluation]  # see Policy.evaluate
+    value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
+    joint: bool  # whether a pass of the policy trains the critic, too
+
+    def policy_passes(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> list[Pass]:
+        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's.
+
+        Where passes are compiled the last row of a block is one of padding.
+        """
+        parts = self._parts(block, index, self.algorithm.rows_per_microbatch)
+        return [
+            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part, critic_only))
+            for part in parts
+        ]
+
+    def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
+        """Returns the pass of a critic of its own."""
+        (rows,) = self._parts(block, index, None)
+        return [Pass(float(block.valid[rows].sum()), partial(self._value_sums, block, rows))]
+
+    def _parts(self, block: TrainingBlock, index: Tensor, size: int | None) -> Sequence[Tensor]:
+        """Returns the rows of each pass; compiled ones are of one size, filled up with the block's last row."""
+        if not self.algorithm.compile:
+            return index.split(size or len(index))
+        last = len(block) - 1
+        size = size or -(-last // self.algorithm.num_minibatches)
+        return [functional.pad(part, (0, size - len(part)), value=last) for part in index.split(size)]
+
+    def _policy_sums(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> LossSums:
+        rows = block.rows(index)
+        algorithm, level = self.algorithm, self.algorithm.ratio_level
+        found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
+        choices = found.log_probs.shape[-1]
+        counted = rows.weights > 0
+        mask = mask_at_level(counted, level, choices, rows.mask)
+        terms = policy_loss(
+            to_level(found.log_probs, rows.valid, level, rows.mask),
+            to_level(rows.old_log_probs, rows.valid, level, rows.mask),
+            rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
+            mask,
+            algorithm.clip_low,
+            algorithm.clip_high,
+            weights_at_level(rows.weights, level, choices, rows.mask),
+            dual_clip=algorithm.dual_clip,
+            max_log_ratio=algorithm.max_log_ratio,
+            importance=self._importance(rows, mask),
+        )
+        per_action = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
+        loss = terms.loss
+        if algorithm.entropy_coef:
+            loss = loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
+        kl, count = terms.approx_kl
+        outside, _ = terms.clipfrac
+        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / choices, counted.sum()]
+        if self.joint:
+            value = self._joint_value_loss(rows, found)
+            loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
+            statistics.append(value)
+        return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
+
+    def _importance(self, rows: TrainingBlock, mask: Tensor) -> Tensor | None:
+        """Returns what corrects each entry of the ratio for the sampler; None where nothing does."""
+        if self.algorithm.tis_cap is None:
+            return None
+        assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
+        level = self.algorithm.ratio_level
+        old = to_level(rows.old_log_probs, rows.valid, level, rows.mask)
+        recorded = to_level(rows.rollout_log_probs, rows.valid, level, rows.mask)
+        return truncated_importance_weights(old, recorded, mask, self.algorithm.tis_cap)
+
+    def _joint_value_loss(self, rows: TrainingBlock, found: Evaluation) -> Tensor:
+        """Returns the critic's summed loss, from the forward pass of the policy where that gives values."""
+        assert rows.returns is not None
+        values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
+        return value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip).loss
+
+    def _value_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
+        rows = block.rows(index)
+        assert rows.returns is not None
+        values = self.value(rows.features, rows.privileged)
+        terms = value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip)
+        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))

@@ -1,0 +1,159 @@
+"""From a rollout to training samples: PPO's per-step advantages with a critic, GRPO's per-episode ones without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlinf_embodied.algorithms.advantages import (
+    advantage_sums,
+    chunk_major,
+    chunk_steps,
+    gae,
+    group_advantages,
+    mean_of,
+    next_values,
+    normalize,
+    spread_final_values,
+    squared_deviations,
+    std_of,
+    time_major,
+)
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock, concatenate, training_block
+from rlinf_embodied.config import Critic, Level, OnPolicyConfig
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.learning.reduce import Reducer
+
+Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]
+
+
+@torch.no_grad()
+def ppo_block(
+    policy: Policy, rollouts: Rollouts, algorithm: OnPolicyConfig, critic: Critic = Critic.privileged
+) -> TrainingBlock:
+    """Returns a block's samples with GAE advantages per env step (not yet normalised) and the critic's targets."""
+    return concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
+
+
+def _ppo_rollout(
+    policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: OnPolicyConfig, critic: Critic
+) -> TrainingBlock:
+    values = _values_of_rollout(policy, columns, env)
+    h, b, chunk = values.shape
+    final = torch.zeros_like(values)
+    if algorithm.bootstrap_at_timeout and env.final is not None:
+        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk, critic), (h, b, chunk))
+    # without bootstrapping a time-out ends the episode like the task's own end: the critic has seen the time
+    truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
+    terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated
+    steps = {name: time_major(v) for name, v in (("values", values), ("final", final), ("valid", env.valid))}
+    last = _first_value(policy, env.last, chunk, critic)
+    following = next_values(steps["values"], steps["final"], last, time_major(truncated), steps["valid"])
+    advantages, returns = gae(
+        time_major(env.rewards),
+        steps["values"],
+        following,
+        time_major(terminated),
+        time_major(truncated),
+        steps["valid"],
+        algorithm.gamma if env.discounts is None else time_major(env.discounts),
+        algorithm.gae_lambda,
+    )
+    advantages = chunk_major(advantages, chunk)
+    if algorithm.ratio_level is Level.chunk and env.discounts is None:  # steps that stand for several are whole
+        advantages = _chunk_advantages(env, values, following, terminated, truncated, algorithm)
+    weights = env.valid.to(torch.float32)
+    return training_block(columns, env, advantages, weights, values, chunk_major(returns, chunk))
+
+
+def _chunk_advantages(
+    env: EnvColumns,
+    values: Tensor,
+    following: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    algorithm: OnPolicyConfig,
+) -> Tensor:
+    """GAE with a whole chunk as one step, repeated for each of its actions, [H, B, C].
+
+    The value after a chunk is that after its last valid action, which `following` [T, B] holds already.
+    """
+    steps = chunk_steps(env.rewards, terminated, truncated, env.valid, algorithm.gamma)
+    last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
+    after = chunk_major(following, values.shape[2]).gather(2, last)[..., 0]
+    first = values[:, :, 0]
+    flags = (steps.terminated, steps.truncated, steps.valid)
+    advantages, _ = gae(steps.rewards, first, after, *flags, steps.discount, algorithm.gae_lambda)
+    return advantages[..., None].expand_as(values).contiguous()
+
+
+def _values_of_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns) -> Tensor:
+    """V before each action of the rollout, [H, B, C]: as acting gave it, or chunk-step by chunk-step likewise."""
+    if columns.values is not None:
+        return columns.values
+    privileged = env.privileged
+    return torch.stack(
+        [
+            policy.value({name: value[h] for name, value in columns.features.items()}, _at(privileged, h))
+            for h in range(len(columns.log_probs))
+        ]
+    )
+
+
+def _at(privileged: Tensor | None, h: int) -> Tensor | None:
+    return None if privileged is None else privileged[h]
+
+
+def _first_value(policy: Policy, observation: Observation, chunk: int, critic: Critic) -> Tensor:
+    """V of each row's state as if a chunk began there, [B]: a value-only forward, no action is generated."""
+    features: Features = policy.encode(observation) if critic is Critic.observation else {}
+    privileged = observation.privileged
+    repeated = None if privileged is None else privileged[:, None].expand(-1, chunk, -1)
+    return policy.value(features, repeated)[:, 0]
+
+
+def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
+    """Returns a block's samples with group-relative advantages; groups that are not `kept` have no weight.
+
+    Args:
+        rollouts: one per round, each with one episode per row.
+        algorithm: group size, success_only and length_normalized count here.
+        block: its number, which numbers its groups.
+        kept: (round, group) pairs to train on.
+    """
+    parts = []
+    for columns, env in rollouts:
+        advantages, weights = _group_columns(env, algorithm, block, kept)
+        parts.append(training_block(columns, env, advantages, weights))
+    return concatenate(parts)
+
+
+def _group_columns(
+    env: EnvColumns, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]
+) -> tuple[Tensor, Tensor]:
+    """Advantages and weights [H, B, C] of one round."""
+    size = algorithm.group_size
+    rewards = torch.where(env.valid, env.rewards, 0.0).sum((0, 2))
+    episode = env.success.to(rewards) if algorithm.success_only else rewards
+    relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
+    groups_per_block = len(episode) // size
+    counts = [(env.round, block * groups_per_block + row // size) in kept for row in range(len(episode))]
+    weights = (
+        env.valid.to(torch.float32) * torch.tensor(counts, dtype=torch.float32, device=env.valid.device)[None, :, None]
+    )
+    if algorithm.length_normalized:
+        weights = weights / env.valid.sum((0, 2)).clamp(min=1)[None, :, None]
+    return relative[None, :, None].expand_as(weights).contiguous(), weights
+
+
+def normalize_blocks(blocks: Mapping[int, TrainingBlock], reducer: Reducer) -> dict[int, TrainingBlock]:
+    """Returns the blocks with advantages of mean 0 and deviation 1 over all blocks of all workers."""
+    sums = reducer.sum_blocks({b: advantage_sums(t.advantages, t.valid) for b, t in blocks.items()})
+    mean = mean_of(sums)
+    squares = reducer.sum_blocks({b: squared_deviations(t.advantages, t.valid, mean) for b, t in blocks.items()})
+    std = std_of(sums, squares)
+    return {b: replace(t, advantages=normalize(t.advantages, mean, std)) for b, t in blocks.items()}

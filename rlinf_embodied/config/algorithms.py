@@ -1,0 +1,479 @@
+"""The section `algorithm`: how the policy learns, one dataclass for each algorithm, chosen by algorithm._target_.
+
+    AlgorithmConfig     what every algorithm has
+      OnPolicyConfig    from rollouts of the newest weights         PPOConfig, GRPOConfig
+      ReplayConfig      from transitions that are kept or recorded  SACConfig (with demonstrations RLPD), IQLConfig,
+                                                                    BehaviourCloningConfig, DaggerConfig
+
+A custom algorithm is a subclass in a module of its own (docs/own_algorithm.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.language import Precision
+from rlinf_embodied.config.run import Exactness
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """Rollouts are repeated until enough groups of episodes differ in their success."""
+
+    num_groups: int  # of a rollout
+    min_groups: int  # that suffice
+    drop: bool  # whether groups without a difference are dropped
+    max_rounds: int
+
+
+class Source(StrEnum):
+    """What an algorithm learns from."""
+
+    rollouts = "rollouts"  # whole rollouts of the weights that are trained, used once
+    transitions = "transitions"  # single env steps from the replay buffer
+
+
+class Level(StrEnum):
+    """How far log-probs are summed before a ratio is formed."""
+
+    token = "token"
+    action = "action"
+    chunk = "chunk"
+
+
+class Reduction(StrEnum):
+    """How gradients are summed over workers."""
+
+    auto = "auto"  # exact on a CPU, fast on an accelerator
+    exact = "exact"  # along one fixed binary tree over blocks: the same bits for every plan and worker count
+    fast = "fast"  # all-reduce
+
+
+class Sharding(StrEnum):
+    """Where the actor's weights and optimizer state live while it trains."""
+
+    none = "none"  # whole, in each of its workers
+    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
+
+
+def require_correction(staleness: int, tis_cap: float | None) -> None:
+    """Checks that samples of earlier weights are corrected for.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    require(
+        staleness == 0 or tis_cap is not None,
+        "algorithm.tis_cap",
+        tis_cap,
+        f"with a staleness of {staleness} (plan.max_staleness, or the plan's) other weights sample than are trained, "
+        "and truncated importance weights correct for them",
+        "use algorithm.tis_cap=2.0, or plan.max_staleness=0",
+    )
+
+
+def require_ratio_bounds(
+    clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
+) -> None:
+    """Checks what bounds importance ratios beside the clip range.
+
+    Raises:
+        ConfigError: a bound is of no use.
+    """
+    rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
+    above = dual_clip is None or dual_clip > 1 + clip_high
+    require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
+    rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
+    require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
+    capped = tis_cap is None or tis_cap > 0
+    require(capped, "algorithm.tis_cap", tis_cap, "it must be positive", "use 2.0, or null")
+
+
+@dataclass(kw_only=True, slots=True)
+class AlgorithmConfig:
+    """What every algorithm has; a subclass adds its own numbers and says what it is."""
+
+    name: ClassVar[str]  # for people
+    implementation: ClassVar[str]  # dotted path of the class that learns, see algorithms/algorithm.py
+    learns_from: ClassVar[Source]
+    acts: ClassVar[bool] = True  # whether the policy acts in the env; otherwise it learns from `data` alone
+    columns: ClassVar[tuple[str, ...]] = ()  # of the transitions that it needs, see algorithms/transitions.py
+    policy_method: ClassVar[str] = "evaluate"  # that the policy must have
+
+    _target_: str = ""  # dotted path of this dataclass; the files under configs/algorithm give it
+    lr: float = 3e-4
+    reduction: Reduction = Reduction.auto
+    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
+    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
+
+    def __post_init__(self) -> None:
+        require(0 < self.lr < math.inf, "algorithm.lr", self.lr, "it must be positive", "use a positive number")
+
+    def check(self, config: TrainConfig) -> None:
+        """Checks the algorithm against the other sections of a training.
+
+        Raises:
+            ConfigError: they do not fit.
+        """
+
+    @property
+    def same_start(self) -> int:
+        """Rows of the env that start from one initial state."""
+        return 1
+
+    def resampling(self, env: EnvConfig) -> Resampling | None:
+        """Returns how rollouts are repeated within an iteration; None: there is one."""
+        return None
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        """Returns the first iteration that does all that later ones do."""
+        return 0
+
+
+@dataclass(kw_only=True, slots=True)
+class OnPolicyConfig(AlgorithmConfig):
+    """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
+
+    has_critic: ClassVar[bool] = False
+    learns_from = Source.rollouts
+    ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    dual_clip: float | None = (
+        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
+    )
+    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
+    epochs: int = 4
+    num_minibatches: int = 5  # a minibatch is one slice of every block
+    lr: float = 1.5e-4
+    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
+    max_grad_norm: float = 0.5
+    entropy_coef: float = 0.0
+    sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
+    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    ratio_tolerance: float | None = (
+        None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
+    )
+    tis_cap: float | None = (
+        None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
+    )
+    target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
+    # PPO
+    gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
+    gae_lambda: float = 0.97  # per env step
+    bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
+    value_lr: float = 1e-3  # of what only the critic has
+    value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
+    value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
+    value_max_grad_norm: float = 1.0
+    one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
+    value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
+    critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
+    # GRPO
+    group_size: int = 8  # episodes from one initial state
+    success_only: bool = True  # the return of an episode is its success, not its shaped reward
+    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    max_resamples: int = 2  # ... and replaced by further rollouts, at most so many
+    min_groups: int = 8  # resample until so many groups are left
+    length_normalized: bool = True  # every episode weighs the same, however long
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
+            value = getattr(self, name)
+            require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
+        require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
+        rule = "a policy in slices has an optimizer of its own"
+        require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
+        rule = "GRPO has no critic"
+        require(self.has_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
+        for name in ("value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
+            value = getattr(self, name)
+            bounded = name == "value_lr"  # an infinite bound is none
+            holds = 0 < value < math.inf if bounded else value > 0
+            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")
+        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
+        for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
+        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
+
+
+@dataclass(kw_only=True, slots=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (arXiv:1707.06347) with a critic."""
+
+    name = "ppo"
+    implementation = "rlinf_embodied.algorithms.ppo.PPO"
+    has_critic = True
+    lr: float = 1.5e-4
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        return self.critic_warmup_iterations
+
+
+@dataclass(kw_only=True, slots=True)
+class GRPOConfig(OnPolicyConfig):
+    """Group-relative policy optimisation (arXiv:2402.03300): episodes of a group are compared, without a critic."""
+
+    name = "grpo"
+    implementation = "rlinf_embodied.algorithms.grpo.GRPO"
+    lr: float = 1.5e-4
+
+    def __post_init__(self) -> None:
+        OnPolicyConfig.__post_init__(self)
+        rule = "GRPO compares episodes of a group, so a group needs at least two"
+        require(self.group_size >= 2, "algorithm.group_size", self.group_size, rule, "use 8")
+
+    @property
+    def same_start(self) -> int:
+        return self.group_size
+
+    def resampling(self, env: EnvConfig) -> Resampling:
+        drop = self.drop_zero_variance_groups
+        return Resampling(env.num_envs // self.group_size, self.min_groups, drop, 1 + (self.max_resamples * drop))
+
+    def check(self, config: TrainConfig) -> None:
+        env, size = config.env, self.group_size
+        rule = f"a group of algorithm.group_size={size} episodes stays within one block"
+        whole = env.block_size % size == 0
+        require(whole, "env.block_size", env.block_size, rule, "make the block a multiple of the group")
+        rule = "GRPO compares whole episodes, one per row"
+        require(not env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=false")
+        groups = env.num_envs // size
+        rule = f"env.num_envs={env.num_envs} rows hold {groups} groups"
+        require(
+            self.min_groups <= groups, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs"
+        )
+
+
+def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
+    """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
+    holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
+    require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
+    holds = not compile or exact is not Exactness.portable
+    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
+    require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
+
+
+# ------------------------------------------------------------------------------------------------------- transitions
+_ALL = ("state", "action", "reward", "next_state", "terminated")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySchedule:
+    """When and from how much an algorithm with a replay buffer learns in a training."""
+
+    rows: int  # transitions of a block in a batch
+    demonstration_rows: int  # of these demonstrations, as long as there are both
+    updates: int  # in an iteration that learns
+    steps: int  # env steps of an iteration over all rows
+    expert_iterations: int  # iterations in which the scripted expert acts
+    first_update: int  # the first iteration that learns
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayConfig(AlgorithmConfig):
+    """What algorithms that learn from transitions have in common."""
+
+    learns_from = Source.transitions
+    columns = _ALL
+    policy_method = "sample"
+    sees_images: ClassVar[bool] = False  # whether transitions hold images where the env has cameras
+    mixes: ClassVar[bool] = False  # whether demonstrations are a share of each batch
+
+    batch_size: int = 256  # transitions per update, an equal part of every block
+    capacity: int = 1_000_000  # transitions over all blocks; the oldest ones make room
+    expert_steps: int = 0  # env steps of the scripted expert before all else
+    demonstration_share: float = 0.5  # of a batch, as long as there are demonstrations
+    warmup_steps: int = 1_000  # env steps of uniform actions before the first update, rounded up to whole iterations
+    updates_per_step: float = 1.0  # updates per env step
+    updates_per_iteration: int = 500  # where nothing acts, from `data` alone
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        _require_counts(self, "batch_size", "capacity", "updates_per_iteration")
+        _require_positive(self, "updates_per_step")
+        _require_not_negative(self, "warmup_steps", "expert_steps")
+        share = self.demonstration_share
+        require(0 <= share <= 1, "algorithm.demonstration_share", share, "it is a share of a batch", "use 0.5")
+
+    def schedule(self, env: EnvConfig) -> ReplaySchedule:
+        """Returns what the numbers come to with an env."""
+        rows, steps = self.batch_size // env.num_blocks, env.num_envs * env.chunks_per_rollout
+        expert, first = -(-self.expert_steps // steps), 0
+        updates = self.updates_per_iteration
+        if self.acts:
+            first = expert + -(-self.warmup_steps // steps)
+            updates = max(1, round(self.updates_per_step * steps))
+        return ReplaySchedule(rows, round(rows * self.demonstration_share), updates, steps, expert, first)
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        return self.schedule(env).first_update
+
+    def check(self, config: TrainConfig) -> None:
+        env = config.env
+        require(env.chunk == 1, "env.chunk", env.chunk, "a transition is one env step", "use env.chunk=1")
+        rule = "every row steps in every chunk-step, so that updates per env step mean something"
+        require(env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=true")
+        rule = f"the critics of {self.name} see a state, not images"
+        require(self.sees_images or not env.cameras, "env.cameras", list(env.cameras), rule, "use env.cameras=[]")
+        for name in ("batch_size", "capacity"):
+            value = getattr(self, name)
+            rule = f"each of the env.num_envs / env.block_size = {env.num_blocks} blocks holds an equal part"
+            action = f"use {max(1, value // env.num_blocks) * env.num_blocks}"
+            require(value % env.num_blocks == 0, f"algorithm.{name}", value, rule, action)
+        gathered = env.num_envs * env.chunks_per_rollout
+        rule = f"an iteration gathers env.num_envs x env.chunks_per_rollout = {gathered}"
+        require(self.capacity >= gathered, "algorithm.capacity", self.capacity, rule, "use at least that")
+        self._check_data(config.files, config.data)
+        self._check_shares(env, config.files)
+        temperature, rule = config.policy.temperature, "the objective is about the log-probs of its distribution"
+        require(temperature == 1 or self.sees_images, "policy.temperature", temperature, rule, "use 1.0")
+
+    def _check_data(self, files: Sequence[str], data: str | None) -> None:
+        """Checks that there is something to learn from, and nothing that would not be used."""
+        steps, acts = self.expert_steps, self.acts
+        rule, action = f"{self.name} learns from recorded transitions", "give data=<run.dir>/checkpoints/latest"
+        require(acts or bool(files), "data", data, rule, action)
+        rule = f"{self.name} takes no env step"
+        require(acts or not steps, "algorithm.expert_steps", steps, rule, "use 0")
+        rule, action = f"data={data} holds the demonstrations", "use 0, or leave data out"
+        require(not (steps and files), "algorithm.expert_steps", steps, rule, action)
+
+    def _check_shares(self, env: EnvConfig, files: Sequence[str]) -> None:
+        plan, share = self.schedule(env), self.demonstration_share
+        mixed = self.mixes and (self.expert_steps > 0 or bool(files)) and 0 < share < 1
+        rule = f"of the {plan.rows} transitions of a block in a batch {plan.demonstration_rows} would be demonstrations"
+        action = "use a larger algorithm.batch_size or env.block_size, or a share of 0 or 1"
+        holds = not mixed or 0 < plan.demonstration_rows < plan.rows
+        require(holds, "algorithm.demonstration_share", share, rule, action)
+
+
+@dataclass(kw_only=True, slots=True)
+class CriticsConfig(ReplayConfig):
+    """An ensemble of critics Q(s, a) with targets that follow it."""
+
+    gamma: float = 0.99  # per env step
+    value_lr: float = 3e-4  # of the critics
+    num_critics: int = 2
+    target_critics: int = 2  # the target is the minimum over so many, drawn for each update if there are more (REDQ)
+    critic_hidden_size: int = 256
+    critic_layers: int = 2
+    layer_norm: bool = False  # behind every hidden layer of the critics
+    tau: float = 0.005  # how far targets move towards the critics per update
+
+    def __post_init__(self) -> None:
+        ReplayConfig.__post_init__(self)
+        _require_counts(self, "num_critics", "target_critics", "critic_hidden_size", "critic_layers")
+        _require_positive(self, "value_lr")
+        require(0 <= self.gamma < 1, "algorithm.gamma", self.gamma, "it lies in [0, 1)", "use 0.99")
+        require(0 < self.tau <= 1, "algorithm.tau", self.tau, "it lies in (0, 1]", "use 0.005")
+        few, number = self.target_critics <= self.num_critics, self.num_critics
+        rule = f"the target is the minimum over some of algorithm.num_critics={number}"
+        require(few, "algorithm.target_critics", self.target_critics, rule, f"use at most {number}")
+
+
+@dataclass(kw_only=True, slots=True)
+class SACConfig(CriticsConfig):
+    """Soft actor-critic (arXiv:1812.05905, table 1); with demonstrations and many critics RLPD (arXiv:2302.02948)."""
+
+    name = "sac"
+    implementation = "rlinf_embodied.algorithms.sac.SAC"
+    mixes = True
+
+    policy_period: int = 1  # updates of the critics per update of the policy, counted over iterations
+    pessimistic_policy: bool = True  # the policy climbs the minimum over all critics; false: their mean
+    entropy_coef: float | None = None  # null: learned
+    initial_entropy_coef: float = 1.0  # of one that is learned
+    entropy_per_dimension: float = -1.0  # of an action: what a learned coefficient keeps the entropy at
+    entropy_in_target: bool = True  # whether the critics' target holds the entropy of the next action
+
+    def __post_init__(self) -> None:
+        CriticsConfig.__post_init__(self)
+        _require_counts(self, "policy_period")
+        _require_positive(self, "initial_entropy_coef")
+        given = self.entropy_coef
+        require(given is None or given >= 0, "algorithm.entropy_coef", given, "it must not be negative", "use null")
+
+
+@dataclass(kw_only=True, slots=True)
+class IQLConfig(CriticsConfig):
+    """Implicit Q-learning from recorded transitions alone (arXiv:2110.06169)."""
+
+    name = "iql"
+    implementation = "rlinf_embodied.algorithms.iql.IQL"
+    acts = False
+
+    expectile: float = 0.7  # of Q over the recorded actions, which V is
+    advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
+    advantage_limit: float = 100.0  # ... and its largest value
+
+    def __post_init__(self) -> None:
+        CriticsConfig.__post_init__(self)
+        _require_not_negative(self, "advantage_scale")
+        _require_positive(self, "advantage_limit")
+        require(0 < self.expectile < 1, "algorithm.expectile", self.expectile, "it lies in (0, 1)", "use 0.7")
+
+
+@dataclass(kw_only=True, slots=True)
+class BehaviourCloningConfig(ReplayConfig):
+    """The policy learns to do what was done in recorded transitions."""
+
+    name = "bc"
+    implementation = "rlinf_embodied.algorithms.imitation.Imitation"
+    acts = False
+    columns = ("state", "action")
+    policy_method = "imitation_loss"
+    sees_images = True
+
+
+@dataclass(kw_only=True, slots=True)
+class DaggerConfig(ReplayConfig):
+    """DAgger (arXiv:1011.0686): the policy acts and learns what the scripted expert would have done there."""
+
+    name = "dagger"
+    implementation = "rlinf_embodied.algorithms.imitation.Imitation"
+    columns = ("state", "expert_action")
+    policy_method = "imitation_loss"
+    sees_images = True
+
+    def check(self, config: TrainConfig) -> None:
+        rule = "DAgger learns from what it gathers"
+        require(not config.files, "data", config.data, rule, "leave it out")
+        rule = "DAgger begins with what the expert does"
+        require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
+        ReplayConfig.check(self, config)
+
+
+def _require_counts(config: AlgorithmConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+
+
+def _require_positive(config: AlgorithmConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+
+
+def _require_not_negative(config: AlgorithmConfig, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0 for none")
