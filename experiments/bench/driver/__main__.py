@@ -96,7 +96,7 @@ class CountingSession(RaySession):
 
 def measure_one(workers: int, own: Options) -> Measured:
     """Measures the driver of so many workers."""
-    session, start = CountingSession(timeout_s=START_S), time.perf_counter()
+    session, start = CountingSession(first_progress_s=START_S), time.perf_counter()
     session.relays = own.relays
     try:
         cluster = Cluster("bench", EMULATED, workers, workers, 1 << 30, emulated=True)
