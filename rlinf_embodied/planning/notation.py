@@ -166,7 +166,7 @@ def _items(text: str, path: str, num_devices: int, workflow: Workflow, cores: De
     loop = workflow.loop_of(places[0].stage) if places and places[0].stage in workflow.stages else None
     if many:
         return [Item(tuple(places), _most_chunks(places, workflow))] if places else []
-    if loop is None and len(places) > 1 and number is None:
+    if loop is None and len(places) > 1 and int(number or 1) == 1:
         return [Item((place,)) for place in places]
     if not places:
         return []

@@ -28,9 +28,9 @@ PLANS = {
     "disaggregated on 2": (2, of_file("disaggregated")),
     "disaggregated on 4": (4, of_file("disaggregated")),
     "hybrid on 2": (2, of_file("hybrid")),
-    "pipelined on 2, by blocks": (2, of_file("pipelined", 1)),
+    "pipelined on 2, by blocks": (2, of_file("pipelined")),
     "pipelined on 2, by pairs": (2, of_file("pipelined", 2)),
-    "pipelined on 4, by blocks": (4, of_file("pipelined", 1)),
+    "pipelined on 4, by blocks": (4, of_file("pipelined")),
     "unlike splits": (
         3,
         leaves(
