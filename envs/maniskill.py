@@ -18,11 +18,20 @@ from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
-from envs.availability import check_assets, check_name, check_renderer, no_questions, runs_physx
+from envs.availability import (
+    BUILD_ERRORS,
+    check_assets,
+    check_name,
+    check_renderer,
+    explained,
+    is_wrong_mode,
+    no_questions,
+    runs_physx,
+    say_fallback,
+)
 from envs.batched.choice import how_to_run
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
-from envs.fallback import BUILD_ERRORS, explained, is_wrong_mode, say_fallback
 from envs.gpu_library import enable_gpu_physics
 from envs.gpu_simulator import GpuSimulator
 from envs.simulator import Simulator

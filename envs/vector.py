@@ -39,12 +39,11 @@ from mani_skill.vector.wrappers.gymnasium import ManiSkillVectorEnv
 
 from envs.adapters.gymnasium_vector import GymnasiumVector
 from envs.adapters.single_steps import Shown
-from envs.availability import check_assets, check_name, no_questions
+from envs.availability import BUILD_ERRORS, check_assets, check_name, explained, no_questions, say_fallback
 from envs.batched.build import make_batched_task
 from envs.batched.checks import check_num_envs
 from envs.batched.choice import how_to_run
 from envs.batched.single import Alone
-from envs.fallback import BUILD_ERRORS, explained, say_fallback
 from envs.stacked import StackedEnv
 from envs.stock import action_dim, task_actions
 from rlinf_embodied.config import EnvConfig, Reward

@@ -31,10 +31,10 @@ def plan(config: PlanningConfig) -> None:
         cluster = linked(cluster, profile)
     workflow = workflow_for(profile, config.workflow)
     pricer = Pricer(workflow, profile, cluster, overlap_in_worker=config.overlap_in_worker)
-    ranked, impossible = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
-    show_plans(ranked, impossible, pricer)
+    ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
+    show_plans(ranking, pricer)
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
-    write_plans(folder, ranked, impossible, pricer)
+    write_plans(folder, ranking, pricer)
     print(f"{folder}/plan.json, plan.png, trace.json")
     return None
 

@@ -10,7 +10,7 @@ from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 MODULE = "simulated_accelerator"

@@ -1,4 +1,4 @@
-"""Random workflows of fake stages, and every plan tree that a cluster allows for them.
+"""Random workflows of fake stages, and random plans that a cluster allows for them.
 
 What a fake computes depends on the identity, number and order of its inputs, on the iteration and on the weights; so
 an executor that loses, doubles or swaps anything, or calls too early, gives other numbers.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +16,9 @@ import torch
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, resolve
+from rlinf_embodied.planning.check import check
+from rlinf_embodied.planning.notation import to_text
+from rlinf_embodied.planning.plan import Item, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import (
@@ -195,95 +197,76 @@ def _weight_edge(draw: random.Random, collective: set[str], pairs: list[tuple[st
     return draw.choice(ends) if ends else ()
 
 
-# --------------------------------------------------------------------------------------------------------- every plan
-def every_plan(workflow: Workflow, num_devices: int) -> list[Plan]:
-    """Returns each tree that `resolve` accepts: all cuts, splits, granularities, shards, resident or not."""
-    found = {}
-    for tree in _trees(workflow, tuple(workflow.order()), tuple(range(num_devices)), WHOLE):
-        plan = Plan("p", num_devices, tree)
-        try:
-            found[str(tree)] = resolve("p", [plan.to_dict()], num_devices, workflow)
-        except PlanError:
-            continue
+# ---------------------------------------------------------------------------------------------------------- any plan
+def any_plans(workflow: Workflow, num_devices: int, seed: int, number: int = 40) -> list[Plan]:
+    """Returns different random plans that can run: any order, devices, blocks, chunks, shards, and exclusive pairs."""
+    draw, found = random.Random(seed), {}
+    for _ in range(20 * number):
+        plan = random_plan(workflow, num_devices, draw)
+        if plan is not None and len(found) < number:
+            found[to_text(plan)] = plan
     return list(found.values())
 
 
-def _trees(workflow: Workflow, stages: tuple[str, ...], devices: Devices, chunk: int) -> Iterator[Node]:
-    loop = next((loop for loop in workflow.loops.values() if set(loop.sides) == set(stages)), None)
-    if loop is not None:
-        yield from _loops(loop, devices)
-    elif len(stages) == 1:
-        yield Leaf(stages[0], devices)
-    else:
-        for first, second in _cuts(workflow, stages):
-            yield from _temporal(workflow, first, second, devices, chunk)
-            yield from _spatial(workflow, first, second, devices, chunk)
+def random_plan(workflow: Workflow, num_devices: int, draw: random.Random, staleness: int = 0) -> Plan | None:
+    """Returns a random plan, None if what was drawn cannot run."""
+    units, items = _random_order(workflow, draw), []
+    exact = draw.random() < 0.5  # loops with the same blocks on the same devices
+    while units:
+        size = 1 if len(units[0]) > 1 else draw.choice([1, 1, 2, 3])
+        stages = [stage for unit in units[:size] for stage in unit]
+        loop = len(units[0]) > 1
+        chunks = draw.choice([k for k in range(1, workflow.num_blocks + 1) if workflow.num_blocks % k == 0])
+        chunks = chunks if len(stages) > 1 and not loop else 1
+        places = [_random_place(workflow, stage, num_devices, chunks, draw) for stage in stages]
+        if loop and exact:
+            places = [replace(places[0], stage=stage) for stage in stages]
+        if loop or chunks > 1:
+            items.append(Item(tuple(places), chunks, draw.choice([1, 2]) if loop else 1))
+        else:
+            items += [Item((place,)) for place in places]
+        units = units[size:]
+    share = draw.choice([0.0, 0.0, 0.5])
+    pairs = [pair for pair in itertools.combinations(workflow.stages, 2) if draw.random() < share]
+    plan = Plan("random", num_devices, tuple(items), sorted_pairs(pairs), staleness)
+    try:
+        check(plan, workflow)
+    except PlanError:
+        return None
+    return plan
 
 
-def _loops(loop: Loop, devices: Devices) -> Iterator[Node]:
-    yield LoopNode(loop.name, tuple(Leaf(side, devices) for side in loop.sides), 1)
-    for at in range(1, len(devices)):
-        for shards in (1, 2):
-            yield LoopNode(loop.name, (Leaf(loop.opener, devices[:at]), Leaf(loop.answerer, devices[at:])), shards)
+def _random_order(workflow: Workflow, draw: random.Random) -> list[tuple[str, ...]]:
+    """Returns stages and loops in a random order along the edges."""
+    items = in_order(workflow, {stage: Place(stage, (0,)) for stage in workflow.stages})
+    left, done, found = [item.stages for item in items], set(), []
+    while left:
+        ready = [unit for unit in left if all(set(workflow.sources(stage)) <= done | set(unit) for stage in unit)]
+        unit = draw.choice(ready)
+        left.remove(unit)
+        done |= set(unit)
+        found.append(unit)
+    return found
 
 
-def _cuts(workflow: Workflow, stages: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    ends = [set(loop.sides) for loop in workflow.loops.values()]
-    for size in range(1, len(stages)):
-        for first in itertools.combinations(stages, size):
-            second = tuple(stage for stage in stages if stage not in first)
-            back = any(edge.source in second and edge.target in first for edge in workflow.edges)
-            if not back and not any(pair & set(first) and pair & set(second) for pair in ends):
-                yield first, second
-
-
-def _temporal(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
-    for a in _trees(workflow, first, devices, chunk):
-        for b in _trees(workflow, second, devices, chunk):
-            for resident in (True, False):
-                yield Temporal((a, b), resident)
-
-
-def _spatial(workflow: Workflow, first, second, devices: Devices, chunk: int) -> Iterator[Node]:
-    sizes = [WHOLE] if chunk else [WHOLE, *(g for g in range(1, workflow.num_blocks) if not workflow.num_blocks % g)]
-    for at in range(1, len(devices)):
-        for size in sizes:
-            for a in _trees(workflow, first, devices[:at], chunk or size):
-                for b in _trees(workflow, second, devices[at:], chunk or size):
-                    yield Spatial((a, b), size)
-
-
-def with_shares(plan: Plan, workflow: Workflow, draw: random.Random, most: int = 3) -> list[Plan]:
-    """Returns variants of a plan in which devices have unlike shares of the blocks, as far as they can run."""
-    found = {}
-    for _ in range(most):
-        tree = _shared(plan.tree, workflow, draw)
-        try:
-            found[str(tree)] = resolve("p", [replace(plan, tree=tree).to_dict()], plan.num_devices, workflow)
-        except PlanError:
-            continue
-    return [other for other in found.values() if any(leaf.shares for leaf in leaves(other.tree))]
-
-
-def _shared(node: Node, workflow: Workflow, draw: random.Random) -> Node:
-    if isinstance(node, Leaf):
-        number = len(node.devices)
-        ends = sorted(draw.sample(range(1, workflow.num_blocks), number - 1))
-        shares = tuple(b - a for a, b in itertools.pairwise([0, *ends, workflow.num_blocks]))
-        return replace(node, shares=shares if number > 1 and draw.random() < 0.8 else ())
-    if isinstance(node, LoopNode):
-        sides = [leaf for leaf in (_shared(leaf, workflow, draw) for leaf in node.stages) if isinstance(leaf, Leaf)]
-        if len({leaf.devices for leaf in sides}) == 1 and draw.random() < 0.5:  # one call per worker
-            sides = [replace(leaf, shares=sides[0].shares) for leaf in sides]
-        return replace(node, stages=tuple(sides))
-    return replace(node, parts=tuple(_shared(part, workflow, draw) for part in node.parts))
+def _random_place(workflow: Workflow, stage: str, num_devices: int, chunks: int, draw: random.Random) -> Place:
+    batch = workflow.stages[stage].blocks_per_batch
+    unit = batch if batch > 1 else chunks
+    units = workflow.num_blocks // unit
+    devices = tuple(sorted(draw.sample(range(num_devices), draw.randint(1, min(num_devices, units)))))
+    if draw.random() < 0.5 or len(devices) == 1:
+        return Place(stage, devices)
+    ends = sorted(draw.sample(range(1, units), len(devices) - 1))
+    return Place(stage, devices, tuple((b - a) * unit for a, b in itertools.pairwise([0, *ends, units])))
 
 
 def features(plan: Plan) -> set[str]:
     """Returns what a plan exercises, for a sample that covers all of it."""
-    text = str(plan.to_dict()["tree"])
-    found = {name for name in ("spatial", "temporal", "loop", "granularity", "resident", "'shards': 2") if name in text}
-    return found | {f"{len(leaf.devices)} devices" for leaf in leaves(plan.tree)}
+    found = {f"{len(place.devices)} devices" for place in plan.places().values()}
+    found |= {"chunks"} if any(item.chunks > 1 for item in plan.items) else set()
+    found |= {"shards"} if any(item.shards > 1 for item in plan.items) else set()
+    found |= {"blocks"} if any(place.blocks for place in plan.places().values()) else set()
+    return found | ({"exclusive"} if plan.exclusive else set())
 
 
 # ------------------------------------------------------------------------------------------------------------ running
@@ -308,5 +291,4 @@ def by_block(workflow: Workflow, result: IterationResult) -> dict[str, dict[int,
 
 def alone(workflow: Workflow) -> list[dict[str, dict[int, int]]]:
     """The same by one device, one stage after the other."""
-    plain = [p for p in every_plan(workflow, 1) if "False" not in str(p.tree)]
-    return outcome(workflow, plain[0], SerialSession())
+    return outcome(workflow, collocated(workflow, 1), SerialSession())

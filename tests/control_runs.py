@@ -7,6 +7,8 @@ import functools
 import json
 from pathlib import Path
 
+from placements import looped
+
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
@@ -16,7 +18,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
@@ -86,9 +88,7 @@ def train(config: TrainConfig, code: int = 0) -> dict:
 
 def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the four stages."""
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("actor", learner))]
-    return [{"tree": {"temporal": [{"loop": loop}, *leaves]}}]
+    return looped(env, policy, shards, replay=replay, actor=learner)
 
 
 def starting_folder(config: TrainConfig) -> Path:

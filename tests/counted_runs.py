@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from placements import looped
+
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Output, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.workflow.graph import Edge, Loop, RepeatDecision, StageSpec, WeightEdge, Workflow
@@ -56,10 +58,9 @@ def by_hand(iterations: int, rounds: int = 1) -> list[float]:
 
 def make(name: str, session: Session, graph: Workflow, transport: str = "adaptive") -> Executor:
     devices, (env, policy, actor, shards) = PLANS[name]
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    tree = {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}
+    variants = looped(env, policy, shards, actor=actor)
     cluster = Cluster("test", "cpu", devices, devices, 0, transport=transport)
-    return Executor(graph, resolve(name, [{"tree": tree}], devices, graph), session, cluster)
+    return Executor(graph, resolve(name, variants, devices, graph), session, cluster)
 
 
 def totals(executor: Executor, iterations: int) -> list[float]:

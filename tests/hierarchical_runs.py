@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from placements import looped
 from runs import cluster, tiny
 
 from rlinf_embodied.config import TrainConfig
@@ -12,7 +13,7 @@ from rlinf_embodied.embodied.high_level import starting_high_level
 from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -46,18 +47,15 @@ def folders(config: TrainConfig) -> tuple[Path, Path]:
     return low, starting_high_level(config, session, one)
 
 
-def executor_for(config: TrainConfig, tree: object, devices: int, session: Session) -> Executor:
+def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> Executor:
     """Returns the training workflow of `config` under a plan."""
     workflow = training_workflow(config, *map(str, folders(config)))
-    return Executor(workflow, resolve("test", [{"tree": tree}], devices, workflow), session, cluster(devices))
+    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
-def placed(env: object, policy: object, *actors: object, shards: int = 1) -> dict:
+def placed(env: object, policy: object, *actors: object, shards: int = 1) -> list[dict]:
     """Returns a plan: the rollout, then the high level's learner and the low level's, where it is."""
-    sides = {"env": env, "policy": policy}
-    leaves = zip(("high_actor", "actor"), actors, strict=False)
-    loop = {"loop": {"name": "rollout", "shards": shards, "stages": sides}}
-    return {"temporal": [loop, *({"leaf": {"stage": stage, "devices": devices}} for stage, devices in leaves)]}
+    return looped(env, policy, shards, **dict(zip(("high_actor", "actor"), actors, strict=False)))
 
 
 def digests(executor: Executor) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from runs import cluster, drawing
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.warm_start import starting_policy

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from policies.checkpoint_folder import write_json
 from policies.openvla.film import add_film
 from policies.openvla.folder import Checkpoint, write_checkpoint
-from policies.openvla.heads import L1Head, ProprioProjector
 from policies.openvla.network import OpenVLA
-from policies.openvla.oft import OpenVLAOFT
+from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
 from policies.openvla.oft_folder import write_oft
 from policies.openvla.prompt import TokenRows, rows_of
 from policies.openvla.settings import config_of

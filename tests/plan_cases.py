@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import numpy as np
+import any_plan
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
-from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning import cost
-from rlinf_embodied.planning.cost import Price
-from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Spatial, Temporal
-from rlinf_embodied.planning.plan_check import require_runnable
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
@@ -25,7 +21,7 @@ def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = Non
     group = NodeGroup(
         kind="gpu", num_nodes=devices // node, devices_per_node=node, memory_bytes=memory_bytes, cores_per_node=cores
     )
-    links = Links(within_node_bytes_per_s=1e9, across_nodes_bytes_per_s=1e8, latency_s=0.0)
+    links = Links(within_node_bytes_per_s=1e9, across_nodes_bytes_per_s=1e8, latency_s=0.0, submit_s=0.0)
     return Cluster("test", "gpu", devices, cores, int(memory_bytes), groups=(group,), links=links)
 
 
@@ -119,117 +115,22 @@ def _random_stage(draw: random.Random, loop: bool) -> dict:
     )
 
 
-# ----------------------------------------------------------------------------------------------- exhaustive enumeration
-def all_trees(pricer: Pricer) -> tuple[float, int]:
-    """Returns the least seconds per iteration over every tree that fits into memory, and how many trees there are.
-
-    Nothing is pruned: each set of stages on each number of devices has the prices of all of its trees.
-    """
-    every = sum(pricer.bits.values())
-    capacity = pricer.classes[0].memory_bytes
-    with np.errstate(invalid="ignore"):
-        prices = _enumerate(pricer, every, pricer.classes[0].num_devices, 1, {})
-        seconds = cost.iteration_s(prices, 1)
-    fits = np.isfinite(seconds) & (prices.peak_bytes <= capacity)
-    return (float(seconds[fits].min()) if fits.any() else np.inf), len(seconds)
-
-
-def _enumerate(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Price:
-    key = (mask, n, chunks)
-    if key not in memo:
-        found = list(_trees(pricer, mask, n, chunks, memo))
-        memo[key] = _concatenate(found) if found else None
-    return memo[key]
-
-
-def _trees(pricer: Pricer, mask: int, n: int, chunks: int, memo: dict) -> Iterator[Price]:
-    names = [name for name, bit in pricer.bits.items() if bit & mask]
-    here = np.array([[n]])
-    for loop in pricer.workflow.loops.values():
-        if set(names) == set(loop.sides) and chunks == 1:
-            yield pricer.loop_collocated((loop,), here)
-            for k in range(1, n):
-                for shards in loop.shards:
-                    yield pricer.loop_disaggregated((loop,), np.array([[k]]), np.array([[n - k]]), shards)
-    inside = {side for loop in pricer.workflow.loops.values() for side in loop.sides}
-    if len(names) == 1 and names[0] not in inside:
-        yield pricer.leaf(names[0], here, chunks)
-    for first in range(1, mask):
-        second = mask & ~first
-        if first & ~mask or not second or not _may_go_first(pricer, first, second):
-            continue
-        yield from _joined(pricer, first, second, n, chunks, memo)
-
-
-def _may_go_first(pricer: Pricer, first: int, second: int) -> bool:
-    for loop in pricer.workflow.loops.values():
-        ends = pricer.mask_of((loop,))
-        if first & ends and second & ends:
-            return False
-    return not pricer.cut(second, first).edges
-
-
-def _joined(pricer: Pricer, first: int, second: int, n: int, chunks: int, memo: dict) -> Iterator[Price]:
-    cut = pricer.cut(first, second)
-    a, b = (_enumerate(pricer, mask, n, chunks, memo) for mask in (first, second))
-    if a is not None and b is not None:
-        by_chunk = pricer.by_chunk(first, second, chunks)
-        for resident in (True, False):
-            yield _done(pricer.temporal(cut, _tall(a), b, chunks, np.array([[n]]), by_chunk, resident), chunks)
-    for k in range(1, n):
-        for inner in pricer.chunk_counts() if chunks == 1 else (chunks,):
-            if not pricer.streams(first, second, inner):
-                continue
-            a, b = _enumerate(pricer, first, k, inner, memo), _enumerate(pricer, second, n - k, inner, memo)
-            if a is not None and b is not None:
-                joined = pricer.spatial(cut, _tall(a), b, inner, np.array([[k]]), np.array([[n - k]]))
-                yield cost.collapse(_flat(joined), inner) if chunks == 1 else _flat(joined)
-
-
-def _done(price: Price, chunks: int) -> Price:
-    return cost.collapse(_flat(price), 1) if chunks == 1 else _flat(price)
-
-
-def _fields(price: Price) -> dict[str, np.ndarray]:
-    return {name: np.asarray(getattr(price, name)) for name in Price.__dataclass_fields__}
-
-
-def _tall(price: Price) -> Price:
-    return Price(**{name: value[:, None] for name, value in _fields(price).items()})
-
-
-def _flat(price: Price) -> Price:
-    arrays = _fields(price)
-    shape = np.broadcast_shapes(*(value.shape for value in arrays.values()))
-    return Price(**{name: np.broadcast_to(value, shape).ravel() for name, value in arrays.items()})
-
-
-def _concatenate(prices: Sequence[Price]) -> Price:
-    return Price(
-        **{name: np.concatenate([_fields(_flat(p))[name] for p in prices]) for name in Price.__dataclass_fields__}
-    )
-
-
 def replace_cluster(known: Cluster, **changes) -> Cluster:
     return dataclasses.replace(known, **changes)
 
 
 def with_memory(pricer: Pricer, memory_bytes: float) -> Pricer:
-    """The same case on devices with so much memory that every tree fits."""
+    """The same case on devices with so much memory that every plan fits."""
     groups = tuple(dataclasses.replace(group, memory_bytes=memory_bytes) for group in pricer.cluster.groups)
-    return Pricer(pricer.workflow, pricer.profile, dataclasses.replace(pricer.cluster, groups=groups))
+    return pricer.with_(cluster=dataclasses.replace(pricer.cluster, groups=groups))
 
 
-def wide_tree(pricer: Pricer, draw: random.Random) -> Node:
-    """Any tree that the executor runs: each stage on any of its devices, parts of turns on different ones."""
-    order = _units(pricer)
+def random_plan(pricer: Pricer, draw: random.Random, staleness: int = 0) -> Plan:
+    """Any plan that the executor runs."""
     while True:
-        tree = _wide_node(pricer, draw, order, tuple(range(pricer.cluster.num_devices)), WHOLE)
-        try:
-            require_runnable("random", tree, pricer.workflow)
-        except PlanError:
-            continue
-        return tree
+        plan = any_plan.random_plan(pricer.workflow, pricer.cluster.num_devices, draw, staleness)
+        if plan is not None:
+            return plan
 
 
 def with_speeds(pricer: Pricer, speeds: Sequence[float]) -> Pricer:
@@ -240,57 +141,4 @@ def with_speeds(pricer: Pricer, speeds: Sequence[float]) -> Pricer:
         for k, speed in enumerate(speeds)
     ]
     cluster = dataclasses.replace(pricer.cluster, num_devices=len(speeds), groups=tuple(groups))
-    return Pricer(pricer.workflow, pricer.profile, cluster)
-
-
-def with_shares(node: Node, pricer: Pricer, draw: random.Random) -> Node:
-    """The same tree with random shares of the blocks, where they can be run; as it is where none can."""
-    for _ in range(20):
-        tree = _shared(node, pricer.workflow.num_blocks, draw)
-        try:
-            require_runnable("random", tree, pricer.workflow)
-        except PlanError:
-            continue
-        return tree
-    return node
-
-
-def _shared(node: Node, num_blocks: int, draw: random.Random) -> Node:
-    if isinstance(node, Leaf):
-        ends = sorted(draw.sample(range(1, num_blocks), len(node.devices) - 1))
-        shares = tuple(b - a for a, b in itertools.pairwise([0, *ends, num_blocks]))
-        return dataclasses.replace(node, shares=shares if draw.random() < 0.7 else ())
-    if isinstance(node, LoopNode):
-        sides = [_shared(leaf, num_blocks, draw) for leaf in node.stages]
-        return dataclasses.replace(node, stages=tuple(side for side in sides if isinstance(side, Leaf)))
-    return dataclasses.replace(node, parts=tuple(_shared(part, num_blocks, draw) for part in node.parts))
-
-
-def _units(pricer: Pricer) -> list[str]:
-    """Stages and loops (by the opener's name) in the order of the edges."""
-    behind = {side for loop in pricer.workflow.loops.values() for side in loop.sides[1:]}
-    return [stage for stage in pricer.workflow.order() if stage not in behind]
-
-
-def _wide_node(pricer: Pricer, draw: random.Random, units: list[str], devices: Devices, chunk: int) -> Node:
-    if len(units) == 1:
-        loop = next((loop for loop in pricer.workflow.loops.values() if loop.opener == units[0]), None)
-        if loop is None:
-            return Leaf(units[0], _some(draw, devices))
-        sides = tuple(Leaf(stage, _some(draw, devices)) for stage in loop.sides)
-        return LoopNode(loop.name, sides, draw.choice(loop.shards))
-    at = draw.randint(1, len(units) - 1)
-    halves = units[:at], units[at:]
-    if len(devices) > 1 and draw.random() < 0.5:
-        sizes = [WHOLE, *(g for g in range(1, pricer.workflow.num_blocks) if pricer.workflow.num_blocks % g == 0)]
-        size, cut = draw.choice(sizes), draw.randint(1, len(devices) - 1)
-        mixed = draw.sample(devices, len(devices))
-        own = sorted(mixed[:cut]), sorted(mixed[cut:])
-        parts = (_wide_node(pricer, draw, half, tuple(o), chunk or size) for half, o in zip(halves, own, strict=True))
-        return Spatial(tuple(parts), size)
-    parts = (_wide_node(pricer, draw, half, devices, chunk) for half in halves)
-    return Temporal(tuple(parts), draw.random() < 0.7)
-
-
-def _some(draw: random.Random, devices: Devices) -> Devices:
-    return tuple(sorted(draw.sample(devices, draw.randint(1, len(devices)))))
+    return pricer.with_(cluster=cluster)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from placements import looped
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
@@ -21,7 +22,7 @@ from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.trainer import Trainer
@@ -117,8 +118,7 @@ def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
 
 def trees(env: object, policy: object, actor: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the three stages of training."""
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    return [{"tree": {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", "devices": actor}}]}}]
+    return looped(env, policy, shards, actor=actor)
 
 
 def cluster(devices: int) -> Cluster:

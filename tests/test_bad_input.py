@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from placements import looped
 from runs import tiny, tiny_overrides, train
 from scripts import call
 
@@ -223,9 +224,9 @@ MACHINE: list[tuple[str, str, list[str]]] = [
     (VLA, "plan=/nowhere.yaml", ["/nowhere.yaml cannot be read", "existing YAML file"]),
     (VLA, "plan=disaggregated cluster.num_devices=1", ["needs at least 2 devices", "use plan=collocated"]),
     (VLA, "plan=collocated cluster.num_devices=64", ["devices, but there are only 4 blocks", "or fewer devices"]),
-    (VLA, "plan={unknown_stage}", ["places the stages", "take out ['judge']"]),
-    (VLA, "plan={beyond}", ["devices is '0:7'", "a range like '0:1/2'", "mend the plan"]),
-    (VLA, "plan={endless}", ["devices is '0:1e999999999'", "a range like '0:1/2'", "mend the plan"]),
+    (VLA, "plan={unknown_stage}", ["places the stages", "remove ['judge']"]),
+    (VLA, "plan={beyond}", ["has the devices '0:7'", "a range like '0:1/2'", "correct the plan"]),
+    (VLA, "plan={endless}", ["has the devices '0:1e999999999'", "a range like '0:1/2'", "correct the plan"]),
     (VLA, "plan={no_yaml}", ["no valid YAML", "correct the file"]),
     (VLA, "plan.profile_budget_s=0", ["plan.profile_budget_s is 0.0", "positive", "use 6"]),
     (VLA, "cluster.num_devices=2 plan.profile=/nowhere.json", ["/nowhere.json cannot be read", "path of a profile"]),
@@ -284,11 +285,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
 
 
 def _plan(**devices: object) -> str:
-    leaves = [
-        {"leaf": {"stage": stage, "devices": at}} for stage, at in devices.items() if stage not in ("env", "policy")
-    ]
-    loop = {"loop": {"name": "rollout", "stages": {name: devices[name] for name in ("env", "policy")}}}
-    return json.dumps({"name": "mine", "trees": [{"tree": {"temporal": [loop, *leaves]}}]})
+    return json.dumps({"name": "mine", "variants": looped(**devices)})
 
 
 FILES = {

@@ -1,13 +1,16 @@
 """Scripts answer on the right stream and leave with true exit codes."""
 
 import errno
+import json
 from dataclasses import is_dataclass
 
 import pytest
 import yaml
+from runs import tiny
 
+from rlinf_embodied import evaluate, train
 from rlinf_embodied.command_line import compose_evaluation, help_text, main
-from rlinf_embodied.compose import choices, groups, keys
+from rlinf_embodied.compose import choices, compose_evaluate, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, PlanError, RunFileError, WorkerError
 
@@ -130,3 +133,15 @@ def test_a_file_of_the_run_that_cannot_be_written_is_one_line(capsys):
     assert capsys.readouterr().err == (
         "error: runs/x/metrics.jsonl cannot be written (No space left on device): free space\n"
     )
+
+
+def test_a_command_is_a_function_of_a_config_that_returns_its_summary(tmp_path):
+    config = tiny(f"run.dir={tmp_path / 'run'}", "cluster=serial", "run.num_iterations=1")
+    summary = train(config)
+    assert summary == json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["iterations"] == summary["weights_of_iteration"] == 1
+    assert "iteration 1/1" in (tmp_path / "run/console.log").read_text()
+    checkpoint = f"checkpoint={tmp_path}/run/checkpoints/latest"
+    words = [checkpoint, "cluster=serial", "eval.num_episodes=2", "eval.num_envs=2", "eval.record_video=false"]
+    found = evaluate(compose_evaluate([*words, f"run.dir={tmp_path / 'eval'}"]))
+    assert found["num_episodes"] == 2

@@ -344,10 +344,10 @@ def test_the_reward_follows_the_simulator():
 
 def test_a_plan_file_is_an_override(tmp_path: Path):
     path = tmp_path / "my plan.yaml"
-    trees = [{"min_devices": 2, "tree": {"leaf": {"stage": "actor", "devices": "all"}}}]
-    path.write_text(yaml.safe_dump({"trees": trees}))
+    variants = [{"min_devices": 2, "items": ["actor on all"]}]
+    path.write_text(yaml.safe_dump({"variants": variants}))
     config = compose_train([f"plan={path}"])
-    assert (config.plan.name, config.plan.file, config.plan.trees) == ("my plan", str(path), trees)
+    assert (config.plan.name, config.plan.file, config.plan.variants) == ("my plan", str(path), variants)
     assert compose_train(["plan=collocated"]).plan.file is None
 
 
@@ -372,8 +372,8 @@ ODD_NAMES = [
 def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
     folder = tmp_path / name
     folder.mkdir()
-    trees = [{"min_devices": 2, "tree": {"leaf": {"stage": "actor", "devices": "all"}}}]
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"trees": trees}))
+    variants = [{"min_devices": 2, "items": ["actor on all"]}]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"variants": variants}))
     paths = {"run.dir": folder, "resume": folder / "x", "warm_start.checkpoint": folder, "plan.profile": folder}
     config = compose_train([*(f"{key}={path}" for key, path in paths.items()), f"plan={folder / name}.yaml"])
     assert (config.run.dir, config.warm_start.checkpoint, config.plan.profile) == (str(folder),) * 3
@@ -386,7 +386,7 @@ def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_a_path_may_be_quoted(tmp_path: Path, quote: str):
-    (tmp_path / "my plan.yaml").write_text("trees: [{min_devices: 1, tree: {leaf: {stage: actor, devices: all}}}]")
+    (tmp_path / "my plan.yaml").write_text("variants: [{min_devices: 1, items: [actor on all]}]")
     given = {"run.dir": tmp_path / "größe (1)", "plan": tmp_path / "my plan.yaml"}
     config = compose_train([f"{key}={quote}{path}{quote}" for key, path in given.items()])
     assert (config.run.dir, config.plan.file) == (str(given["run.dir"]), str(given["plan"]))
@@ -398,20 +398,20 @@ def test_a_path_may_be_quoted(tmp_path: Path, quote: str):
 
 def test_the_plan_json_of_a_run_is_a_plan_file(tmp_path: Path):
     path = tmp_path / "plan.json"
-    tree = {"temporal": [{"leaf": {"stage": "actor", "devices": [0, 1]}}]}
-    path.write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
+    items = ["actor on 0-1"]
+    path.write_text(json.dumps({"name": "collocated", "num_devices": 2, "items": items}))
     plan = compose_train([f"plan={path}"]).plan
-    assert (plan.name, plan.trees) == ("collocated", [{"min_devices": 2, "max_devices": 2, "tree": tree}])
+    assert (plan.name, plan.variants) == ("collocated", [{"min_devices": 2, "max_devices": 2, "items": items}])
 
 
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("nmae: x\ntrees: [{min_devices: 1}]", ["nmae", "did you mean plan.name?", "plan.yaml"]),
-        ("name: x", ["no `trees`"]),
+        ("nmae: x\nvariants: [{min_devices: 1}]", ["nmae", "did you mean plan.name?", "plan.yaml"]),
+        ("name: x", ["neither `items` nor `variants`"]),
         ("- a\n- b", ["holds a list"]),
         ("a: [", ["no valid YAML"]),
-        ("trees: 3", ["trees is 3", "plan.yaml"]),
+        ("variants: 3", ["variants is 3", "plan.yaml"]),
     ],
 )
 def test_a_bad_plan_file_is_refused(tmp_path: Path, text, parts):

@@ -19,7 +19,7 @@ from rlinf_embodied.compose import CONFIG_DIR, load, read_mapping
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import parse, resolve
 from rlinf_embodied.planning.profile import load_profile, parse_profile
 
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -95,21 +95,46 @@ def test_files_of_any_bytes(tmp_path, text: bytes) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- plans
 WORKFLOW, _ = embodied((1.0, 0.0), (1.0, 0.0), (1.0, 0.0))
-LOOP = {"loop": {"name": "rollout", "shards": 2, "stages": {"env": "0:1/2", "policy": [1]}}}
-TREE = {"temporal": [LOOP, {"spatial": {"granularity": 0, "parts": [{"leaf": {"stage": "actor", "devices": "all"}}]}}]}
+PLAN = {"items": ["env on 0:1/2 | policy on 1 in 2 shards", "actor on all"], "exclusive": ["actor / env+policy"]}
+PIECES = [
+    "env",
+    "policy",
+    "actor",
+    " on ",
+    "all",
+    "0-1",
+    "1/2:1",
+    "+",
+    " | ",
+    " > ",
+    " in ",
+    "2",
+    " chunks",
+    "(3:5)",
+    "?",
+]
 
 
 @FEW
-@given(PLAIN | changed(TREE), st.integers(1, 4))
-def test_a_plan(tree, num_devices: int) -> None:
+@given(PLAIN | changed(PLAN), st.integers(1, 4))
+def test_a_plan(variant, num_devices: int) -> None:
     try:
-        resolve("fuzzed", [{"tree": tree}], num_devices, WORKFLOW)
+        resolve("fuzzed", [variant if isinstance(variant, dict) else {"items": variant}], num_devices, WORKFLOW)
     except PlanError as error:
         assert "plan" in str(error)  # noqa: PT017
 
 
 def test_a_plan_as_it_is_meant_is_taken() -> None:
-    assert resolve("meant", [{"tree": TREE}], 2, WORKFLOW).devices() == (0, 1)
+    assert resolve("meant", [PLAN], 2, WORKFLOW).devices() == (0, 1)
+
+
+@FEW
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_the_text_of_a_plan(text: str) -> None:
+    try:
+        parse(text, 2, WORKFLOW)
+    except PlanError as error:
+        assert "plan" in str(error)  # noqa: PT017
 
 
 CLUSTER = yaml.safe_load((CONFIG_DIR / "cluster/emulated_mixed.yaml").read_text())

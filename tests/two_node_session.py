@@ -9,7 +9,7 @@ from ray.cluster_utils import Cluster as RayCluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError, LostNodeError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import placement
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext, WorkerSpec
@@ -35,9 +35,8 @@ def main() -> None:
     }
     edges = (Edge("reader", "learner"), Edge("learner", "where"))
     flow = Workflow("fake", 2, stages, edges, (WeightEdge("learner", "reader"),), {})
-    leaves = [{"leaf": {"stage": name, "devices": where}} for name, where in (("reader", [0]), ("learner", [1]))]
-    tree = {"temporal": [*leaves, {"leaf": {"stage": "where", "devices": [0, 1]}}]}
-    executor = Executor(flow, resolve("apart", [{"tree": tree}], 2, flow), session, cluster)
+    items = ["reader on 0", "learner on 1", "where on 0-1"]
+    executor = Executor(flow, resolve("apart", [{"items": items}], 2, flow), session, cluster)
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]

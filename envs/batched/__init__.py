@@ -15,16 +15,13 @@ bit that of a stock single env.
         rendering.RenderGroup   one renderer per scene, images of chosen rows
       adoption                  what its bodies, robots and cameras get that those of other envs have not
       controllers               the robots' controllers, and whether anything but physics happens in a control step
-    seeds, checks             a row's seeds are its own; what may be handed to reset and step
+    seeds, checks             a row's seeds and draws are its own; known versions, and what reset and step take
     choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
     single.SingleEnv          a stock env laid over one row after the other, for code that may not
     scene_recreation          a new, history-free scene for each reset
-    draws                     initial states of many rows drawn together
     decimate, shaders         lighter visual meshes, and a first image without a seven-second table (disk_cache)
-      shader_packs              made from SAPIEN's
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
-      chain, reach              the joints on the way to a link, and how far they reach
-    rotations, grasping       ManiSkill's functions of poses, angles and grasps for few rows
+      chain                     the joints on the way to a link, and how far they reach
+    rotations                 ManiSkill's functions of poses, angles and grasps for few rows
     few_operations            these in ManiSkill's places, only while a batched env computes
-    versions                  the ManiSkill and SAPIEN that are known
 """

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
-from envs.batched.checks import check_num_envs
-from envs.batched.draws import DRAWS_BY_ROW
+from envs.batched.checks import check_num_envs, check_versions
 from envs.batched.few_operations import few_operations
+from envs.batched.seeds import DRAWS_BY_ROW
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
-from envs.batched.versions import check_versions
 from envs.stock import build_task, overrides
 
 

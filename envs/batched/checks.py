@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +11,24 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.errors import ConfigError, SimulatorError
+
+TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}  # their internals are relied on
+
+
+def check_versions() -> None:
+    """Checks that ManiSkill and SAPIEN are as the batched route expects them.
+
+    Raises:
+        SimulatorError: another version.
+    """
+    for package, tested in TESTED_VERSIONS.items():
+        found = version(package)
+        if found not in tested:
+            raise SimulatorError(
+                f"{package} {found} is installed, but the batched CPU backend was tested with {package} "
+                f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs (env.backend=stock)"
+            )
+
 
 SHOWN = 10  # row numbers in a message
 

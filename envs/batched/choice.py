@@ -21,13 +21,13 @@ from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
+from envs.availability import BUILD_ERRORS
 from envs.batched.build import make_batched_task
+from envs.batched.checks import check_versions
 from envs.batched.disk_cache import cached
 from envs.batched.rendering import open_renderer
 from envs.batched.single import Alone
-from envs.batched.versions import check_versions
 from envs.comparison import Pair, compare_episodes, wild_actions
-from envs.fallback import BUILD_ERRORS
 from envs.stock import build_task
 from rlinf_embodied.errors import SimulatorError
 

@@ -1,12 +1,68 @@
-"""The seeds of N rows' episodes: given by the caller, or drawn by each row from a generator of its own."""
+"""The seeds and random draws of N rows: each row has its own generators and draws what it would draw alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
+import torch
+from mani_skill.envs.utils.randomization import pose as randomized
+from torch import Tensor
 
 from rlinf_embodied.errors import SimulatorError
+
+DRAWS_BY_ROW = frozenset({"PickCube-v1", "PushCube-v1", "PullCube-v1"})
+
+
+class RowStates:
+    """Plays ManiSkill's `_episode_rng` for rows that are initialised together."""
+
+    def __init__(self, states: Sequence[np.random.RandomState]) -> None:
+        """`states` has one generator per row."""
+        self._states = states
+
+    def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> np.ndarray:
+        """Returns normal draws, `size` leading with the number of rows."""
+        assert size[0] == len(self._states), f"a draw of size {size} for {len(self._states)} rows"
+        return np.stack([state.normal(loc, scale, size[1:]) for state in self._states])
+
+
+class _RowTorch:
+    """Plays the module torch for code that draws for b rows: its `rand` asks b generators."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self._generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch, name)
+
+    def rand(self, *size: object, **kwargs: object) -> Tensor:
+        size = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        assert size[0] == len(self._generators), f"a draw of size {size} for {len(self._generators)} rows"
+        return torch.cat([torch.rand(1, *size[1:], generator=generator) for generator in self._generators])
+
+
+@contextmanager
+def row_draws(function: Callable, seeds: Sequence[int]) -> Iterator[Callable]:
+    """Gives a copy of a task's function whose `torch.rand((b, ...))` draws from generators seeded with the rows' seeds.
+
+    Nothing else may be drawn, which is seen from the state of torch's global generator.
+    """
+    drawing = _RowTorch(seeds)
+    quaternions = _with_names(randomized.random_quaternions, torch=drawing)
+    before = torch.default_generator.get_state()
+    yield _with_names(function, torch=drawing, randomization=SimpleNamespace(random_quaternions=quaternions))
+    drawn = not torch.equal(before, torch.default_generator.get_state())
+    assert not drawn, "something was drawn by another call than torch.rand: take the task out of DRAWS_BY_ROW"
+
+
+def _with_names(function: Callable, **names: object) -> Callable:
+    """Returns a copy of a function that sees other values under these names of its module."""
+    own = {**function.__globals__, **names}
+    return FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
+
 
 FIRST_SEED = 2022  # ManiSkill builds row i with seed 2022 + i, so a single env with this one
 SEED_LIMIT = 2**32  # of NumPy's RandomState

@@ -67,9 +67,9 @@ class Arm:
             workflow, pricer, _ = profiled(job, cluster, session)
         finally:
             session.close()
-        ranked, _ = rank(pricer, min_staleness=staleness, max_staleness=staleness)
-        print(f"  staleness {staleness}: {ranked[0].label}, {ranked[0].iteration_s:.3g} s predicted", flush=True)
-        return Arm(job, workflow, ranked[0])
+        best = rank(pricer, min_staleness=staleness, max_staleness=staleness).best
+        print(f"  staleness {staleness}: {best.label}, {best.iteration_s:.3g} s predicted", flush=True)
+        return Arm(job, workflow, best)
 
     def run(self, count: int) -> tuple[float, str]:
         """Trains; returns seconds per iteration of the last `count` ones, and the digest of the weights."""

@@ -59,7 +59,8 @@ from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.drift import Prediction, predict
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.plan import Plan, resolve_on
+from rlinf_embodied.planning.notation import resolve_on, to_text
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import DISTURBED, as_measured, linked
 from rlinf_embodied.runtime.session import Session
@@ -94,7 +95,7 @@ class Outcome:
     predicted_s: float
     stages_s: dict[str, float]  # predicted
     measured_s: Spread
-    tree: object
+    plan: str  # as text
     weights_sha256: str
     outside_stages: Spread | None = None  # None: an earlier run did not look
 
@@ -151,7 +152,7 @@ def run_case(
     session = begin()
     try:
         workflow, pricer, profile_s = profiled(job, cluster, session)
-        ranked, _ = rank(pricer)
+        ranked = rank(pricer).plans
         print(text_table(rows(ranked)), flush=True)
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         behind = enumerate(ranked[1 : 1 + next_best], start=1)
@@ -199,7 +200,7 @@ def disturbed_plans(job: Job, cluster: Cluster, workflow: Workflow, session: Ses
         print(f"  core {core} is kept busy", flush=True)
         profile, path = measured_profile(job, cluster, workflow, session, shown)
     path.unlink()  # no run is to find it
-    ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
+    ranked = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))).plans
     print(text_table(rows(ranked)), flush=True)
     others = doubted(ranked, profile.disturbed) if profile.disturbed > DISTURBED else []
     named = {"disturbed": ranked[0], **{f"tried {k + 1}": entry for k, entry in enumerate(others)}}
@@ -230,7 +231,7 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
         if preset.is_auto or (names and name not in names):
             continue
         try:
-            plan = resolve_on(pricer.cluster, preset.name, preset.trees, pricer.workflow)
+            plan = resolve_on(pricer.cluster, preset.name, preset.variants, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
             continue
@@ -243,7 +244,7 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
 
 def lacking(plan: Plan, pricer: Pricer) -> str:
     """Returns which device does not hold what a plan has in it, "" where all do."""
-    for device, needed in pricer.memory(plan.tree).items():
+    for device, needed in pricer.memory(plan).items():
         room = pricer.cluster.place_of(device).group.memory_bytes
         if needed > room:
             return f"device {device} has room for {room / 1e6:.1f} MB, and the plan needs {needed / 1e6:.1f} MB there"
@@ -295,7 +296,7 @@ def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, floa
         predicted_s=predicted.iteration_s,
         stages_s=dict(predicted.stages_s),
         measured_s=Spread.of(seconds),
-        tree=plan.to_dict()["tree"],
+        plan=to_text(plan),
         weights_sha256=digest,
         outside_stages=Spread.of(outside),
     )
@@ -350,7 +351,7 @@ def had_back(found: Outcomes, profile_s: float) -> str:
     """Returns when the time of the profile is had back, beside turns on all devices without one."""
     auto, turns = found["auto"], found.get("collocated")
     saved = 0.0 if turns is None else turns.measured_s.median - auto.measured_s.median
-    if turns is None or saved <= 0 or turns.tree == auto.tree:
+    if turns is None or saved <= 0 or turns.plan == auto.plan:
         return f"the profile took {profile_s:.0f} s, which nothing brings back"
     return f"the profile took {profile_s:.0f} s, had back after {math.ceil(profile_s / saved)} iterations"
 

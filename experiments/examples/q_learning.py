@@ -107,7 +107,7 @@ def workflow(env: str, rates: list[float], num_blocks: int = 4) -> Workflow:
 
 def train(flow: Workflow, session: Session, cluster: Cluster, iterations: int) -> tuple[Ranked, list]:
     profile = measure(flow, session, cluster, flow.name, {}, lambda *progress: None, budget_s=5.0)
-    best = rank(Pricer(flow, profile, cluster))[0][0]
+    best = rank(Pricer(flow, profile, cluster)).best
     executor, returns = Executor(flow, best.plan, session, cluster), {}
     for k in range(iterations + 1):
         for name in [stage for stage in flow.stages if "learn" in stage and k in (0, iterations)]:

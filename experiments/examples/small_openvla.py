@@ -23,9 +23,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.checkpoint_folder import write_json
 from policies.openvla.folder import Checkpoint, write_checkpoint
-from policies.openvla.heads import ProprioProjector
 from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
+from policies.openvla.oft import ProprioProjector
 from policies.openvla.oft_folder import write_side_file
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
 from policies.openvla.settings import config_of

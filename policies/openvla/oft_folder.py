@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from policies.openvla.film import add_film
 from policies.openvla.folder import Checkpoint, read_checkpoint, require_finite, require_fit, write_checkpoint
-from policies.openvla.heads import L1Head, ProprioProjector
-from policies.openvla.oft import Head, OpenVLAOFT
+from policies.openvla.oft import Head, L1Head, OpenVLAOFT, ProprioProjector
 from policies.openvla.statistics import Scaling, range_of, require_dim
 from rlinf_embodied.errors import CheckpointError
 

@@ -72,6 +72,7 @@ class Links:
     within_node_bytes_per_s: float = 4.0e9
     across_nodes_bytes_per_s: float = 1.0e9
     latency_s: float = 0.001
+    submit_s: float = 0.0005  # of the driver, for each call that it submits
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +393,12 @@ def _record(schema: type[_Schema], data: object, path: str) -> _Schema:
     for name, value in body.items():
         if (name == "kind" and isinstance(value, str)) or name == "beside":
             continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _LARGEST:
+        if (
+            name == "kind"
+            or isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value <= _LARGEST
+        ):
             what = "the name of a kind of device" if name == "kind" else "a positive number"
             raise ConfigError(f"{path}.{name} is {value!r}, but it is {what}: correct the file")
         if name in _COUNTS and value != int(value):

@@ -20,7 +20,7 @@ from rlinf_embodied.compose.composition import (
     load,
     read_mapping,
     split,
-    stored_tree,
+    stored_variant,
     to_yaml,
 )
 from rlinf_embodied.compose.explain import keys
@@ -45,7 +45,7 @@ __all__ = [
     "names_of",
     "read_mapping",
     "split",
-    "stored_tree",
+    "stored_variant",
     "to_yaml",
 ]
 

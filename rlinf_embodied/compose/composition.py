@@ -171,11 +171,11 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return data
 
 
-def stored_tree(data: Mapping[str, object]) -> dict[str, object]:
-    """Returns the variant that a plan.json holds: a tree for its number of devices and no other."""
+def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
+    """Returns the variant that a plan.json holds: items for its number of devices and no other."""
     number = data.get("num_devices", 1)
-    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "tree": data.get("tree")}
-    return variant | {"staleness": data["staleness"]} if "staleness" in data else variant
+    variant: dict[str, object] = {"min_devices": number, "max_devices": number, "items": data.get("items")}
+    return variant | {key: data[key] for key in ("exclusive", "staleness") if key in data}
 
 
 # ------------------------------------------------------------------------------------------------- the algorithm's keys
@@ -270,11 +270,11 @@ def _layers(path: Path, group: str) -> list[dict[str, Any]]:
 
 def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan section for a plan file, or for the plan.json of a run."""
-    if "tree" in data and "trees" not in data:
-        data = {"name": data.get("name"), "trees": [stored_tree(data)]}
-    if not data.get("trees"):
+    if "items" in data and "variants" not in data:
+        data = {"name": data.get("name"), "variants": [stored_variant(data)]}
+    if not data.get("variants"):
         raise ConfigError(
-            f"plan is {str(path)!r}, but the file has no `trees`: see configs/plan/collocated.yaml for the form"
+            f"plan is {str(path)!r}, but the file has neither `items` nor `variants`: see configs/plan/collocated.yaml"
         )
     return {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
 

@@ -30,12 +30,15 @@ def require_staleness(path: str, value: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class PlanConfig:
-    """Which plan tree runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
+    """Which plan runs: `auto` (the best one for what is measured), a preset, or any file of the same form."""
 
     name: str = "auto"
     file: str | None = None
-    trees: list[dict] = field(default_factory=list)  # variants by number of devices, see planning/plan
-    max_staleness: int = 0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/plan
+    variants: list[dict] = field(default_factory=list)  # by number of devices, see planning/notation.py
+    max_staleness: int = (
+        0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/ahead.py
+    )
+    search_s: float = 10.0  # auto: limit of the search, in seconds
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
     profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, besides set-up
@@ -49,18 +52,19 @@ class PlanConfig:
             "use 6",
         )
         require(
-            self.is_auto or bool(self.trees) or self.file is not None,
+            self.is_auto or bool(self.variants) or self.file is not None,
             "plan",
             self.name,
-            "a plan needs a tree",
+            "a plan needs items",
             "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
+        require(self.search_s > 0, "plan.search_s", self.search_s, "it must be positive", "use 10")
         require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
     def is_auto(self) -> bool:
         """Whether the plan is still to be found."""
-        return self.name == "auto" and not self.trees and self.file is None
+        return self.name == "auto" and not self.variants and self.file is None
 
 
 def _is_address(text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Runs any plan tree of a workflow on a session; knows stages, edges and loops, and nothing of what they mean.
+"""Runs any plan of a workflow on a session; knows stages, edges and loops, and nothing of what they mean.
 
-The plan tree becomes a list of steps (schedule.py), which are submitted in order.  One iteration, for
-`temporal: [loop(env, policy), leaf(actor)]`:
+The plan becomes a list of steps (planning/plan.py), which are submitted in order.  One iteration, for
+`env+policy on 0-1 > actor on 0-1`:
 
     1. loop    every worker's blocks go round between opener and answerer
                (loops.py).
@@ -30,13 +30,12 @@ from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops
 from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule
 from rlinf_embodied.execution.submitter import Submitter
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan
-from rlinf_embodied.planning.probes import collocated
+from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
-from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Loop, Repeat, RepeatDecision, WeightEdge, Workflow
 
 _LOG = logging.getLogger(__name__)
 _FOLLOW = Follow()
@@ -55,7 +54,7 @@ class Executor:
         one_process = isinstance(session, SerialSession)
         self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
-        self._repeated, self._steps = parts(schedule(plan, workflow), workflow)
+        self._repeated, self._steps = parts(schedule(plan.items, workflow), workflow)
         self._repeats = repeats(workflow)
         self.back = tuple(name for name in workflow.order() if name in workflow.back())
         self.front = tuple(name for name in workflow.order() if name not in self.back)
@@ -118,15 +117,11 @@ class Executor:
         """Submits the calls of the stages that nothing is learnt in."""
         if self.workflow.repeat is not None:
             self._run_rounds(self.workflow.repeat, state)
-        self._run_steps([step for step in self._steps if self._stage(step) in self.front], state)
+        self._run_steps([step for step in self._steps if step.stages[0] in self.front], state)
 
     def run_back(self, state: Iteration) -> None:
         """Submits the calls of the others."""
-        self._run_steps([step for step in self._steps if self._stage(step) in self.back], state)
-
-    @staticmethod
-    def _stage(step: Step) -> str:
-        return step.node.stages[0].stage if isinstance(step.node, LoopNode) else step.node.stage
+        self._run_steps([step for step in self._steps if step.stages[0] in self.back], state)
 
     def _finish(self, state: Iteration) -> None:
         """Sends the new weights to the copies and waits for the last stages."""
@@ -136,7 +131,8 @@ class Executor:
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
-            self._run_loop(step.node, state) if isinstance(step.node, LoopNode) else self._leaf(step, state)
+            loop = self.workflow.loop_of(step.stages[0])
+            self._leaf(step, state) if loop is None else self._run_loop(loop, step.shards, state)
 
     def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
         """Runs what comes before a stage, round by round: within a round on its own data, the stage then has all."""
@@ -165,8 +161,7 @@ class Executor:
 
     def _leaf(self, step: Step, state: Iteration) -> None:
         """Submits a stage's calls for the blocks of one chunk."""
-        assert isinstance(step.node, Leaf)
-        stage, size = step.node.stage, self.workflow.num_blocks // step.num_chunks
+        (stage,), size = step.stages, self.workflow.num_blocks // step.num_chunks
         if step.chunk == 0:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
@@ -184,9 +179,9 @@ class Executor:
         collective = self.workflow.stages[stage].collective
         self.submitter.note(stage, calls, self.submitter.submit(calls, state, collective), state)
 
-    def _run_loop(self, node: LoopNode, state: Iteration) -> None:
+    def _run_loop(self, loop: Loop, shards: int, state: Iteration) -> None:
         """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
-        loop, before = self.workflow.loops[node.loop], state.step_context
+        before = state.step_context
         self._enter(loop.sides, state)
         base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
         for number in range(loop.max_rounds):
@@ -194,7 +189,7 @@ class Executor:
             if loop.name in self._handover.fused:
                 self._loops.run_fused(loop, state)
             else:
-                self._loops.run_stepwise(loop, node.shards, state)
+                self._loops.run_stepwise(loop, shards, state)
             if loop.decide is None:
                 break
             self.submitter.collect(state)

@@ -17,7 +17,7 @@ class Hosts:
         """Takes whose stages are hosted, where, and what the workers run on."""
         self.owners = plan.all_owners(workflow)  # by stage: the worker of each block
         self._workflow, self._plan, self._cluster = workflow, plan, cluster
-        self._exclusive = plan.exclusive()
+        self._exclusive = plan.excluded()
 
     def workers(self, stage: str) -> list[int]:
         """Returns the workers that host a stage, in the order of its group's ranks."""
@@ -41,7 +41,7 @@ class Hosts:
         cluster, workers = self._cluster, self.workers(name)
         owners = tuple(workers.index(owner) for owner in self.owners[name])
         contexts, num_blocks = [], self._workflow.num_blocks
-        parts = self._plan.shards(name, num_blocks, cluster)
+        parts = self._plan.shards(name, self._workflow, cluster)
         for worker in workers:
             blocks = self.blocks(name, worker)
             shards = tuple(shard for shard in shards_of(blocks, parts) if shard)

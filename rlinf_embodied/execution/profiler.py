@@ -306,7 +306,7 @@ class _Profiling:
             sharing = {worker for partner in partners for worker in executor.workers(partner)}
             grown, empty, known = self._metered.grown[stage], self._metered.empty, self._metered.overhead
             self._grown += [_Grown(stage, cell, w, grown[w], w in sharing, w not in known) for w in workers]
-            held = used if not probe.plan.exclusive()[stage] else {w: empty[w].used_bytes + grown[w] for w in workers}
+            held = used if not probe.plan.excluded()[stage] else {w: empty[w].used_bytes + grown[w] for w in workers}
             working = max(max(0.0, peaks[w] - held[w]) for w in workers)
             shown.working[cell] = max(shown.working.get(cell, 0.0), working)
             limit = max(self._cluster.place_of(w).group.cores_per_device for w in workers)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_embodied.planning.plan import Leaf
-from rlinf_embodied.planning.schedule import Step, schedule
+from rlinf_embodied.planning.plan import Step, schedule
 from rlinf_embodied.workflow.graph import Workflow
 
 __all__ = ["Step", "parts", "repeats", "schedule", "shards_of"]
@@ -14,7 +13,7 @@ def parts(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, ...]
     if workflow.repeat is None:
         return (), steps
     again = workflow.upstream(workflow.repeat.before)
-    inside = tuple(step for step in steps if isinstance(step.node, Leaf) and step.node.stage in again)
+    inside = tuple(step for step in steps if again.issuperset(step.stages))
     assert inside == steps[: len(inside)], "the stage behind a repeat is called once, after all that reaches it"
     return inside, steps[len(inside) :]
 

@@ -16,11 +16,13 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from rlinf_embodied.planning.call_times import CallTimes
-from rlinf_embodied.planning.clocks import Clocks, Simulation
-from rlinf_embodied.planning.plan import LoopNode, Plan
-from rlinf_embodied.planning.schedule import Step, schedule
+from rlinf_embodied.planning.clocks import Simulation
+from rlinf_embodied.planning.plan import Plan, Step, schedule
+
+if TYPE_CHECKING:
+    from rlinf_embodied.planning.simulate import Simulator
 
 MOST_RUNS = 24  # until every one adds the same; then the later half of them counts
 _SAME = 1e-9  # of a run's seconds
@@ -28,7 +30,7 @@ _SAME = 1e-9  # of a run's seconds
 _State = tuple[frozenset[tuple[str, int]], list[float]]  # what is switched out, and clocks
 
 
-def steady(times: CallTimes, plan: Plan, traced: bool = False) -> Simulation:
+def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
     """Returns what happens in one iteration of a plan that has run for a while; inf seconds where a stage cannot run.
 
     Args:
@@ -59,17 +61,18 @@ def _is_same(a: _State, b: _State, scale_s: float) -> bool:
 class _Runs:
     """Successive runs of one plan: clocks are carried over, and fronts that were submitted ahead."""
 
-    def __init__(self, times: CallTimes, plan: Plan, traced: bool) -> None:
-        self._times, self._exclusive, self._traced = times, plan.exclusive(), traced
-        steps, back = schedule(plan, times.work), times.work.back()
-        self._front = [step for step in steps if not _stages(step) & back]
-        self._back = [step for step in steps if _stages(step) & back]
-        layouts = times.layouts(steps)
+    def __init__(self, times: Simulator, plan: Plan, traced: bool) -> None:
+        self._times, self._plan, self._traced = times, plan, traced
+        self._exclusive = plan.excluded() if plan.exclusive else {}
+        steps, back = schedule(plan.items, times.work), times.work.back()
+        self._front = [step for step in steps if not back.intersection(step.stages)]
+        self._back = [step for step in steps if back.intersection(step.stages)]
+        self.clocks = times.clocks(plan, set(), None)
+        layouts = self.clocks.layouts
         hosts = [
-            {h for step in some for s in _stages(step) for h in layouts[s].hosts} for some in (self._front, self._back)
+            {h for step in some for s in step.stages for h in layouts[s].hosts} for some in (self._front, self._back)
         ]
         self._share = bool(hosts[0] & hosts[1])
-        self.clocks = Clocks([0.0] * plan.num_devices, layouts, set())
         self._ahead: deque[dict[str, list[float]]] = deque()
         self._begin_s = self._end_s = 0.0
         for _ in range(plan.staleness):
@@ -78,12 +81,12 @@ class _Runs:
     def next(self) -> float:
         """Goes through the next run and returns when it ends."""
         clocks = self.clocks
-        clocks.calls_s, clocks.other_s = {}, {}
+        clocks.calls_s, clocks.other_s, clocks.submitted = {}, {}, 0
         clocks.spans = [] if self._traced else None
         if self._share:
             self._submit_front()
         clocks.ends = self._ahead.popleft()
-        clocks.begin({stage for step in self._back for stage in _stages(step)})
+        clocks.begin({stage for step in self._back for stage in step.stages})
         self._submit(self._back)
         last_s = clocks.last_s()
         if not self._share:
@@ -105,7 +108,7 @@ class _Runs:
 
     def _submit_front(self) -> None:
         self.clocks.ends = {}
-        self.clocks.begin({stage for step in self._front for stage in _stages(step)})
+        self.clocks.begin({stage for step in self._front for stage in step.stages})
         self._submit(self._front)
         self._ahead.append(self.clocks.ends)
 
@@ -114,12 +117,9 @@ class _Runs:
         work = self._times.work
         again = work.upstream(work.repeat.before) if work.repeat else set()
         for number, step in enumerate(steps):
-            self._times.submit([step], self._exclusive, self.clocks)
-            decided = isinstance(step.node, LoopNode) and work.loops[step.node.loop].max_rounds > 1
-            behind = steps[number + 1 :]
-            if decided or (_stages(step) <= again and not (behind and _stages(behind[0]) <= again)):
+            self._times.submit([step], self._plan, self._exclusive, self.clocks)
+            loop, behind = work.loop_of(step.stages[0]), steps[number + 1 :]
+            decided = loop is not None and loop.max_rounds > 1
+            last = again.issuperset(step.stages) and not (behind and again.issuperset(behind[0].stages))
+            if decided or last:
                 self.clocks.wait(self.clocks.last_s())
-
-
-def _stages(step: Step) -> set[str]:
-    return {leaf.stage for leaf in step.node.stages} if isinstance(step.node, LoopNode) else {step.node.stage}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlinf_embodied.planning.tree import Devices, Leaf
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.planning.plan import Item, Place, owners
+from rlinf_embodied.workflow.graph import Workflow
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layout:
     """The calls of a stage: devices and sizes [calls]; who makes a block, and as which of its call's [blocks].
 
@@ -21,36 +23,31 @@ class Layout:
     place_of: tuple[int, ...]
     hosts: tuple[int, ...]  # devices with any block, ascending
 
-    @classmethod
-    def of_chunks(cls, leaf: Leaf, num_blocks: int, chunks: int, blocks_per_batch: int) -> Layout:
-        """Returns the calls for chunks of neighbouring blocks, each spread over all devices."""
-        size = num_blocks // chunks
-        parts = [range(k * size, (k + 1) * size) for k in range(chunks)]
-        return _layout(parts, owners(leaf, num_blocks, size, blocks_per_batch))
 
-    @classmethod
-    def of_shards(cls, leaf: Leaf, num_blocks: int, shards: int, blocks_per_batch: int) -> Layout:
-        """Returns the calls for the shards of a loop, whose blocks are dealt round robin."""
-        parts = [range(k, num_blocks, shards) for k in range(shards)]
-        return _layout(parts, owners(leaf, num_blocks, num_blocks, blocks_per_batch))
+class Layouts:
+    """The layouts of one workflow's stages; what many plans have in common is made once."""
 
+    def __init__(self, workflow: Workflow) -> None:
+        self._workflow = workflow
+        self._known: dict[tuple[Place, int], Layout] = {}
+        self._fused: dict[tuple[Place, ...], bool] = {}
 
-def owners(leaf: Leaf, num_blocks: int, chunk: int, blocks_per_batch: int = 1) -> Devices:
-    """Returns the device that owns each block: contiguous within a chunk, by the leaf's shares or else evenly.
+    def of(self, place: Place, parts: int, shards: bool = False) -> Layout:
+        """Returns the calls of a stage: for each of `parts` chunks, or shards of a loop."""
+        key = (place, -parts if shards else parts)
+        if key not in self._known:
+            blocks, batch = self._workflow.num_blocks, self._workflow.stages[place.stage].blocks_per_batch
+            size = blocks if shards else blocks // parts
+            cut = [range(k, blocks, parts) if shards else range(k * size, (k + 1) * size) for k in range(parts)]
+            self._known[key] = _layout(cut, owners(place, blocks, size, batch))
+        return self._known[key]
 
-    The blocks of a batch have one owner, whatever the chunks.  Shares divide by the number of chunks, and so does each
-    chunk (see plan_check.py): (4, 2) of six blocks in two chunks is 0 0 1 0 0 1.
-    """
-    devices = leaf.devices
-    if leaf.shares:
-        chunk = num_blocks if blocks_per_batch > 1 else chunk
-        sizes = [share * chunk // num_blocks for share in leaf.shares]
-        of_chunk = [device for device, size in zip(devices, sizes, strict=True) for _ in range(size)]
-        return tuple(of_chunk) * (num_blocks // chunk)
-    if blocks_per_batch > 1:
-        sets = num_blocks // blocks_per_batch
-        return tuple(devices[block // blocks_per_batch * len(devices) // sets] for block in range(num_blocks))
-    return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
+    def fused(self, item: Item, cluster: Cluster) -> bool:
+        """Returns whether a loop is one call per worker: both sides have the same blocks on the same devices."""
+        if item.places not in self._fused:
+            same = {owners(place, self._workflow.num_blocks) for place in item.places}
+            self._fused[item.places] = len(same) == 1
+        return self._fused[item.places] and not cluster.always_store
 
 
 def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:

@@ -1,8 +1,8 @@
 """When a plan is due to be made anew: measured seconds that stay away from the predicted ones.
 
 A stage drifts when it takes over 15 % more (or less) than predicted in five iterations in a row.  Then every stage's
-times are scaled by what was measured, and the planner is asked again; another plan has to win by a margin, since the
-switch itself costs seconds and predictions are a few per cent off.
+times are scaled by what was measured, and the planner is asked again; another plan has to win by a margin, since
+predictions are a few per cent off, and to save more in the iterations that remain than the switch itself takes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Plan
-from rlinf_embodied.planning.planner import find_plans
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning.simulate import simulate
@@ -34,7 +34,7 @@ class Prediction:
 
 def predict(pricer: Pricer, plan: Plan) -> Prediction:
     """Returns the seconds of any plan, whether the planner would have chosen it or not; inf where it cannot run."""
-    run = simulate(plan.tree, pricer, traced=False, staleness=plan.staleness)
+    run = simulate(plan, pricer)
     return Prediction(run.iteration_s, run.stages_s if math.isfinite(run.iteration_s) else {})
 
 
@@ -93,20 +93,35 @@ class Replanned:
     changed: bool
 
 
-def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], name: str = "auto") -> Replanned:
-    """Plans again with a profile scaled by what was measured; keeps the plan unless another wins by the margin.
+def replan(
+    pricer: Pricer,
+    plan: Plan,
+    factors: Mapping[str, float],
+    remaining: int,
+    switch_s: float,
+    name: str = "auto",
+) -> Replanned:
+    """Plans again with a profile scaled by what was measured; keeps the plan unless another one pays.
 
-    The staleness stays what it is.
+    Another one has to win by a margin, and to save more in the remaining iterations than the switch takes.  The
+    staleness stays what it is.
+
+    Args:
+        pricer: with the profile that the plan was made by.
+        plan: the present one.
+        factors: by stage, how much longer than predicted it took.
+        remaining: iterations to come.
+        switch_s: seconds that a switch of plans takes: a checkpoint, and new stages.
+        name: of a new plan, before its text.
 
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
     """
-    again = Pricer(
-        pricer.workflow, scaled(pricer.profile, factors), pricer.cluster, overlap_in_worker=pricer.overlap_in_worker
-    )
+    again = pricer.with_(profile=scaled(pricer.profile, factors))
     stays = predict(again, plan)
-    best = find_plans(again, min_staleness=plan.staleness, max_staleness=plan.staleness)[0]
-    if best.iteration_s >= stays.iteration_s * (1 - MARGIN):
+    best = rank(again, min_staleness=plan.staleness, max_staleness=plan.staleness).best
+    saves_s = stays.iteration_s - best.iteration_s
+    if saves_s <= MARGIN * stays.iteration_s or saves_s * remaining <= switch_s:
         return Replanned(again, plan, stays, stays.iteration_s, False)
-    other = Plan(f"{name}: {best.label}", pricer.cluster.num_devices, best.tree, best.staleness)
+    other = replace(best.plan, name=f"{name}: {best.label}")
     return Replanned(again, other, predict(again, other), stays.iteration_s, True)

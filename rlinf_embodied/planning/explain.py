@@ -1,17 +1,26 @@
-"""Why a plan is as fast as it is: what binds it, who idles, what it holds, and why it lost to a faster one."""
+"""The plans that a search has found, ranked; why each is as fast as it is, and why it lost to the best one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.plan import Leaf, Plan
-from rlinf_embodied.planning.planner import WORTH, Found, Mode, by_choice, find_plans, label
+from rlinf_embodied.planning.check import check, runs_ahead
+from rlinf_embodied.planning.coarse import coarse
+from rlinf_embodied.planning.notation import place_text, to_text
+from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.planning.search import Found, Search
+from rlinf_embodied.planning.simulate import Simulator
 
-LONG_COLUMNS = ("plan", "devices", "why not")  # of `rows`: they need lines of their own
+LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need lines of their own
+SEARCH_S = 10.0  # limit of a search
+WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
+_SAME = 1e-6  # of the best plan's seconds: as fast
+_KIND_BUDGET = 0.15  # of the moves of a search, for the best plan of one kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +28,11 @@ class Ranked:
     """A plan as it is reported."""
 
     plan: Plan
-    shape: str
+    kind: Kind
     iteration_s: float
-    devices: dict[str, int]  # of each stage
-    busy_s: dict[str, float]  # of each stage, on its busiest device
+    stages_s: Mapping[str, float]  # of each stage, on its busiest device
+    other_s: Mapping[str, float]  # switches and weights, likewise
+    driver_s: float
     bottleneck: str
     idle_share: float  # mean over devices
     worst_idle_share: float
@@ -31,60 +41,142 @@ class Ranked:
 
     @property
     def label(self) -> str:
-        """Its shape and, where it has one, its staleness."""
-        return label(self.shape, self.plan.staleness)
+        """The plan as text."""
+        return to_text(self.plan)
 
 
 @dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A mode without any plan, and the reason."""
+class Ranking:
+    """The plans of a search, the one to choose first; kinds without any, with the reason; whether time was short."""
 
-    mode: Mode
-    reason: str
+    plans: tuple[Ranked, ...]
+    impossible: Mapping[Kind, str]
+    limited: bool
+
+    @property
+    def best(self) -> Ranked:
+        """The plan to choose."""
+        return self.plans[0]
+
+    def remarks(self) -> list[str]:
+        """Returns what there is to print below the table."""
+        found = [f"{kind}: {reason}" for kind, reason in self.impossible.items()]
+        if self.limited:
+            found.append("the search ended at its time limit (plan.search_s), a longer one may find a faster plan")
+        return found
 
 
 def rank(
-    pricer: Pricer, num_ranked: int = 8, *, min_staleness: int = 0, max_staleness: int = 0
-) -> tuple[list[Ranked], list[Infeasible]]:
-    """Returns the best plans of all kinds, the best of every mode among them, and the modes that are impossible.
-
-    The first plan is the one to choose.  Modes are of plans without staleness.
+    pricer: Pricer,
+    num_ranked: int = 8,
+    *,
+    min_staleness: int = 0,
+    max_staleness: int = 0,
+    search_s: float = SEARCH_S,
+) -> Ranking:
+    """Returns the best plan of every kind, and the best ones of other structures.
 
     Raises:
         PlanError: no plan is possible at all; says what is short.
     """
-    found = find_plans(pricer, min_staleness=min_staleness, max_staleness=max_staleness)
-    plans = {plan.label: plan for plan in found[:num_ranked]}
-    impossible = []
-    for mode in (Mode.temporal, Mode.spatial, Mode.hybrid) if not min_staleness else ():
+    _require_devices(pricer)
+    until = time.monotonic() + search_s
+    found, limited = [], False
+    for staleness in range(min_staleness, max_staleness + 1):
+        if staleness == 0 or runs_ahead(pricer.workflow):
+            more, ended = _search(pricer, staleness, until)
+            found, limited = found + more, limited or ended
+    possible = [one for one in found if one.iteration_s < math.inf]
+    if not possible:
+        raise PlanError(_too_large(pricer, found))
+    chosen = _chosen(possible, num_ranked)
+    simulator = Simulator(pricer)
+    ranked = [_described(simulator, one.plan, f"{pricer.workflow.name}_{i + 1}") for i, one in enumerate(chosen)]
+    impossible = {kind: _why_none(kind, pricer, found) for kind in Kind if kind not in {one.kind for one in ranked}}
+    return Ranking(tuple(_compared(entry, ranked[0]) for entry in ranked), impossible, limited)
+
+
+def best_of(kind: Kind, pricer: Pricer) -> Ranked:
+    """Returns the best plan of a kind.
+
+    Raises:
+        PlanError: there is none.
+    """
+    ranking = rank(pricer)
+    found = next((entry for entry in ranking.plans if entry.kind is kind), None)
+    if found is None:
+        raise PlanError(
+            f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}, {ranking.impossible[kind]}: use auto"
+        )
+    return found
+
+
+def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], bool]:
+    """Returns the best plans of every kind and structure with a staleness, and whether the time limit ended it."""
+    units = coarse(pricer)
+    of = units.pricer if units else pricer
+    search = Search(of, staleness)
+    limited = search.run(until)
+    for kind in Kind:
+        own = Search(of, staleness, kind)
+        starts = [(plan.items, plan.exclusive) for (k, _), (_, plan) in search.best.items() if k is kind]
+        limited = own.run(until, starts[:4], _KIND_BUDGET) or limited
+        for key, entry in own.best.items():
+            search.best[key] = min(entry, search.best.get(key, entry), key=lambda e: e[0])
+    entries = sorted(search.best.values(), key=lambda entry: entry[0])
+    if units is None:
+        return [Found(plan, *score) for score, plan in entries], limited
+    found = []
+    simulator = Simulator(pricer)
+    for plan in _few([plan for _, plan in entries], of):
+        whole = units.expanded(plan, pricer)
         try:
-            best = find_plans(pricer, mode)[0]
-        except PlanError as error:
-            impossible.append(Infeasible(mode, str(error)))
+            check(whole, pricer.workflow)
+        except PlanError:
             continue
-        plans.setdefault(best.label, best)
-    ordered = by_choice(plans.values())
-    ranked = [describe(pricer, found, f"{pricer.workflow.name}_{i + 1}") for i, found in enumerate(ordered)]
-    return [_compared(entry, ranked[0]) for entry in ranked], impossible
+        lacking = sum(max(0.0, n - pricer.memory_bytes[d]) for d, n in pricer.memory(whole).items())
+        found.append(Found(whole, math.inf if lacking else simulator.run(whole).iteration_s, lacking))
+    return sorted(found, key=lambda one: (one.iteration_s, one.lacking_bytes)), limited
 
 
-def describe(pricer: Pricer, found: Found, name: str) -> Ranked:
-    """Returns a found plan with everything that a report says of it."""
-    plan = Plan(name, pricer.cluster.num_devices, found.tree, found.staleness)
-    run = simulate(found.tree, pricer, traced=False, staleness=found.staleness)
-    devices = {stage: len(leaf.devices) for stage, leaf in plan.leaves().items()}
-    busy = run.stages_s
+def _few(plans: Sequence[Plan], of: Pricer) -> list[Plan]:
+    """Returns the first plans, and the first of each kind: as many as can be simulated on all devices."""
+    first = {plan.kind(of.workflow): plan for plan in reversed(plans)}
+    return list(dict.fromkeys([*plans[:3], *first.values()]))
+
+
+def _chosen(found: Sequence[Found], number: int) -> list[Found]:
+    """Returns the plan to choose, the best of every kind, then others by their seconds, one of each structure.
+
+    Staler rollouts cost learning: a larger staleness is chosen only where it saves a share of the best time with any
+    smaller one.
+    """
+    best: Found | None = None
+    for staleness in sorted({one.plan.staleness for one in found}):
+        fastest = min((one for one in found if one.plan.staleness == staleness), key=lambda one: one.iteration_s)
+        if best is None or fastest.iteration_s <= best.iteration_s * (1 - WORTH):
+            best = fastest
+    assert best is not None
+    ordered = sorted(found, key=lambda one: (one is not best, one.iteration_s))
+    return ordered[:number]
+
+
+def _described(simulator: Simulator, plan: Plan, name: str) -> Ranked:
+    """Returns a plan with everything that a report says of it."""
+    pricer, plan = simulator.pricer, replace(plan, name=name)
+    run = simulator.run(plan)
     idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
     return Ranked(
         plan=plan,
-        shape=found.shape,
-        iteration_s=found.iteration_s,
-        devices=devices,
-        busy_s=busy,
-        bottleneck=max(busy, key=lambda stage: busy[stage]),
+        kind=plan.kind(pricer.workflow),
+        iteration_s=run.iteration_s,
+        stages_s=run.stages_s,
+        other_s=run.other_s,
+        driver_s=run.driver_s,
+        bottleneck=max(run.stages_s, key=lambda stage: run.stages_s[stage]),
         idle_share=sum(idle) / len(idle),
         worst_idle_share=max(idle),
-        peak_bytes=found.peak_bytes,
+        peak_bytes=max(pricer.memory(plan).values()),
     )
 
 
@@ -92,51 +184,106 @@ def _compared(entry: Ranked, best: Ranked) -> Ranked:
     """Returns the entry with the reason why it is slower than the best."""
     if entry is best:
         return entry
-    if entry.iteration_s < best.iteration_s * (1 - 1e-6):
+    lost = entry.iteration_s - best.iteration_s
+    if lost < -_SAME * best.iteration_s:
         saved = 1 - entry.iteration_s / best.iteration_s
         why = f"saves {saved:.1%}, but a larger staleness has to save {WORTH:.0%} of the best with a smaller one"
-        return Ranked(**{**_as_dict(entry), "why_not": why})
-    if entry.iteration_s <= best.iteration_s * (1 + 1e-6):
-        return Ranked(**{**_as_dict(entry), "why_not": "as fast as the best"})
-    slower = {stage: entry.busy_s[stage] - best.busy_s[stage] for stage in entry.busy_s}
-    stage = max(slower, key=lambda s: slower[s])
-    lost = entry.iteration_s - best.iteration_s
-    reasons = [f"+{lost:.3g} s ({lost / best.iteration_s:.0%})"]
-    if slower[stage] > 0.01 * best.iteration_s:
-        reasons.append(
-            f"{stage} computes {entry.busy_s[stage]:.3g} s on {entry.devices[stage]} devices, "
-            f"{best.busy_s[stage]:.3g} s on {best.devices[stage]} in the best plan"
+        return replace(entry, why_not=why)
+    if lost <= _SAME * best.iteration_s:
+        return replace(entry, why_not="as fast as the best")
+    return replace(entry, why_not=f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(_reasons(entry, best))}")
+
+
+def _reasons(entry: Ranked, best: Ranked) -> list[str]:
+    """Returns what takes longer than in the best plan."""
+    least, found = 0.01 * best.iteration_s, []
+    slower = {stage: entry.stages_s[stage] - best.stages_s[stage] for stage in entry.stages_s}
+    stage = max(slower, key=lambda name: slower[name])
+    if slower[stage] > least:
+        found.append(
+            f"{stage} computes {entry.stages_s[stage]:.3g} s on {_where(entry, stage)}, "
+            f"{best.stages_s[stage]:.3g} s on {_where(best, stage)} in the best plan"
         )
+    for what in ("switches", "weights"):
+        here, there = entry.other_s.get(what, 0.0), best.other_s.get(what, 0.0)
+        if here - there > least:
+            found.append(f"{what} take {here:.3g} s, {there:.3g} s in the best plan")
+    if entry.driver_s - best.driver_s > least:
+        found.append(f"submitting its calls takes {entry.driver_s:.3g} s, {best.driver_s:.3g} s in the best plan")
     if entry.idle_share > best.idle_share + 0.01:
-        reasons.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
-    if len(reasons) == 1:
-        reasons.append("its switches and transfers take longer")
-    return Ranked(**{**_as_dict(entry), "why_not": "; ".join(reasons)})
+        found.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
+    if not found:
+        here, there = (one.iteration_s * (1 - one.idle_share) for one in (entry, best))
+        found.append(
+            f"devices work {here:.3g} s on average, {there:.3g} s in the best plan"
+            if here > there
+            else "its calls wait longer for each other and for data"
+        )
+    return found
 
 
-def _as_dict(entry: Ranked) -> dict[str, object]:
-    return {name: getattr(entry, name) for name in Ranked.__dataclass_fields__}
+def _where(entry: Ranked, stage: str) -> str:
+    place = entry.plan.places()[stage]
+    return f"device{'s' if len(place.devices) > 1 else ''} {place_text(place.devices, place.blocks)}"
 
 
-def _placed(leaf: Leaf) -> str:
-    """Returns a stage with its number of devices, and the blocks of each where they are given: "env 2 (5:3)"."""
-    shares = f" ({':'.join(map(str, leaf.shares))})" if leaf.shares else ""
-    return f"{leaf.stage} {len(leaf.devices)}{shares}"
-
-
-def rows(ranked: Sequence[Ranked]) -> list[dict[str, str]]:
-    """Returns the table that is printed: one row per plan, one text per column; staleness where any plan has one."""
-    stale = any(entry.plan.staleness for entry in ranked)
+def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
+    """Returns the table that is printed: one row per plan, one text per column."""
     return [
         {
-            "plan": entry.shape,
-            **({"staleness": str(entry.plan.staleness)} if stale else {}),
-            "devices": " ".join(_placed(leaf) for leaf in entry.plan.leaves().values()),
+            "plan": entry.label,
+            "kind": str(entry.kind),
             "s/iteration": f"{entry.iteration_s:.2f}",
-            "bottleneck": f"{entry.bottleneck} {entry.busy_s[entry.bottleneck]:.1f} s",
+            "bottleneck": f"{entry.bottleneck} {entry.stages_s[entry.bottleneck]:.1f} s",
             "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
             "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
             "why not": entry.why_not or "the best",
         }
         for entry in ranked
     ]
+
+
+# ---------------------------------------------------------------------------------------------------------- impossible
+def _require_devices(pricer: Pricer) -> None:
+    """Checks that every stage has a device that it can run on."""
+    for stage in pricer.workflow.stages:
+        if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
+            kinds = sorted({group.kind for group in pricer.groups})
+            raise PlanError(
+                f"no plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
+                f"their cores do not suit {stage}, of which profile {pricer.profile.name} has no time for them: use "
+                "another cluster, or profile the stages on it"
+            )
+
+
+def _why_none(kind: Kind, pricer: Pricer, found: Sequence[Found]) -> str:
+    """Returns why there is no plan of a kind."""
+    lacking = [one for one in found if one.plan.kind(pricer.workflow) is kind and one.lacking_bytes]
+    if lacking:
+        return f"its best one lacks {min(one.lacking_bytes for one in lacking) / 1e9:.2f} GB of memory"
+    if len(pricer.workflow.stages) == 1:
+        return "there is one stage"
+    if pricer.cluster.num_devices == 1:
+        return "there is one device"
+    everywhere = set.intersection(
+        *({d for d in range(pricer.cluster.num_devices) if pricer.runs_on(s, d)} for s in pricer.workflow.stages)
+    )
+    if kind is Kind.collocated and not everywhere:
+        return "no device can run all stages"
+    return "the search has found none"
+
+
+def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
+    """Returns how much memory the plan lacks that comes closest."""
+    lacks = f"no plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}"
+    if not found:
+        return f"{lacks}: use devices with more memory, more of them, less work, or a smaller staleness"
+    closest = min(found, key=lambda one: one.lacking_bytes)
+    needs = pricer.memory(closest.plan)
+    device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
+    has, stages = pricer.memory_bytes[device], [s for s, p in closest.plan.places().items() if device in p.devices]
+    return (
+        f"{lacks}: even {to_text(closest.plan)} needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device "
+        f"{device}, which has {has / 1e9:.2f} GB, {(needs[device] - has) / 1e9:.2f} GB short: use devices with more "
+        "memory, more of them, less work, or a smaller staleness"
+    )

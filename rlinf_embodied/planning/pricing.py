@@ -1,117 +1,227 @@
-"""What plan trees hold of each device's memory; what their parts cost: part_prices.py, what they take: simulate.py."""
+"""What is known of single calls before a plan is simulated: seconds, bytes and memory by stage, blocks and device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.planning.calls import Layouts
+from rlinf_embodied.planning.plan import Item, Plan, excluded_by
+from rlinf_embodied.planning.profile import Profile
+from rlinf_embodied.workflow.graph import Workflow
 
-from rlinf_embodied.planning.part_prices import PartPrices
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
-
-Triple = tuple[float, float, float]  # bytes of a stage, or of a part of a plan: held, at its peak, offloaded
+Facts = tuple[float, float, float]  # bytes of a stage on a device: resident, of its largest call, offloaded
+Entries = tuple[tuple[str, Facts], ...]  # stages that are in memory together
 
 
-class Pricer(PartPrices):
-    """Knows a workflow, its profile and a cluster; prices the parts of plans, and counts the bytes of whole ones."""
+class Pricer:
+    """A workflow, its profile and a cluster: what each call takes and holds."""
 
-    def memory(self, tree: Node, staleness: int = 0) -> dict[int, float]:
+    def __init__(
+        self,
+        workflow: Workflow,
+        profile: Profile,
+        cluster: Cluster,
+        *,
+        overlap_in_worker: bool = False,
+        standing: Mapping[str, int] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Checks that the profile covers the workflow.
+
+        Args:
+            workflow: the graph.
+            profile: what its stages cost.
+            cluster: what there is to run on.
+            overlap_in_worker: whether the two sides of a loop run at once in one worker, where one works on CPU cores
+                and the other is launched to the device asynchronously.
+            standing: by stage, how many further copies of it stand on all computing devices, for evaluations.
+            scale: real devices that each device of the cluster stands for.
+
+        Raises:
+            ConfigError: the profile lacks a stage.
+        """
+        inside = [side for loop in workflow.loops.values() for side in loop.sides]
+        profile.require(workflow.stages, inside)
+        self.workflow, self.profile, self.cluster = workflow, profile, cluster
+        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing or {}, scale
+        self.groups = cluster.node_groups()
+        self.group_of = [n for n, devices in enumerate(cluster.group_devices()) for _ in devices]
+        self.node_of = [cluster.place_of(device).node for device in range(cluster.num_devices)]
+        self.memory_bytes = [self.groups[n].memory_bytes - self._standing_bytes(d) for d, n in enumerate(self.group_of)]
+        self.rounds = workflow.expected_rounds()
+        self.submit_s = cluster.links.submit_s * scale
+        self.layouts = Layouts(workflow)
+        self._slowdown = {
+            (stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)
+        }
+        self._seconds: dict[tuple[str, int, int, int], float] = {}
+        self._facts: dict[tuple[str, int, int, int], Facts] = {}
+        shared = {
+            (e.source, e.target): [profile.stages[s].shared_bytes for s in (e.target, e.source)]
+            for e in workflow.weight_edges
+        }
+        self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
+        self._items: dict[Item, dict[int, Entries]] = {}
+
+    def with_(self, **changes: object) -> Pricer:
+        """Returns the same with another workflow, profile, cluster or scale."""
+        kept = {"workflow": self.workflow, "profile": self.profile, "cluster": self.cluster, "scale": self.scale}
+        kept |= {"overlap_in_worker": self.overlap_in_worker, "standing": self.standing}
+        return Pricer(**(kept | changes))  # pyright: ignore[reportArgumentType]
+
+    # ------------------------------------------------------------------------------------------------------------ time
+    def _slowdown_of(self, stage: str, number: int) -> float:
+        group, measured, spec = self.groups[number], self.profile.stages[stage], self.workflow.stages[stage]
+        factor = measured.kind_factors.get(group.kind, 1.0 if group.kind == self.profile.device_kind else math.inf)
+        fits = measured.cores_per_device <= group.cores_per_device and (not spec.kinds or group.kind in spec.kinds)
+        return factor / group.speed if fits else math.inf
+
+    def slowdown_on(self, stage: str, device: int) -> float:
+        """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
+        return self._slowdown[stage, self.group_of[device]]
+
+    def runs_on(self, stage: str, device: int) -> bool:
+        """Returns whether there is a time for a stage on a device."""
+        return self._slowdown[stage, self.group_of[device]] < math.inf
+
+    def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
+        """Returns the seconds of a call (or chunk-step) for so many blocks on one of `num_devices` devices."""
+        key = (stage, blocks, num_devices, self.group_of[device])
+        if key not in self._seconds:
+            slowdown = self._slowdown[stage, key[3]]
+            measured, items = self.profile.stages[stage], blocks * self.workflow.items_per_block
+            one = float(measured.call_s(items, num_devices * self.scale)) if slowdown < math.inf else math.inf
+            again = self.rounds.get(stage, 1.0) if self.workflow.repeat else 1.0
+            self._seconds[key] = one * slowdown * again if slowdown < math.inf else math.inf
+        return self._seconds[key]
+
+    def rate(self, a: int, b: int) -> float:
+        """Returns the bytes per second from a device to another one."""
+        links = self.cluster.links
+        return links.within_node_bytes_per_s if self.node_of[a] == self.node_of[b] else links.across_nodes_bytes_per_s
+
+    def round_bytes(self, source: str, target: str) -> float:
+        """Returns the bytes per item and round that `target` gets: as measured, else as the workflow estimates."""
+        known = self.profile.edge_bytes_per_item.get((source, target))
+        if known is None:
+            declared = (e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target))
+            known = next(declared, 0.0)
+        return known
+
+    def edge_bytes(self, source: str, target: str) -> float:
+        """Returns the bytes per item that `target` gets from all rounds of `source`."""
+        loop = self.workflow.loop_of(source)
+        if loop is not None and target in loop.sides:  # round by round, as its seconds are counted
+            return self.round_bytes(source, target)
+        return self.round_bytes(source, target) * self.rounds.get(source, 1.0)
+
+    # ---------------------------------------------------------------------------------------------------------- memory
+    def _standing_bytes(self, device: int) -> float:
+        """Returns what stages of evaluations hold on a device."""
+        if device >= self.cluster.num_computing or not self.standing:
+            return 0.0
+        work, number = self.workflow, min(self.cluster.num_computing, self.workflow.num_blocks)
+        items = -(-work.num_blocks // number) * work.items_per_block
+        return sum(
+            copies * float(self.profile.stages[stage].resident(items, number))
+            for stage, copies in self.standing.items()
+        )
+
+    def memory(self, plan: Plan) -> dict[int, float]:
         """Returns the most bytes that each device of a plan holds at any time of an iteration.
 
         What is made ahead is counted where it was made, as far as the bytes of the edges are known.
         """
-        known: dict[tuple[tuple[str, Triple], ...], float] = {}
-        found: dict[int, float] = {}
-        for device, facts in self._facts(tree).items():
-            key = tuple(facts.items())
+        on: dict[int, list[Entries]] = {}
+        for item in plan.items:
+            for device, entries in self.entries(item).items():
+                on.setdefault(device, []).append(entries)
+        excluded = plan.excluded() if plan.exclusive else {}
+        known: dict[tuple[Entries, ...], float] = {}
+        found = {}
+        for device, of_items in on.items():
+            key = tuple(of_items)
             if key not in known:
-                known[key] = self._on_device(tree, facts)[1]
+                known[key] = _peak(key, excluded, self._shared)
             found[device] = known[key]
-        for device, num_bytes in self._waiting(tree).items() if staleness else ():
-            found[device] += staleness * num_bytes
+        for device, num_bytes in self._waiting(plan).items() if plan.staleness else ():
+            found[device] += plan.staleness * num_bytes
         return found
 
-    def _waiting(self, tree: Node) -> dict[int, float]:
+    def fits(self, plan: Plan) -> bool:
+        """Returns whether every device has the memory that a plan needs."""
+        return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
+
+    def entries(self, item: Item) -> dict[int, Entries]:
+        """Returns by device the stages of an item and what they hold there."""
+        if item not in self._items:
+            found: dict[int, list[tuple[str, Facts]]] = {}
+            loop = self.workflow.loop_of(item.places[0].stage)
+            whole = loop is not None and self.layouts.fused(item, self.cluster) and not self.overlap_in_worker
+            for place in item.places:
+                parts = 1 if whole else item.shards if loop else item.chunks
+                layout = self.layouts.of(place, parts, shards=loop is not None)
+                owned, largest = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
+                for device, size in zip(layout.devices, layout.sizes, strict=True):
+                    owned[device] += size
+                    largest[device] = max(largest[device], size)
+                at_once = owned if self.profile.stages[place.stage].finish_quantiles else largest
+                for device in layout.hosts:
+                    facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
+                    found.setdefault(device, []).append((place.stage, facts))
+            self._items[item] = {device: tuple(entries) for device, entries in found.items()}
+        return self._items[item]
+
+    def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
+        key = (stage, devices, owned, called)
+        if key not in self._facts:
+            measured, items = self.profile.stages[stage], self.workflow.items_per_block
+            held = float(measured.resident(owned * items, devices * self.scale))
+            working = float(measured.working(called * items, devices * self.scale))
+            self._facts[key] = held, working, measured.offloaded_bytes
+        return self._facts[key]
+
+    def peak(self, items: Sequence[Entries], pairs: Iterable[tuple[str, str]]) -> float:
+        """Returns the most bytes of a device with these entries, where these pairs are exclusive."""
+        return _peak(items, excluded_by(pairs, self.workflow.stages), self._shared)
+
+    def _waiting(self, plan: Plan) -> dict[int, float]:
         """Returns the bytes on each device of one iteration's data that its front has made for its back.
 
         A stage that several others take data of makes it once: the largest counts.
         """
         work, back, found = self.workflow, self.workflow.back(), dict[int, float]()
-        plan = Plan("", self.cluster.num_devices, tree)
-        for stage, spec in work.stages.items():
+        for stage in work.stages:
             sizes = [self.edge_bytes(e.source, e.target) for e in work.edges if e.source == stage and e.target in back]
             if stage in back or not any(sizes):
                 continue
-            for device in plan.owners(stage, work.num_blocks, spec.blocks_per_batch):
+            for device in plan.owners(stage, work):
                 found[device] = found.get(device, 0.0) + max(sizes) * work.items_per_block
         return found
 
-    def least_memory(self, tree: Node) -> dict[int, float]:
-        """Returns the bytes that each device needs for the largest of its stages while the others are offloaded."""
-        return {
-            device: max(peak - offloaded for _, peak, offloaded in facts.values())
-            + sum(o for _, _, o in facts.values())
-            for device, facts in self._facts(tree).items()
-        }
 
-    def _facts(self, tree: Node) -> dict[int, dict[str, Triple]]:
-        """Returns for each device of a tree its stages' bytes: held, at their peak, offloaded."""
-        shards = {leaf.stage: n.shards for n in nodes(tree) if isinstance(n, LoopNode) for leaf in n.stages}
-        chunks, found = self._chunks(tree, 1), dict[int, dict[str, Triple]]()
-        for leaf in leaves(tree):
-            shares = leaf.shares or (0,) * len(leaf.devices)
-            for device, share in zip(leaf.devices, shares, strict=True):
-                facts = self._bytes(leaf.stage, len(leaf.devices), shards.get(leaf.stage, 1), chunks[leaf.stage], share)
-                found.setdefault(device, {})[leaf.stage] = facts
-        return found
+def _peak(
+    items: Sequence[Entries], excluded: Mapping[str, frozenset[str]], shared: Mapping[tuple[str, str], float]
+) -> float:
+    """Returns the most bytes of a device: in every call, of what is loaded then, and of what is offloaded.
 
-    def _chunks(self, node: Node, chunks: int) -> dict[str, int]:
-        """Returns in how many chunks each stage of a tree gets its blocks."""
-        if isinstance(node, Leaf):
-            return {node.stage: chunks}
-        if isinstance(node, Spatial) and node.granularity and chunks == 1:
-            chunks = self.workflow.num_blocks // node.granularity
-        parts = node.stages if isinstance(node, LoopNode) else node.parts
-        return {stage: number for part in parts for stage, number in self._chunks(part, chunks).items()}
-
-    def _bytes(self, stage: str, devices: int, shards: int, chunks: int, share: int) -> Triple:
-        """Returns a stage's bytes on a device with that share of its blocks; 0: with an even one."""
-        key = (stage, devices, shards, chunks, share)
-        if key not in self._known_bytes:
-            self._known_bytes[key] = self._new_bytes(*key)
-        return self._known_bytes[key]
-
-    def _new_bytes(self, stage: str, devices: int, shards: int, chunks: int, share: int) -> Triple:
-        measured, work = self.profile.stages[stage], self.workflow
-        size = work.num_blocks // chunks
-        devices = min(devices, work.most_devices(stage, size))
-        items = self._items(stage, chunks, np.array(devices))
-        in_chunk, owned = (int(number) // work.items_per_block for number in items)
-        if share:
-            in_chunk, owned = -(-share // chunks), share
-        at_once = owned if measured.finish_quantiles else in_chunk
-        called = -(-at_once // shards) * work.items_per_block
-        held = float(measured.resident(owned * work.items_per_block, devices))
-        return held, held + float(measured.working(called, devices)), measured.offloaded_bytes
-
-    def _on_device(self, node: Node, facts: Mapping[str, Triple]) -> Triple:
-        """Returns (held, peak, offloaded) of a node on a device that hosts the stages of `facts`."""
-        if isinstance(node, Leaf):
-            return facts.get(node.stage, (0.0, 0.0, 0.0))
-        parts = node.stages if isinstance(node, LoopNode) else node.parts
-        resident = not isinstance(node, Temporal) or node.resident
-        total = (0.0, 0.0, 0.0)
-        for part in parts:
-            total = _shared(total, self._on_device(part, facts), resident)
-        return total
-
-
-def _shared(a: Triple, b: Triple, resident: bool) -> Triple:
-    """Returns (held, peak, offloaded) of two parts that take turns on a device."""
-    if not b[1]:
-        return a
-    if not a[1]:
-        return b
-    if resident:
-        return a[0] + b[0], max(a[1] + b[0], a[0] + b[1]), a[2] + b[2]
-    return max(a[0] + b[2], a[2] + b[0]), max(a[1] + b[2], a[2] + b[1]), a[2] + b[2]
+    The weights that both ends of a weight edge share are there once while both are loaded.
+    """
+    facts = {stage: own for entries in items for stage, own in entries}
+    once = {ends: size for ends, size in shared.items() if facts.keys() >= set(ends)}
+    if not any(not excluded[stage].isdisjoint(facts) for stage in facts if stage in excluded):
+        held = sum(held for held, _, _ in facts.values()) - sum(once.values())
+        return held + max(working for _, working, _ in facts.values())
+    loaded: set[str] = set()
+    peak = 0.0
+    for _ in range(2):  # the second time with what an iteration leaves in memory
+        peak = 0.0
+        for entries in items:
+            for stage, _ in entries:
+                loaded = (loaded - excluded[stage]) | {stage}
+            now = sum(held if stage in loaded else off for stage, (held, _, off) in facts.items())
+            now -= sum(size for ends, size in once.items() if loaded.issuperset(ends))
+            peak = max(peak, now + max(working for _, (_, working, _) in entries))
+    return peak

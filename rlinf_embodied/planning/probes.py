@@ -22,6 +22,7 @@ in proportion, an episode's resets happen as often as episodes end, and data tha
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
-from rlinf_embodied.planning.plan import Devices, Leaf, LoopNode, Node, Plan, Temporal
+from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import WHOLE, Workflow
@@ -53,12 +54,11 @@ class Probe:
 
     def devices(self, stage: str) -> int:
         """Returns on how many devices a stage runs."""
-        placed = len(self.plan.leaves()[stage].devices)
-        return min(placed, self.workflow.most_devices(stage, self.workflow.num_blocks))
+        return len(set(self.plan.owners(stage, self.workflow)))
 
     def shards(self, stage: str) -> int:
         """Returns in how many parts a stage is called."""
-        return self.plan.shards(stage, self.workflow.num_blocks, self.cluster)
+        return self.plan.shards(stage, self.workflow, self.cluster)
 
     def cell(self, stage: str) -> Cell:
         """Returns the items that the busiest device of a stage gets per call, and the number of its devices."""
@@ -131,20 +131,6 @@ def _flows_in_blocks(workflow: Workflow) -> bool:
     return streams or any(spec.waits for spec in workflow.stages.values())
 
 
-def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
-    """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
-
-    Args:
-        workflow: whose stages.
-        num_devices: that count.
-        name: of the plan.
-        cores: devices for the stages that run on cores only; as many of them are used.
-    """
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, tuple(range(min(num_devices, workflow.num_blocks))))
-    places |= dict.fromkeys(workflow.of_cores(), cores[: workflow.num_blocks]) if cores else {}
-    return replace(_plan(name, workflow, places), num_devices=num_devices + len(cores))
-
-
 def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
     """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
 
@@ -160,22 +146,17 @@ def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", 
 
 def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
     """Returns the plan with the stages in the order of the edges, one after the other."""
-    parts: dict[str, Node] = {}  # a loop goes where the first of its sides would
-    for stage in workflow.order():
-        loop = workflow.loop_of(stage)
-        if loop is None:
-            parts[stage] = Leaf(stage, places[stage])
-        else:
-            parts[loop.name] = LoopNode(loop.name, tuple(Leaf(side, places[side]) for side in loop.sides), shards)
-    tree = Temporal(tuple(parts.values())) if len(parts) > 1 else next(iter(parts.values()))
-    return Plan(name, 1 + max(device for place in places.values() for device in place), tree)
+    on = {stage: Place(stage, devices[: workflow.most_devices(stage)]) for stage, devices in places.items()}
+    number = 1 + max(device for place in on.values() for device in place.devices)
+    return Plan(name, number, in_order(workflow, on, shards))
 
 
 def switching(probe: Probe) -> Probe:
     """Returns the probe with one stage, or loop, in memory at a time: for devices that do not hold all of them."""
-    tree = probe.plan.tree
-    apart = replace(tree, resident=False) if isinstance(tree, Temporal) else tree
-    return replace(probe, name=f"{probe.name}, switching", plan=replace(probe.plan, tree=apart))
+    items = [item.stages for item in probe.plan.items]
+    pairs = [pair for a, b in itertools.combinations(items, 2) for pair in itertools.product(a, b)]
+    plan = replace(probe.plan, exclusive=sorted_pairs(pairs))
+    return replace(probe, name=f"{probe.name}, switching", plan=plan)
 
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
@@ -258,7 +239,7 @@ def sample(
             paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
             (found[stage],) = _critical(spans, {stage: {"run": longer / rounds.get(stage, 1)}}, paces)
             continue
-        shared = probe.plan.shares_workers(loop.name, probe.workflow.num_blocks)
+        shared = len({probe.plan.owners(side, probe.workflow) for side in loop.sides}) == 1
         weights = {"open": _opens(run, whole, loop.name), "step": _longer(run, whole, loop.name), "close": 1.0}
         sides = loop.sides if shared else (stage,)
         seconds = dict(zip(sides, _critical(spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]

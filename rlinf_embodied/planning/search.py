@@ -1,292 +1,439 @@
-"""Finds plan trees on whole regions of a cluster by the formulas of cost.py: steps 1 to 5 of planner.py."""
+"""Finds a plan: an anytime search by random moves over lists of items, priced by the simulation alone.
+
+    1. start    everything on all devices, on one, and two groups of stages on any two parts of the cluster
+    2. move     devices or blocks of some stages, the order, streaming and chunks, shards, who shares memory
+    3. accept   a plan that is not slower; after many moves without a gain, go on from a changed good plan (a kick)
+
+Where stages do not fit into a device's memory together, some are made exclusive.  Large clusters and many blocks are
+searched in units of alike devices and of blocks (coarse.py).  The search is deterministic: a number of moves ends it,
+or the time limit, which it reports.  What it keeps is the best plan of every kind and structure.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import replace
-from enum import StrEnum
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from rlinf_embodied.planning import cost
-from rlinf_embodied.planning.allocations import make_allocations
-from rlinf_embodied.planning.draft import Allocation, Draft
-from rlinf_embodied.planning.frontier import Candidates, Front, Ints, Operator, at, fitting, flatten, prune
-from rlinf_embodied.planning.improve import Drafted, improved, priced, priced_ahead
+from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order, sorted_pairs
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.units import cuts, find_predecessors, find_units, intervals
+from rlinf_embodied.planning.simulate import Simulator
 
-SMALL_WIDTH = 8  # candidates kept per set and allocation: in 120 random cases nothing was lost, with 4 up to 7 %
-LARGE_WIDTH = 4  # on larger clusters
-NUM_RANKED = 12  # plans of different shape that are returned
-NUM_IMPROVED = 4  # of them, those whose parts are fitted node by node
+Items = tuple[Item, ...]
+Score = tuple[float, float]  # seconds, inf where something does not fit; bytes that are missing
+State = tuple[Items, Pairs]
+
+MOVES = 120_000  # times stages and devices
+MOST_MOVES, LEAST_MOVES = 6_000, 400
+_IMPOSSIBLE: Score = (math.inf, math.inf)
 
 
-class Mode(StrEnum):
-    """Which trees are searched."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan with its price; one that does not fit lacks some bytes."""
 
-    any = "any"
-    temporal = "temporal"  # all on all devices, by turns
-    spatial = "spatial"  # every stage on devices of its own
-    hybrid = "hybrid"  # the sides of a loop disaggregated (without loops: some parts), and turns on all devices
+    plan: Plan
+    iteration_s: float
+    lacking_bytes: float = 0.0
 
 
 class Search:
-    """Steps 1 to 5 for one workflow, profile and cluster."""
+    """Searches plans of one staleness; `kind` keeps to plans of that kind."""
 
-    def __init__(
-        self,
-        pricer: Pricer,
-        mode: Mode = Mode.any,
-        *,
-        width: int = SMALL_WIDTH,
-        ignore_memory: bool = False,
-    ) -> None:
-        """Prepares a search.
+    def __init__(self, pricer: Pricer, staleness: int = 0, kind: Kind | None = None, seed: int = 0) -> None:
+        self.pricer, self.work, self.cluster = pricer, pricer.workflow, pricer.cluster
+        self.staleness, self.kind, self.draw = staleness, kind, random.Random(seed)
+        self.simulator = Simulator(pricer)
+        self.stages, self.num_blocks = list(self.work.stages), self.work.num_blocks
+        devices = range(self.cluster.num_devices)
+        self.allowed = {s: tuple(d for d in devices if pricer.runs_on(s, d)) for s in self.stages}
+        self.before = {s: set(self.work.sources(s)) for s in self.stages}
+        self.chunks = [k for k in range(2, min(self.num_blocks, 64) + 1) if self.num_blocks % k == 0]
+        self.scores: dict[State, Score] = {}
+        self.best: dict[tuple[Kind, tuple], tuple[Score, Plan]] = {}
+        self._busy: dict[Item, dict[int, float]] = {}
+        self._streams: dict[tuple[tuple[str, ...], int], bool] = {}
+        self.moves = 0
 
-        Args:
-            pricer: what is to be planned.
-            mode: which trees are tried.
-            width: candidates that are kept per set of units and allocation.
-            ignore_memory: look for the plan that needs the least memory, whether or not there is as much.
-        """
-        self.pricer, self.mode, self.width, self.by_memory = pricer, mode, width, ignore_memory
-        self.allocations = make_allocations(
-            [group.num_devices for group in pricer.classes], [group.devices_per_node for group in pricer.classes]
-        )
-        self.capacity_bytes = np.inf if ignore_memory else pricer.capacity_bytes
-        self.chunk_counts = pricer.chunk_counts() if mode in (Mode.any, Mode.spatial, Mode.hybrid) else (1,)
-        self.units = find_units(pricer)
-        self.before = find_predecessors(self.units, pricer)
-        self.fronts: dict[tuple[int, int], Front] = {}
-        self._last: list[Candidates] = []  # what was found for all units, before any of it is dropped
+    # --------------------------------------------------------------------------------------------------------- price
+    def score(self, state: State, limit: float = math.inf) -> Score:
+        """Returns the price of a plan; (limit, 0) at least of one whose devices have more work than that."""
+        if state in self.scores:
+            return self.scores[state]
+        plan = Plan("", self.cluster.num_devices, state[0], state[1], self.staleness)
+        if self.kind is not None and plan.kind(self.work) is not self.kind:
+            return _IMPOSSIBLE
+        lacking = self._lacking(plan)
+        if lacking:
+            found = (math.inf, lacking)
+        elif (bound := self._bound(state[0])) > limit:
+            return (bound, 0.0)
+        else:
+            found = (self.simulator.run(plan).iteration_s, 0.0)
+        self.scores[state] = found
+        self._note(plan, found)
+        return found
 
-    # ---------------------------------------------------------------------------------------------------- steps 3 and 4
-    def run(self) -> list[Drafted]:
-        """Returns plans for the whole workflow on the whole cluster, the fastest first; empty if none fits."""
-        everything = sum(self.units)
-        for units in intervals(self.units, self.before):
-            self._solve(units, is_root=units == everything)
-        return self._read_off(everything)
+    def _note(self, plan: Plan, score: Score) -> None:
+        key = plan.kind(self.work), structure(plan)
+        if key not in self.best or score < self.best[key][0]:
+            self.best[key] = score, plan
 
-    def _solve(self, mask: int, is_root: bool) -> None:
-        """Finds the front of a set of units for every number of chunks; the unchunked one comes last."""
-        collapsed: list[Candidates] = []
-        for chunks in sorted(self.chunk_counts, reverse=True):
-            sets = list(self._alone(mask, chunks)) if mask in self.units else list(self._combined(mask, chunks))
-            if chunks > 1:
-                collapsed += [
-                    Candidates(
-                        replace(b.operator, own_chunks=chunks), b.state, cost.collapse(b.price, chunks), b.left, b.right
-                    )
-                    for b in sets
-                    if b.operator.kind == "spatial"
-                ]
-            else:
-                sets += collapsed
-            sets = [fitting(candidates, self.capacity_bytes, chunks) for candidates in sets]
-            sets = [candidates for candidates in sets if len(candidates.state)]
-            if is_root and chunks == 1:
-                self._last = sets
-            elif sets and not (is_root and chunks > 1):
-                self.fronts[mask, chunks] = prune(
-                    sets, len(self.allocations.counts), self.width, chunks, self.by_memory
-                )
+    def _lacking(self, plan: Plan) -> float:
+        memory = self.pricer.memory_bytes
+        return sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
 
-    def _alone(self, mask: int, chunks: int) -> Iterator[Candidates]:
-        """Step 3: a unit on every allocation."""
-        counts, none = self.allocations.counts, np.zeros(len(self.allocations.counts), dtype=np.int64)
-        unit = self.units[mask]
-        if isinstance(unit, str):
-            for classes in _subsets(counts.shape[1]):
-                used = counts * np.isin(np.arange(counts.shape[1]), classes)
-                leaf = self.pricer.leaf(unit, used, chunks)
-                present = (used[:, list(classes)] > 0).all(axis=1)
-                same = (used == counts).all(axis=1)
-                leaf = replace(
-                    leaf,
-                    first_s=np.where(present, leaf.first_s, np.inf),
-                    everywhere=np.where(same, leaf.everywhere, 0),
-                )
-                yield Candidates(Operator("leaf", unit, classes=classes), np.arange(len(counts)), leaf, none, none)
+    def _bound(self, items: Items) -> float:
+        """Returns the seconds that the busiest device computes."""
+        total: dict[int, float] = {}
+        for item in items:
+            for device, seconds in self._busy_s(item).items():
+                total[device] = total.get(device, 0.0) + seconds
+        return max(total.values()) * (1 - 1e-9)
+
+    def _busy_s(self, item: Item) -> dict[int, float]:
+        if item not in self._busy:
+            found: dict[int, float] = {}
+            loop = self.work.loop_of(item.places[0].stage)
+            fused = loop is not None and self.pricer.layouts.fused(item, self.cluster)
+            for place in item.places if not (fused and self.pricer.overlap_in_worker) else ():
+                streams = self.pricer.profile.stages[place.stage].finish_quantiles
+                parts = 1 if fused or streams else item.shards if loop else item.chunks
+                layout = self.pricer.layouts.of(place, parts, shards=loop is not None)
+                times = loop.chunk_steps * loop.expected_rounds if loop else 1.0
+                for device, seconds in zip(layout.devices, self.simulator.lengths(place.stage, layout), strict=True):
+                    found[device] = found.get(device, 0.0) + times * seconds
+            self._busy[item] = found or {0: 0.0}
+        return self._busy[item]
+
+    # --------------------------------------------------------------------------------------------------------- memory
+    def resident(self, items: Items, exclusive: Pairs = (), never: tuple[str, str] | None = None) -> State:
+        """Returns the items with more pairs of stages exclusive, until all devices have enough memory."""
+        plan = Plan("", self.cluster.num_devices, items, exclusive, self.staleness)
+        needs, memory = self.pricer.memory(plan), self.pricer.memory_bytes
+        pairs = set(exclusive)
+        for device in sorted(needs, key=lambda d: memory[d] - needs[d]):
+            if needs[device] > memory[device]:
+                self._separate(device, items, pairs, memory[device], never)
+        return items, self._trimmed(items, pairs, set(exclusive))
+
+    def _separate(self, device: int, items: Items, pairs: set, room: float, never: tuple[str, str] | None) -> None:
+        """Adds pairs until a device has room: those that free most for what their switches take."""
+        on = [entries for item in items if (entries := self.pricer.entries(item).get(device))]
+        known = self.pricer.profile.stages
+        of_item = [[stage for stage, _ in entries if not known[stage].stays] for entries in on]
+        choices = [p for a, b in itertools.combinations(of_item, 2) for p in sorted_pairs(itertools.product(a, b))]
+        switch_s = {s: known[s].offload_s + known[s].onload_s + 1e-3 for s in known}
+        peak = self.pricer.peak(on, pairs)
+        if len(choices) > 40:  # too many to weigh: none of these stays while another one works
+            pairs.update(pair for pair in choices if pair != never)
             return
-        if chunks > 1:  # a loop hands its blocks on when its episodes have ended
-            return
-        if self.mode in (Mode.any, Mode.temporal):
-            for shards in unit[0].shards if self.pricer.overlap_in_worker else (1,):
-                collocated = self.pricer.loop_collocated(unit, counts, shards)
-                yield Candidates(
-                    Operator("loop", unit[0].name, shards=shards), np.arange(len(counts)), collocated, none, none
-                )
-        if self.mode in (Mode.any, Mode.spatial, Mode.hybrid):
-            first, second, total = self.allocations.first, self.allocations.second, self.allocations.total
-            for shards in unit[0].shards:
-                disaggregated = self.pricer.loop_disaggregated(unit, counts[first], counts[second], shards)
-                yield Candidates(
-                    Operator("loop", unit[0].name, shards=shards, masks=(1, 1)), total, disaggregated, first, second
-                )
+        while peak > room:
+            left = [pair for pair in choices if pair not in pairs and pair != never]
+            freed = {pair: peak - self.pricer.peak(on, pairs | {pair}) for pair in left}
+            if not freed:
+                return
+            gain = {p: min(max(n, 0.0), peak - room) / (switch_s[p[0]] + switch_s[p[1]]) for p, n in freed.items()}
+            chosen = max(left, key=lambda pair: (gain[pair], -switch_s[pair[0]] - switch_s[pair[1]]))
+            pairs.add(chosen)
+            peak -= freed[chosen]
 
-    def _combined(self, mask: int, chunks: int) -> Iterator[Candidates]:
-        """Step 4: a set of units, cut in two in every way."""
-        for first, second in cuts(mask, list(self.units), self.before):
-            a, b = self.fronts.get((first, chunks)), self.fronts.get((second, chunks))
-            if a is None or b is None:
-                continue
-            if self.mode is not Mode.spatial:
-                yield from self._temporal(first, second, a, b, chunks)
-            dependent = self.pricer.cut(first, second).dependent
-            if self.mode is not Mode.temporal and (dependent or first < second):
-                yield from self._spatial(first, second, a, b, chunks)
+    def _trimmed(self, items: Items, pairs: set, kept: set) -> Pairs:
+        """Returns the pairs without those that turn out not to be needed."""
+        new = sorted(pairs - kept)
+        for pair in new if 1 < len(new) <= 12 else ():
+            plan = Plan("", self.cluster.num_devices, items, sorted_pairs(pairs - {pair}), self.staleness)
+            if self.pricer.fits(plan):
+                pairs = pairs - {pair}
+        return sorted_pairs(pairs)
 
-    def _temporal(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
-        """Both parts on one allocation, for each allocation."""
-        counts, n = self.allocations.counts, len(self.allocations.counts)
-        rows, shape = np.arange(n), (n, a.width, b.width)
-        left, right, state = _places(rows, rows, rows, a.width, b.width)
-        cut, by_chunk = self.pricer.cut(first, second), self.pricer.by_chunk(first, second, chunks)
-        sides = at(a.price, rows, 1), at(b.price, rows, 2)
-        may_switch = not self.pricer.staying & (first | second)
-        for resident in (True, False) if may_switch else (True,):
-            joined = self.pricer.temporal(cut, *sides, chunks, counts[:, None, None], by_chunk, resident)
-            if chunks == 1:
-                joined = cost.collapse(joined, 1)
-            operator = Operator("temporal", chunks=chunks, masks=(first, second), resident=resident)
-            yield Candidates(operator, state, flatten(joined, shape), left, right)
+    # --------------------------------------------------------------------------------------------------------- starts
+    def starts(self) -> Iterator[State]:
+        """Yields plans to begin with."""
+        everywhere = tuple(range(self.cluster.num_devices))
+        number = len(everywhere)
+        yield self._start(dict.fromkeys(self.stages, everywhere))
+        yield self._start(dict.fromkeys(self.stages, everywhere[:1]))
+        yield self._start(dict.fromkeys(self.stages, everywhere), shards=2)
+        units = [item.stages for item in in_order(self.work, {s: Place(s, ()) for s in self.stages})]
+        sizes = sorted({max(1, round(number * share)) for share in (0.125, 0.25, 0.5, 0.75, 0.875)} - {number})
+        positions = range(1, len(units)) if len(units) < 12 else range(1, len(units), len(units) // 6)
+        for size in sizes:
+            first, second = everywhere[:size], everywhere[size:]
+            for loop in self.work.loops.values():
+                sides = {loop.opener: first, loop.answerer: second}
+                for rest in (everywhere, first, second):
+                    yield self._start(dict.fromkeys(self.stages, rest) | sides, shards=2)
+            for at in positions:
+                front = [stage for unit in units[:at] for stage in unit]
+                places = dict.fromkeys(self.stages, second) | dict.fromkeys(front, first)
+                yield self._start(places)
+                for chunks in self.chunks[-2:]:
+                    yield self._start(places, chunks=chunks)
 
-    def _spatial(self, first: int, second: int, a: Front, b: Front, chunks: int) -> Iterator[Candidates]:
-        """The two parts on two allocations, for every split of every allocation."""
-        if not self.pricer.streams(first, second, chunks):
-            return
-        i, j, total = self.allocations.first, self.allocations.second, self.allocations.total
-        left, right, state = _places(i, j, total, a.width, b.width)
-        counts = self.allocations.counts
-        joined = self.pricer.spatial(
-            self.pricer.cut(first, second),
-            *(at(a.price, i, 1), at(b.price, j, 2)),
-            chunks,
-            *(counts[i][:, None, None], counts[j][:, None, None]),
-        )
+    def _start(self, devices: Mapping[str, Devices], shards: int = 1, chunks: int = 1) -> State:
+        places = {s: self._fitting(Place(s, devices[s])) for s in self.stages}
+        items = in_order(self.work, places, shards)
+        return self.resident(self._streaming(items, 0, len(items), chunks) or items)
+
+    def _fitting(self, place: Place, size: int = 0) -> Place:
+        """Returns a place without devices that cannot run its stage, or would get no blocks."""
+        allowed = [d for d in place.devices if d in self.allowed[place.stage]] or self.allowed[place.stage]
+        most = self.work.most_devices(place.stage, size or self.num_blocks)
+        return replace(place, devices=tuple(allowed[:most]), blocks=())
+
+    def _streaming(self, items: Items, first: int, last: int, chunks: int) -> Items | None:
+        """Returns the items with the longest run of stages that may stream, within a range, as one in chunks."""
         if chunks == 1:
-            joined = cost.collapse(joined, 1)
-        operator = Operator("spatial", chunks=chunks, masks=(first, second))
-        yield Candidates(operator, state, flatten(joined, (len(i), a.width, b.width)), left, right)
-
-    # ----------------------------------------------------------------------------------------------------------- step 5
-    def _read_off(self, everything: int) -> list[Drafted]:
-        """Returns the plans for the whole cluster, one per shape, the fastest (or smallest) first."""
-        last = len(self.allocations.counts) - 1
-        entries = []
-        for candidates in self._last:
-            here = np.flatnonzero(candidates.state == last)
-            seconds = cost.iteration_s(candidates.price, 1)[here]
-            goal = candidates.price.peak_bytes[here] if self.by_memory else seconds
-            entries += [(goal[k], candidates, here[k]) for k in np.argsort(goal, kind="stable")[:24]]
-        found: dict[str, Drafted] = {}
-        whole = tuple(int(n) for n in self.allocations.counts[last])
-        for _, candidates, entry in sorted(entries, key=lambda e: e[0]):
-            if len(found) == NUM_RANKED:
+            return None
+        run: list[Item] = []
+        for at in range(first, last):
+            stages = tuple(s for item in (*run, items[at]) for s in item.stages)
+            if self._may_stream(stages, chunks):
+                run.append(items[at])
+            elif len(run) > 1:
                 break
-            draft = self._draft(candidates.operator, int(candidates.left[entry]), int(candidates.right[entry]), whole)
-            if draft.shape() not in found and _is_of(draft, self.mode):
-                plan = priced(draft, self.pricer)
-                fit = len(found) < NUM_IMPROVED and not self.by_memory
-                found[draft.shape()] = improved(plan, self.pricer) if fit else plan
-        return sorted(found.values(), key=lambda plan: plan.peak_bytes if self.by_memory else plan.iteration_s)
+            else:
+                run, first = [items[at]] if self._may_stream(items[at].stages, chunks) else [], at
+                first += not run
+        if len(run) < 2:
+            return None
+        places = tuple(self._chunked(place, chunks) for item in run for place in item.places)
+        return (*items[:first], Item(places, chunks), *items[first + len(run) :])
 
-    def apart(self) -> list[Drafted]:
-        """Returns plans in which the front and the back of the workflow share no device, by the slower of the two.
-
-        What `run` has found of either on a part of the cluster is what they are made of.
-        """
-        stale = self.pricer.workflow.back()
-        back = sum(bit for stage, bit in self.pricer.bits.items() if stage in stale)
-        front = sum(self.units) - back
-        a, b = self.fronts.get((front, 1)), self.fronts.get((back, 1))
-        if a is None or b is None:
-            return []
-        counts = self.allocations.counts
-        whole = np.flatnonzero(self.allocations.total == len(counts) - 1)
-        i, j = self.allocations.first[whole], self.allocations.second[whole]
-        left, right, _ = _places(i, j, i, a.width, b.width)
-        sides = at(a.price, i, 1), at(b.price, j, 2)
-        seconds = np.maximum(*(cost.iteration_s(side) for side in sides)).ravel()
-        found: dict[str, Drafted] = {}
-        for k in np.argsort(seconds, kind="stable"):
-            if len(found) == NUM_IMPROVED or not np.isfinite(seconds[k]):
-                break
-            sizes = [tuple(int(n) for n in counts[at[k // (a.width * b.width)]]) for at in (i, j)]
-            parts = (self._candidate(a, int(left[k]), sizes[0]), self._candidate(b, int(right[k]), sizes[1]))
-            draft = Draft("spatial", tuple(int(n) for n in counts[-1]), parts=parts)
-            if draft.shape() not in found:
-                plan = priced_ahead(draft, self.pricer)
-                found[draft.shape()] = improved(plan, self.pricer, priced_ahead)
-        return sorted(found.values(), key=lambda plan: plan.iteration_s)
-
-    def _draft(self, operator: Operator, left: int, right: int, allocation: Allocation) -> Draft:
-        """Returns the draft of a candidate on an allocation (that of its state, or a little more)."""
-        if operator.kind == "leaf":
-            return Draft("leaf", allocation, operator.name, classes=operator.classes)
-        if operator.kind == "loop":
-            if not operator.masks[0]:
-                return Draft("loop", allocation, operator.name, shards=operator.shards)
-            mine = tuple(int(n) for n in self.allocations.counts[left])
-            return Draft(
-                "loop", allocation, operator.name, shards=operator.shards, split=(mine, _rest(allocation, mine))
+    def _may_stream(self, stages: tuple[str, ...], chunks: int) -> bool:
+        key = stages, chunks
+        if key not in self._streams:
+            size, work = self.num_blocks // chunks, self.work
+            self._streams[key] = (
+                not any(work.loop_of(stage) for stage in stages)
+                and all(work.stages[stage].accepts(size, self.num_blocks) for stage in stages)
+                and not work.blocking(stages, stages, size)
             )
-        a, b = (self.fronts[mask, operator.chunks] for mask in operator.masks)
-        allocations = (allocation, allocation)
-        if operator.kind == "spatial":
-            mine = tuple(int(n) for n in self.allocations.counts[left // a.width])
-            allocations = (mine, _rest(allocation, mine))
-        parts = tuple(self._candidate(f, k, own) for f, k, own in zip((a, b), (left, right), allocations, strict=True))
-        return Draft(
-            operator.kind,
-            allocation,
-            parts=_flat(operator, parts),
-            chunks=operator.own_chunks,
-            resident=operator.resident,
-        )
+        return self._streams[key]
 
-    def _candidate(self, front: Front, index: int, allocation: Allocation) -> Draft:
-        row, place = divmod(index, front.width)
-        operator = front.operators[front.made_by[row, place]]
-        return self._draft(operator, int(front.left[row, place]), int(front.right[row, place]), allocation)
+    def _chunked(self, place: Place, chunks: int) -> Place:
+        """Returns a place that suits chunks: with fewer devices, or blocks as even as possible, where need be."""
+        if self._suits(place, chunks):
+            return place
+        return self._fitting(place, self.num_blocks // chunks)
+
+    def _suits(self, place: Place, chunks: int) -> bool:
+        batch = self.work.stages[place.stage].blocks_per_batch
+        unit = batch if batch > 1 else chunks
+        most = self.work.most_devices(place.stage, self.num_blocks // chunks)
+        return len(place.devices) <= most and not any(blocks % unit for blocks in place.blocks)
+
+    # ---------------------------------------------------------------------------------------------------------- moves
+    def moved(self, state: State) -> State | None:
+        """Returns a plan next to another one, None where the chosen move is none."""
+        items, pairs = state
+        kind = self.draw.random()
+        if kind < 0.38:
+            return self._kept(self._move_devices(items), pairs)
+        if kind < 0.66:
+            return self._kept(self._move_blocks(items), pairs)
+        if kind < 0.74 and self.work.loops:
+            return self._kept(self._move_shards(items), pairs)
+        if kind < 0.82:
+            return self._kept(self._move_order(items), pairs)
+        if kind < 0.92 or not pairs:
+            return self._kept(self._move_chunks(items), pairs)
+        pair = self.draw.choice(pairs)
+        return self.resident(items, tuple(p for p in pairs if p != pair), pair if self.draw.random() < 0.7 else None)
+
+    def _kept(self, items: Items | None, pairs: Pairs) -> State | None:
+        """Returns items with as many pairs as they need: those that there are, or others."""
+        if items is None:
+            return None
+        return self.resident(items, pairs if self.draw.random() < 0.6 else ())
+
+    def _some(self, items: Items) -> list[Place]:
+        """Returns one or several places to be changed alike."""
+        places = [place for item in items for place in item.places]
+        chosen = self.draw.choice(places)
+        how = self.draw.random()
+        if how < 0.55:
+            return [chosen]
+        if how < 0.75:
+            loop = self.work.loop_of(chosen.stage)
+            return [place for place in places if loop and place.stage in loop.sides] or [chosen]
+        alike = [place for place in places if place.devices == chosen.devices]
+        return alike if how < 0.85 else self.draw.sample(alike, self.draw.randint(1, len(alike)))
+
+    def _replaced(self, items: Items, places: Sequence[Place]) -> Items | None:
+        new = {place.stage: place for place in places}
+        found = []
+        for item in items:
+            changed = tuple(new.get(place.stage, place) for place in item.places)
+            if changed != item.places:
+                if not all(p.devices and self._suits(p, item.chunks) for p in changed):
+                    return None
+                item = replace(item, places=changed)
+            found.append(item)
+        return tuple(found)
+
+    def _move_devices(self, items: Items) -> Items | None:
+        some, how, draw = self._some(items), self.draw.random(), self.draw
+        everywhere, own = set(range(self.cluster.num_devices)), set(some[0].devices)
+        if how < 0.35:
+            new = own ^ {draw.randrange(len(everywhere))}
+        elif how < 0.5 and own != everywhere:
+            new = own ^ {draw.choice(sorted(own)), draw.choice(sorted(everywhere - own))}
+        elif how < 0.75:
+            other = draw.choice([place for item in items for place in item.places])
+            new = set(other.devices) if draw.random() < 0.5 else everywhere - set(other.devices)
+        elif how < 0.85:
+            new = everywhere
+        else:
+            new = set(draw.sample(sorted(everywhere), draw.randint(1, len(everywhere))))
+        chosen = []
+        for place in some:
+            devices = tuple(sorted(new & set(self.allowed[place.stage])))
+            most = self.work.most_devices(place.stage)
+            chosen.append(
+                Place(place.stage, devices if len(devices) <= most else tuple(sorted(draw.sample(devices, most))))
+            )
+        return self._replaced(items, chosen)
+
+    def _move_blocks(self, items: Items) -> Items | None:
+        """Moves blocks from some device to another one, often from a busy one to an idle one."""
+        draw = self.draw
+        some = [place for place in self._some(items) if len(place.devices) > 1]
+        if not some:
+            return None
+        same = [place for place in some if place.devices == some[0].devices]
+        now = self._shares(some[0], items)
+        unit = max(self._unit(place.stage, items) for place in same)
+        load = self._loads(items, same, now)
+        for _ in range(draw.choice((1, 1, 2, 3))):
+            a, b = draw.sample(range(len(now)), 2)
+            if draw.random() < 0.5:
+                a, b = max(range(len(now)), key=load.__getitem__), min(range(len(now)), key=load.__getitem__)
+            most = (now[a] - 1) // unit
+            if a == b or most < 1:
+                continue
+            number = unit * min(most, draw.choice((1, 1, 1, 2, 4)) if draw.random() < 0.8 else draw.randint(1, most))
+            for device, change in ((a, -number), (b, number)):
+                load[device] *= (now[device] + change) / now[device]
+                now[device] += change
+        if draw.random() < 0.1:
+            now = self._even(some[0].stage, len(now), items)
+        return self._replaced(items, [self._with_shares(place, now, items) for place in same])
+
+    def _unit(self, stage: str, items: Items) -> int:
+        batch = self.work.stages[stage].blocks_per_batch
+        return batch if batch > 1 else next(item.chunks for item in items if stage in item.stages)
+
+    def _even(self, stage: str, number: int, items: Items) -> list[int]:
+        unit = self._unit(stage, items)
+        units = self.num_blocks // unit
+        return [unit * (-(-(i + 1) * units // number) - -(-i * units // number)) for i in range(number)]
+
+    def _shares(self, place: Place, items: Items) -> list[int]:
+        return list(place.blocks) or self._even(place.stage, len(place.devices), items)
+
+    def _with_shares(self, place: Place, shares: Sequence[int], items: Items) -> Place:
+        even = list(shares) == self._even(place.stage, len(shares), items)
+        return replace(place, blocks=() if even else tuple(shares))
+
+    def _loads(self, items: Items, places: Sequence[Place], shares: Sequence[int]) -> list[float]:
+        """Returns how long each device of a place computes."""
+        total: dict[int, float] = {}
+        for item in items:
+            for device, seconds in self._busy_s(item).items():
+                total[device] = total.get(device, 0.0) + seconds
+        return [total.get(device, 0.0) for device in places[0].devices]
+
+    def _move_shards(self, items: Items) -> Items | None:
+        loop = self.draw.choice(list(self.work.loops.values()))
+        shards = self.draw.choice(loop.shards)
+        found = tuple(replace(item, shards=shards) if loop.opener in item.stages else item for item in items)
+        return found if shards <= self.num_blocks and found != items else None
+
+    def _move_order(self, items: Items) -> Items | None:
+        """Swaps neighbours, of items or of a stage within one."""
+        if len(items) < 2:
+            return None
+        at = self.draw.randrange(len(items) - 1)
+        first, second = items[at], items[at + 1]
+        if any(self.before[stage] & set(first.stages) for stage in second.stages):
+            return None
+        return (*items[:at], second, first, *items[at + 2 :])
+
+    def _move_chunks(self, items: Items) -> Items | None:
+        """Cuts a streaming item, changes its chunks, moves a stage into or out of it, or makes one."""
+        draw = self.draw
+        if not self.chunks:
+            return None
+        at = draw.randrange(len(items))
+        item, how = items[at], draw.random()
+        if item.chunks > 1 and how < 0.5:
+            chunks = draw.choice(self.chunks)
+            if not self._may_stream(item.stages, chunks):
+                return None
+            changed = Item(tuple(self._chunked(place, chunks) for place in item.places), chunks)
+            return (*items[:at], changed, *items[at + 1 :])
+        if item.chunks > 1:
+            cut = draw.choice((0, len(item.places) - 1, draw.randrange(len(item.places))))
+            parts = item.places[: cut + 1], item.places[cut + 1 :]
+            if draw.random() < 0.4:
+                parts = tuple((place,) for place in item.places)
+            made = [Item(part, item.chunks if len(part) > 1 else 1) for part in parts if part]
+            return (*items[:at], *made, *items[at + 1 :])
+        last = min(len(items), at + draw.choice((2, 2, 3, 4)))
+        parts = [place for neighbour in items[at:last] for place in neighbour.places]
+        chunks = max((neighbour.chunks for neighbour in items[at:last]), default=1)
+        chunks = draw.choice(self.chunks) if chunks == 1 else chunks
+        if len(parts) < 2 or not self._may_stream(tuple(place.stage for place in parts), chunks):
+            return None
+        return (*items[:at], Item(tuple(self._chunked(place, chunks) for place in parts), chunks), *items[last:])
+
+    # ------------------------------------------------------------------------------------------------------------ run
+    def run(self, until: float = math.inf, more: Sequence[State] = (), budget: float = 1.0) -> bool:
+        """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it."""
+        pool: list[tuple[Score, State]] = []
+        for state in (*more, *self.starts()):
+            pool.append((self.score(state), state))
+            if time.monotonic() > until and pool[0][0][0] < math.inf:
+                return True
+        pool = sorted({state: (score, state) for score, state in pool}.values(), key=lambda entry: entry[0])[:12]
+        most = MOVES / (len(self.stages) * self.cluster.num_devices)
+        most = round(budget * min(MOST_MOVES, max(LEAST_MOVES, most)))
+        patience = 30 + 15 * len(self.stages)
+        current = best = pool[0]
+        idle = 0
+        for self.moves in range(most):
+            if time.monotonic() > until:
+                return True
+            new = current[1]
+            for _ in range(1 if self.draw.random() < 0.6 else self.draw.choice((2, 2, 3))):
+                new = self.moved(new) or new
+            idle += 1
+            if new != current[1]:
+                score = self.score(new, current[0][0])
+                if score <= current[0]:
+                    idle = 0 if score < current[0] else idle
+                    current = score, new
+                    best = min(best, current, key=lambda entry: entry[0])
+            if idle > patience:
+                idle = 0
+                current = self._kicked(best if self.draw.random() < 0.6 else self.draw.choice(pool))
+        return False
+
+    def _kicked(self, entry: tuple[Score, State]) -> tuple[Score, State]:
+        state = entry[1]
+        for _ in range(self.draw.randint(1, 4)):
+            state = self.moved(state) or state
+        return self.score(state), state
 
 
-# --------------------------------------------------------------------------------------------------------- small pieces
-def _subsets(n: int) -> list[tuple[int, ...]]:
-    return [s for size in range(1, n + 1) for s in itertools.combinations(range(n), size)]
-
-
-def _places(i: Ints, j: Ints, total: Ints, a_width: int, b_width: int) -> tuple[Ints, Ints, Ints]:
-    """Returns left place, right place and allocation of all pairs of candidates of allocations i and j."""
-    shape = (len(i), a_width, b_width)
-    left = np.broadcast_to((i[:, None] * a_width + np.arange(a_width))[:, :, None], shape)
-    right = np.broadcast_to((j[:, None] * b_width + np.arange(b_width))[:, None, :], shape)
-    return left.ravel(), right.ravel(), np.broadcast_to(total[:, None, None], shape).ravel()
-
-
-def _rest(allocation: Allocation, mine: Allocation) -> Allocation:
-    return tuple(a - b for a, b in zip(allocation, mine, strict=True))
-
-
-def _flat(operator: Operator, parts: tuple[Draft, ...]) -> tuple[Draft, ...]:
-    """Returns the parts with those of the same kind of node opened: a > (b > c) is a > b > c.
-
-    Side by side, a || (b || c) is not (a || b) || c where c waits for a but not for b; only the latter is opened.
-    """
-    flat: list[Draft] = []
-    for place, part in enumerate(parts):
-        alike = part.kind == operator.kind and part.resident == operator.resident and part.chunks == 1
-        flat += part.parts if alike and (part.kind == "temporal" or place == 0) else [part]
-    return tuple(flat)
-
-
-def _is_of(draft: Draft, mode: Mode) -> bool:
-    """Returns whether a draft is of a mode: hybrid has devices that are shared, and parts that work side by side."""
-    if mode is not Mode.hybrid:
-        return True
-    nodes = list(draft.walk())
-    apart = any(node.kind == "spatial" or node.split for node in nodes)
-    return draft.kind == "temporal" and apart
+def structure(plan: Plan) -> tuple:
+    """Returns what plans have in common that differ in devices and numbers only."""
+    items = tuple(
+        (item.stages, item.chunks > 1, item.places[0].devices == item.places[-1].devices) for item in plan.items
+    )
+    return items, bool(plan.exclusive), plan.staleness

@@ -1,9 +1,10 @@
-"""What a plan takes, call by call: the definition of its price.
+"""What a plan takes, call by call: the price of plans, for the search, for reports and for predictions.
 
-The calls of schedule.py are gone through in the order in which the executor submits them.  A worker takes its calls in
-that order, so that one pass suffices (call_times.py):
+The calls of a plan's schedule are gone through in the order in which the executor submits them.  A worker processes its
+calls in that order, so that one pass suffices:
 
-    start    of a call: when its device has done the calls before it, and the data of its blocks has arrived
+    start    of a call: when the driver has submitted it, its device has finished the calls before it, and the data of
+             its blocks has arrived
     arrival  each device sends, and each receives, one block after the other; what stays in its worker is there at once
     switch   before a call, where a stage is in the device's memory that may not be there together with the called one
     loop     the same, chunk-step by chunk-step and shard by shard; one call per worker where both sides share workers
@@ -12,31 +13,48 @@ that order, so that one pass suffices (call_times.py):
 Time starts at 0, when the iteration before has ended, in the state that it has left; of plans with a staleness several
 iterations are gone through, see ahead.py.
 
-tests/execution/test_emulation.py holds this against the real executor with stages that only keep time.
+tests/execution/test_emulation.py compares this with the real executor, with stages that only keep time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rlinf_embodied.planning.ahead import steady
-from rlinf_embodied.planning.call_times import CallTimes
-from rlinf_embodied.planning.clocks import Clocks, Simulation
-from rlinf_embodied.planning.plan import Node, Plan
+from rlinf_embodied.planning.calls import Layout, Link, links
+from rlinf_embodied.planning.clocks import Clocks, Parts, Simulation, arrival
+from rlinf_embodied.planning.plan import Item, Plan, Step, schedule
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.schedule import Step, schedule
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.workflow.graph import Loop
+
+Exclusive = Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
 
 
-class Simulator(CallTimes):
-    """Simulates plans of one workflow, profile and cluster; what many plans have in common is remembered."""
+class Simulator:
+    """Simulates plans of one workflow, profile and cluster; what many plans have in common is computed once."""
 
-    def run(self, tree: Node, traced: bool = False, staleness: int = 0) -> Simulation:
+    def __init__(self, pricer: Pricer) -> None:
+        self.pricer, profile = pricer, pricer.profile
+        stages = {
+            name: replace(spec, at_once=spec.at_once or bool(profile.stages[name].finish_quantiles))
+            for name, spec in pricer.workflow.stages.items()
+        }
+        self.work = replace(pricer.workflow, stages=stages)
+        self._sources = {stage: self.work.sources(stage) for stage in stages}
+        self._lengths: dict[Layout, list[float]] = {}
+        self._links: dict[tuple[Layout, Layout, str], list[Parts]] = {}
+
+    def run(self, plan: Plan, traced: bool = False) -> Simulation:
         """Returns what happens in one iteration of a plan; it takes inf seconds where a stage cannot run."""
-        plan = Plan("", self.pricer.cluster.num_devices, tree, staleness)
-        if staleness:
+        runs_on = self.pricer.runs_on
+        if not all(runs_on(p.stage, device) for item in plan.items for p in item.places for device in p.devices):
+            return Simulation(math.inf, {}, {}, {}, 0.0)
+        if plan.staleness:
             return steady(self, plan, traced)
-        steps, exclusive = schedule(plan, self.work), plan.exclusive()
+        steps, exclusive = schedule(plan.items, self.work), plan.excluded() if plan.exclusive else {}
         clocks = self._iteration(plan, steps, exclusive, set(), None)
         if clocks.offloaded or traced:  # what the iteration before has left in memory
             clocks = self._iteration(plan, steps, exclusive, clocks.offloaded, [] if traced else None)
@@ -46,17 +64,288 @@ class Simulator(CallTimes):
         self,
         plan: Plan,
         steps: Sequence[Step],
-        exclusive: dict[str, frozenset[str]],
+        exclusive: Exclusive,
         offloaded: set[tuple[str, int]],
         spans: list[Span] | None,
     ) -> Clocks:
-        clocks = Clocks([0.0] * plan.num_devices, self.layouts(steps), set(offloaded), spans)
+        clocks = self.clocks(plan, offloaded, spans)
         clocks.begin(clocks.layouts)
-        self.submit(steps, exclusive, clocks)
+        self.submit(steps, plan, exclusive, clocks)
         self.send_weights(exclusive, clocks)
         return clocks
 
+    # ----------------------------------------------------------------------------------------------------- submission
+    def clocks(self, plan: Plan, offloaded: set[tuple[str, int]], spans: list[Span] | None) -> Clocks:
+        """Returns clocks at 0, with the calls that each stage will come in."""
+        layouts = {}
+        for item in plan.items:
+            loop = self.work.loop_of(item.places[0].stage)
+            parts = item.chunks if loop is None else 1 if self._is_fused(item) else item.shards
+            for place in item.places:
+                layouts[place.stage] = self.pricer.layouts.of(place, parts, shards=loop is not None)
+        return Clocks([0.0] * plan.num_devices, layouts, set(offloaded), self.pricer.submit_s, spans)
 
-def simulate(tree: Node, pricer: Pricer, traced: bool = True, staleness: int = 0) -> Simulation:
+    def submit(self, steps: Iterable[Step], plan: Plan, exclusive: Exclusive, clocks: Clocks) -> None:
+        """Goes through some steps of an iteration, whose calls end when `clocks.ends` says then."""
+        for step in steps:
+            loop = self.work.loop_of(step.stages[0])
+            if loop is not None:
+                self._loop(loop, plan.item_of(loop.opener), exclusive, clocks)
+            else:
+                self._leaf(step, exclusive, clocks)
+
+    def send_weights(self, exclusive: Exclusive, clocks: Clocks) -> float:
+        """Goes through the weight edges and returns when all weights are in place, 0 where none have to be sent."""
+        edges = self.work.weight_edges
+        return max((self._weights(edge.source, edge.target, exclusive, clocks) for edge in edges), default=0.0)
+
+    # ------------------------------------------------------------------------------------------------ facts of calls
+    def lengths(self, stage: str, layout: Layout) -> list[float]:
+        """Returns the seconds of each call of a stage."""
+        known = self._lengths.get(layout)
+        if known is None:
+            seconds, hosts = self.pricer.seconds, len(layout.hosts)
+            known = [seconds(stage, n, hosts, d) for n, d in zip(layout.sizes, layout.devices, strict=True)]
+            self._lengths[layout] = known
+        return known
+
+    def _parts(self, source: Layout, target: Layout, ends: tuple[str, str]) -> list[Parts]:
+        """Returns what each call of a target waits for of a source's calls."""
+        key = (source, target, ends[0])
+        if key not in self._links:
+            size = self.pricer.edge_bytes(*ends) * self.work.items_per_block
+            self._links[key] = [
+                tuple(self._wired(link, source, device, size) for link in of_call)
+                for device, of_call in zip(target.devices, links(source, target), strict=True)
+            ]
+        return self._links[key]
+
+    def _wired(self, link: Link, source: Layout, device: int, size: float) -> tuple[int, float, float]:
+        maker = source.devices[link.call]
+        if maker == device or not size:
+            return link.call, 0.0, 0.0
+        wire = size / self.pricer.rate(maker, device)
+        return link.call, link.place * wire + self.pricer.cluster.links.latency_s, link.blocks * wire
+
+    # -------------------------------------------------------------------------------------------------------- leaves
+    def _leaf(self, step: Step, exclusive: Exclusive, clocks: Clocks) -> None:
+        (stage,), layout = step.stages, clocks.layouts[step.stages[0]]
+        if step.chunk == 0:
+            self._enter([stage], layout.hosts, exclusive, clocks)
+        waits = [
+            (clocks.ends[source], self._parts(clocks.layouts[source], layout, (source, stage)))
+            for source in self._sources[stage]
+        ]
+        calls, devices, free = layout.groups[step.chunk], layout.devices, clocks.free_s
+        begins = [
+            max(free[devices[c]], clocks.submit(), arrival([(e, p[c]) for e, p in waits]) if waits else 0.0)
+            for c in calls
+        ]
+        if step.num_chunks > 1 and self.pricer.profile.stages[stage].finish_quantiles:
+            lengths = [self._streamed_s(stage, layout, c) for c in calls]
+        else:
+            own = self.lengths(stage, layout)
+            lengths = [own[c] for c in calls]
+        if self.work.stages[stage].collective:
+            begins, lengths = [max(begins)] * len(begins), [max(lengths)] * len(lengths)
+        ends = clocks.ends[stage]
+        for call, begin, length in zip(calls, begins, lengths, strict=True):
+            ends[call] = clocks.work(stage, devices[call], begin, length, step.chunk)
+
+    def _streamed_s(self, stage: str, layout: Layout, call: int) -> float:
+        """Returns the further seconds until a call's blocks are finished: all of the device's are begun at once."""
+        device, share = layout.devices[call], self.pricer.profile.stages[stage].finish_share
+        own = [c for c in range(len(layout.devices)) if layout.devices[c] == device]
+        owned = sum(layout.sizes[c] for c in own)
+        before = sum(layout.sizes[c] for c in own if c < call) / owned
+        after = float(share(before + layout.sizes[call] / owned)) - (float(share(before)) if before else 0.0)
+        return self.pricer.seconds(stage, owned, len(layout.hosts), device) * after
+
+    # --------------------------------------------------------------------------------------------------------- loops
+    def _is_fused(self, item: Item) -> bool:
+        return self.pricer.layouts.fused(item, self.pricer.cluster)
+
+    def _loop(self, loop: Loop, item: Item, exclusive: Exclusive, clocks: Clocks) -> None:
+        opener = clocks.layouts[loop.opener]
+        hosts = sorted({host for side in loop.sides for host in clocks.layouts[side].hosts})
+        self._enter(loop.sides, hosts, exclusive, clocks)
+        start_s = min(clocks.free_s[device] for device in hosts)
+        self._open(loop, opener, clocks)
+        if self._is_fused(item):
+            self._fused(loop, opener, item.shards, clocks)
+        else:
+            _Stepwise(self, loop, clocks).run(hosts)
+        if loop.expected_rounds != 1:
+            self._repeat(loop, hosts, start_s, clocks)
+
+    def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
+        """Shows what there is at the start, once what comes before the loop is there."""
+        sources = [s for s in self._sources[loop.opener] if s not in loop.sides]
+        waits = [(clocks.ends[s], self._parts(clocks.layouts[s], opener, (s, loop.opener))) for s in sources]
+        for call, device in enumerate(opener.devices):
+            begin = max(clocks.free_s[device], clocks.submit(), arrival([(e, p[call]) for e, p in waits]))
+            clocks.free_s[device] = clocks.ends[loop.opener][call] = begin
+
+    def _fused(self, loop: Loop, layout: Layout, shards: int, clocks: Clocks) -> None:
+        """One call per worker."""
+        fraction = self.pricer.profile.stages[loop.answerer].bootstrap_fraction
+        overlaps, hosts, steps = self.pricer.overlap_in_worker and shards > 1, len(layout.hosts), loop.chunk_steps
+        for call, device in enumerate(layout.devices):
+            blocks = -(-layout.sizes[call] // shards) if overlaps else layout.sizes[call]
+            e, p = (self.pricer.seconds(stage, blocks, hosts, device) for stage in (loop.opener, loop.answerer))
+            if overlaps:
+                end = clocks.free_s[device] = clocks.free_s[device] + overlapped_s(steps, shards, e, p, p * fraction)
+                for stage, seconds in ((loop.opener, e), (loop.answerer, p)):
+                    clocks.note(stage, device, end - seconds * steps * shards, end, 0)
+            else:
+                clocks.work(loop.answerer, device, clocks.free_s[device], p * (steps + fraction), 0)
+                end = clocks.work(loop.opener, device, clocks.free_s[device], e * steps, 0)
+            for side in loop.sides:
+                clocks.ends[side][call] = end
+
+    def _repeat(self, loop: Loop, hosts: Sequence[int], start_s: float, clocks: Clocks) -> None:
+        """Stretches a round to the expected ones; the driver waits for a round before it submits the next one."""
+        end_s = max(clocks.free_s[device] for device in hosts)
+        more = (end_s - start_s) * (loop.expected_rounds - 1)
+        for device in hosts:
+            clocks.free_s[device] += more
+        clocks.driver_s = max(clocks.driver_s, end_s + more)
+        for stage in loop.sides:
+            clocks.ends[stage] = [end + more for end in clocks.ends[stage]]
+            for device in hosts:
+                if (stage, device) in clocks.calls_s:
+                    clocks.calls_s[stage, device] *= loop.expected_rounds
+
+    # --------------------------------------------------------------------------------------------- switches, weights
+    def _enter(self, stages: Sequence[str], hosts: Iterable[int], exclusive: Exclusive, clocks: Clocks) -> None:
+        """Brings stages into memory after those that exclude them have left; see runtime/residents.py."""
+        if not any(exclusive.get(stage) for stage in stages):
+            return
+        known = self.pricer.profile.stages
+        for device in hosts:
+            for stage in stages:
+                if device not in clocks.layouts[stage].hosts:
+                    continue
+                for other in sorted(exclusive[stage]):
+                    hosted = device in clocks.layouts[other].hosts
+                    if hosted and (other, device) not in clocks.offloaded:
+                        clocks.offloaded.add((other, device))
+                        clocks.busy("switches", device, clocks.free_s[device], known[other].offload_s)
+                if (stage, device) in clocks.offloaded:
+                    clocks.offloaded.discard((stage, device))
+                    clocks.busy("switches", device, clocks.free_s[device], known[stage].onload_s)
+
+    def _weights(self, source: str, target: str, exclusive: Exclusive, clocks: Clocks) -> float:
+        """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
+        sources, targets = clocks.layouts[source].hosts, clocks.layouts[target].hosts
+        sharing = set() if self.pricer.cluster.always_store else set(sources)
+        receivers = [device for device in targets if device not in sharing]
+        measured = self.pricer.profile.weights.get((source, target))
+        if not receivers:
+            return 0.0
+        sender = sources[0]
+        self._enter([source], [sender], exclusive, clocks)
+        begin = max(clocks.free_s[sender], clocks.submit())
+        sent_s = sent = clocks.busy("weights", sender, begin, measured.export_s if measured else 0.0)
+        for device in receivers:
+            self._enter([target], [device], exclusive, clocks)
+            wire, begin = 0.0, clocks.submit()
+            if measured and measured.bytes:
+                wire = measured.bytes / self.pricer.rate(sender, device) + self.pricer.cluster.links.latency_s
+            installed = clocks.busy("weights", device, max(begin, sent + wire), measured.install_s if measured else 0.0)
+            sent_s = max(sent_s, installed)
+        return sent_s
+
+
+class _Stepwise:
+    """A loop as a call per chunk-step, shard and worker."""
+
+    def __init__(self, simulator: Simulator, loop: Loop, clocks: Clocks) -> None:
+        self._loop, self._clocks, self._pricer = loop, clocks, simulator.pricer
+        self._layouts = {side: clocks.layouts[side] for side in loop.sides}
+        self._lengths = {side: simulator.lengths(side, layout) for side, layout in self._layouts.items()}
+        ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
+        self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
+        self._relays = self._is_relayed()
+
+    def _is_relayed(self) -> bool:
+        """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
+        opener, answerer = (self._layouts[side] for side in self._loop.sides)
+        if set(opener.hosts) & set(answerer.hosts):
+            return False
+        answers = {
+            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
+        }
+        return len(answers) == len(opener.hosts)
+
+    def run(self, hosts: Sequence[int]) -> None:
+        """Goes through all steps; once every step adds the same, the rest is added at once."""
+        loop, clocks = self._loop, self._clocks
+        ends = [clocks.ends[side] for side in loop.sides]
+        if self._relays:
+            clocks.submit(len(self._layouts[loop.answerer].hosts))
+        last: list[float] = []
+        step = 0
+        while step < loop.chunk_steps:
+            submitted, driver_s = clocks.submitted, clocks.driver_s
+            self._step(step)
+            step += 1
+            now = [*(clocks.free_s[d] for d in hosts), *clocks.ends[loop.opener]]
+            added = [b - a for a, b in zip(last, now, strict=True)] if last else []
+            left = loop.chunk_steps - step
+            per_step = clocks.driver_s - driver_s
+            same = bool(added and left) and max(added) - min(added) <= 1e-12 * max(now) and per_step <= added[0]
+            if same and clocks.spans is None:
+                clocks.skip(left, added[0], hosts, ends)
+                clocks.submitted += left * (clocks.submitted - submitted)
+                clocks.driver_s += left * per_step
+                for side, own in self._layouts.items():
+                    for call, device in enumerate(own.devices):
+                        clocks.calls_s[side, device] += left * self._lengths[side][call]
+                break
+            last = now
+        self._close()
+
+    def _step(self, step: int) -> None:
+        for shard in range(len(self._layouts[self._loop.opener].groups)):
+            self._exchange(self._loop.answerer, self._loop.opener, shard, self._lengths[self._loop.answerer], step)
+            self._exchange(self._loop.opener, self._loop.answerer, shard, self._lengths[self._loop.opener], step)
+
+    def _close(self) -> None:
+        """All are shown what there is last, and the answerer values it."""
+        loop, clocks = self._loop, self._clocks
+        fraction = self._pricer.profile.stages[loop.answerer].bootstrap_fraction
+        valued = [seconds * fraction for seconds in self._lengths[loop.answerer]]
+        opener = self._layouts[loop.opener]
+        self._relays = False
+        for shard in range(len(opener.groups)):
+            self._exchange(loop.answerer, loop.opener, shard, valued, loop.chunk_steps)
+            for call in opener.groups[shard]:
+                clocks.submit()
+                clocks.ends[loop.opener][call] = clocks.free_s[opener.devices[call]]
+
+    def _exchange(self, stage: str, other: str, shard: int, lengths: Sequence[float], step: int) -> None:
+        """One call of a side for a shard, on all workers that hold blocks of it, with messages of the other side."""
+        clocks, layout = self._clocks, self._layouts[stage]
+        ends, parts, own = clocks.ends[other], self._parts[stage], clocks.ends[stage]
+        for call in layout.groups[shard]:
+            begin = arrival([(ends, parts[call])])
+            if not self._relays:
+                begin = max(begin, clocks.submit())
+            own[call] = clocks.work(stage, layout.devices[call], begin, lengths[call], step)
+
+
+def overlapped_s(steps: int, shards: int, e: float, p: float, bootstrap_s: float) -> float:
+    """Returns the seconds of a loop whose two sides overlap inside a worker, shard by shard, with free messages.
+
+    The slower side's work, and the other side's first or last turn; or the turns of one shard behind each other.
+    """
+    opener_bound = steps * shards * e + p + bootstrap_s + (shards - 1) * max(bootstrap_s - e, 0.0)
+    answerer_bound = steps * shards * p + max(e + bootstrap_s, shards * bootstrap_s)
+    chain = steps * (e + p) + bootstrap_s + (shards - 1) * max(e, p, bootstrap_s)
+    return max(opener_bound, answerer_bound, chain)
+
+
+def simulate(plan: Plan, pricer: Pricer, traced: bool = False) -> Simulation:
     """Returns what happens in one iteration of a plan, with a span for every call if `traced`."""
-    return Simulator(pricer).run(tree, traced, staleness)
+    return Simulator(pricer).run(plan, traced)

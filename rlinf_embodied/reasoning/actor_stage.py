@@ -84,7 +84,7 @@ class ActorStage(LearnerStage):
         if self._algorithm.precision is Precision.bfloat16:
             require_autocast(context.device)
         algorithm, shared = self._algorithm, shared_model(context, self._model)
-        self._progress, self._is_sharded = context.progress, algorithm.sharding is not Sharding.none
+        self._is_sharded = algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         shared.enter(self.user)
         make = self._sharded if self._is_sharded else self._replicated
@@ -150,9 +150,7 @@ class ActorStage(LearnerStage):
 
     def _new_objective(self) -> Objective:
         generation = self._config.generation
-        return Objective(
-            self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {}, self._progress
-        )
+        return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {})
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
         rounds = _rounds([to_device(payload, self.device) for payload in payloads], self._inputs)
@@ -174,7 +172,7 @@ class ActorStage(LearnerStage):
         """
         settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
         with computing(self._algorithm.precision, self.device):
-            found = all_log_probs(self._policy, rows.sequences, *settings, progress=self._progress)
+            found = all_log_probs(self._policy, rows.sequences, *settings)
         return replace(rows, old_log_probs=found.log_probs)
 
     def _begin(self, block: int) -> None:

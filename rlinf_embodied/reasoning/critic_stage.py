@@ -36,6 +36,7 @@ from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
+from rlinf_embodied.telemetry.progress import report_progress
 
 OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 
@@ -84,7 +85,7 @@ class CriticStage(LearnerStage):
         config, algorithm = self._config, self._algorithm
         kind = cast(type[ValueModel], load_target(config.policy.critic_target))
         policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
-        self._pad_id, self._progress = policy.spec.pad_id, context.progress
+        self._pad_id = policy.spec.pad_id
         self._critic = kind.from_policy(policy)
         shared = SharedPolicy(self._critic, device=context.device)
         shared.enter(self.user)
@@ -131,7 +132,7 @@ class CriticStage(LearnerStage):
         for rows, batch in microbatches(sequences, budget, self._pad_id, self.device):
             found = self._critic.values(batch)
             table[rows, : found.shape[1]] = found
-            self._progress()
+            report_progress()
         return table
 
     # ----------------------------------------------------------------------------------------------------------- update
@@ -158,7 +159,6 @@ class CriticStage(LearnerStage):
         terms = value_loss(
             self._critic.values(batch), cut(rows.returns), mask, cut(rows.values), self._algorithm.value_clip
         )
-        self._progress()
         return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
     # ----------------------------------------------------------------------------------------------------------- state

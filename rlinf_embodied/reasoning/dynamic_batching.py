@@ -6,7 +6,7 @@ last bits of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch, TokenLogProbs
 from rlinf_embodied.reasoning.batch import Group
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,6 @@ def all_log_probs(
     temperature: float,
     token_budget: int,
     with_entropy: bool = False,
-    progress: Callable[[], None] = lambda: None,
 ) -> TokenLogProbs:
     """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
     longest = max(map(len, sequences.completions))
@@ -113,7 +113,7 @@ def all_log_probs(
         _put(log_probs, rows, found.log_probs)
         if found.entropy is not None:
             _put(entropy, rows, found.entropy)
-        progress()
+        report_progress()
     return TokenLogProbs(log_probs, entropy if with_entropy else None)
 
 

@@ -103,7 +103,7 @@ class AnswerStage(LanguageStage):
         config = self._config
         self._prompt_template = prompt_template(config.data.prompt_template)
         self._source = config.problems(codec_of(config.model.policy, config.model.folder))
-        self._verifier = Verifier.of(config.reward, self._prompt_template, context.progress)
+        self._verifier = Verifier.of(config.reward, self._prompt_template)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -15,7 +15,7 @@ for other shapes), which is a function of the block's content and of S.  Another
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -62,7 +62,6 @@ def generate(
     *,
     max_num_seqs: int,
     in_order: bool = False,
-    progress: Callable[[], None] = lambda: None,
 ) -> Iterator[Group]:
     """Yields every group of a block as soon as it has ended; `in_order` holds back those that overtook an earlier one.
 
@@ -73,7 +72,6 @@ def generate(
         noise: keys of the uniforms.
         max_num_seqs: S, rows that decode together: memory against speed.
         in_order: whether groups come in the order of `block.prompts`.
-        progress: called after each step.
 
     Raises:
         ConfigError: a prompt and its completion exceed the context, the block is empty, or S is.
@@ -85,14 +83,13 @@ def generate(
             "1; use a larger generation.max_num_seqs, algorithm.group_size or block"
         )
     require_context(policy, block.prompts, sampling)
-    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order, progress)
+    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order)
 
 
-def _groups(decoding: _Decoding, in_order: bool, progress: Callable[[], None]) -> Iterator[Group]:
+def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
     held: list[int] = []
     handed_out = 0
     for finished in decoding.run():
-        progress()
         held.extend(finished)
         if in_order:
             held.sort()
@@ -129,10 +126,11 @@ class _Decoding:
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`
 
     def run(self) -> Iterator[list[int]]:
-        """Yields numbers of finished groups, ascending within a step; [] in others, until all rows have ended."""
+        """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
         finished = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device))
         while True:
-            yield self._count(finished)
+            if groups := self._count(finished):
+                yield groups
             if len(self.row_of) == 0:
                 return
             finished = self._step()

@@ -63,7 +63,7 @@ class LanguageStage:
         """Loads the model, or takes the worker's copy."""
         self._shared = shared_model(context, self._model)
         self._shared.enter(self._user)
-        self._device, self._progress = context.device, context.progress
+        self._device = context.device
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
         """Installs a new version; checksum and names are verified first."""
@@ -77,12 +77,7 @@ class LanguageStage:
         policy = self._shared.policy
         if engine is Engine.vllm:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(
-            *(policy, block, sampling, noise),
-            max_num_seqs=config.max_num_seqs,
-            in_order=True,
-            progress=self._progress,
-        )
+        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs, in_order=True)
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""

@@ -47,9 +47,6 @@ class LogProbStage(LanguageStage):
                 continue
             sequences = Sequences.of(completions.groups)
             with computing(config.precision, self._device):
-                found = all_log_probs(
-                    *(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch),
-                    progress=self._progress,
-                )
+                found = all_log_probs(self._shared.policy, sequences, config.temperature, config.tokens_per_microbatch)
             made[block] = LogProbs(found.log_probs, self._shared.version)
         return Output(made)

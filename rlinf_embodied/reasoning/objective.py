@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,7 +33,6 @@ class Objective:
     temperature: float
     max_new_tokens: int
     largest: dict[int, Tensor]  # by block, filled: largest |pi_old - generation|, |pi - pi_old| of a token, logarithms
-    progress: Callable[[], None] = lambda: None  # called in each pass
 
     def passes(self, block: int, rows: TrainingRows, index: Tensor, device: str) -> list[Pass]:
         """Returns the microbatches of some rows of a block, none of them computed yet.
@@ -113,7 +112,6 @@ class Objective:
             *((found.entropy * mask).sum(), mask.sum()),
             *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
         ]
-        self.progress()
         counted = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), counted * share)
 

@@ -37,7 +37,7 @@ class RewardStage:
     def setup(self, context: StageContext) -> None:
         """Makes the verifier; its processes start when an answer needs them."""
         reward, template = self._config.reward, prompt_template(self._config.prompt_template)
-        self._verifier = Verifier.of(reward, template, context.progress, reward.format_reward)
+        self._verifier = Verifier.of(reward, template, reward.format_reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block."""

@@ -25,6 +25,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.reasoning.answers import decide, solves
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
+from rlinf_embodied.telemetry.progress import report_progress
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
 _RIGHT = 1.0  # what a function gives a right answer, at least
@@ -66,7 +67,6 @@ class Verifier:
         format_reward: float = 0.0,
         function: RewardFunction | None = None,
         concurrency: int = 1,
-        progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts nothing yet.
 
@@ -77,16 +77,13 @@ class Verifier:
             format_reward: what a completion in the right format earns, right or wrong.
             function: says what a completion earns in place of the problem's answer; 1 and more count as right.
             concurrency: calls of the function at once, in threads.
-            progress: called after each answer that took its time.
         """
         self._template, self._format_reward, self._function = template, format_reward, function
         self._threads = ThreadPoolExecutor(concurrency, "reward") if concurrency > 1 else None
-        self._pool, self._progress = VerifierPool(num_workers, timeout_s), progress
+        self._pool = VerifierPool(num_workers, timeout_s)
 
     @classmethod
-    def of(
-        cls, reward: RewardConfig, template: PromptTemplate, progress: Callable[[], None], format_reward: float = 0.0
-    ) -> Verifier:
+    def of(cls, reward: RewardConfig, template: PromptTemplate, format_reward: float = 0.0) -> Verifier:
         """Returns the verifier of a config; see `reward_function` for what it raises."""
         return cls(
             template,
@@ -95,7 +92,6 @@ class Verifier:
             format_reward=format_reward,
             function=reward_function(reward),
             concurrency=reward.concurrency,
-            progress=progress,
         )
 
     def __enter__(self) -> Verifier:
@@ -150,7 +146,7 @@ class Verifier:
         found = []
         for value in map(one, asked) if self._threads is None else self._threads.map(one, asked):
             found.append(value)
-            self._progress()
+            report_progress()
         return found
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
@@ -162,7 +158,7 @@ class Verifier:
     def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
         """Asks math-verify about what is undecided, once for each different pair."""
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
-        equal = dict(zip(pairs, self._pool.equal(pairs, self._progress), strict=True))
+        equal = dict(zip(pairs, self._pool.equal(pairs), strict=True))
         return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
 
 

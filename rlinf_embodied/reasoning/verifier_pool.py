@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.telemetry.progress import report_progress
 
 _READY = b"ready\n"
 _LOG = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class VerifierPool:
         """Process ids of the processes that were started."""
         return [process.pid for process in (*self._busy, *self._idle)]
 
-    def equal(self, pairs: Sequence[tuple[str, str]], progress: Callable[[], None] = lambda: None) -> list[bool]:
+    def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
 
         Raises:
@@ -72,7 +73,7 @@ class VerifierPool:
         try:
             for found in threads.map(self._ask, pairs):
                 results.append(found)
-                progress()
+                report_progress()
         except BaseException:
             self.close()
             raise

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.compose import stored_tree
+from rlinf_embodied.compose import stored_variant
 from rlinf_embodied.errors import RlinfError
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked, load_profile, workflow_for
 from rlinf_embodied.planning.simulate import simulate
@@ -45,8 +45,8 @@ def predicted(run: Run) -> Activity | str:
     try:
         profile = load_profile(path)
         workflow = as_measured(workflow_for(profile), profile)
-        plan = resolve(str(run.plan.get("name")), [stored_tree(run.plan)], cluster.num_devices, workflow)
-        result = simulate(plan.tree, Pricer(workflow, profile, linked(cluster, profile)), staleness=plan.staleness)
+        plan = resolve(str(run.plan.get("name")), [stored_variant(run.plan)], cluster.num_devices, workflow)
+        result = simulate(plan, Pricer(workflow, profile, linked(cluster, profile)), traced=True)
     except RlinfError as error:
         return f"nothing can be predicted: {error}"
     idle = {device: result.idle_share(device) for device in sorted({span.worker for span in result.spans})}

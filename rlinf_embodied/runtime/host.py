@@ -29,7 +29,6 @@ from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.stage_group import StageGroup
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.runtime.worker_state import WorkerState
-from rlinf_embodied.telemetry.progress import report_progress
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -75,7 +74,6 @@ class StageContext:
     group: Group = field(default_factory=SoloGroup)  # the workers of this stage, for collectives; the host's to fill in
     shared: dict[str, object] = field(default_factory=dict)  # by the stages of one worker; the host's to fill in
     exclusive: frozenset[str] = frozenset()  # stages of this worker that may not be in its memory together with this
-    progress: Callable[[], None] = report_progress  # for loops of long methods
 
     def share(self, key: str, make: Callable[[], object]) -> object:
         """Returns the worker's one object of that name, made on first use."""

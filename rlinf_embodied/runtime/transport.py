@@ -86,8 +86,8 @@ class Handover:
 
 def handover(workflow: Workflow, plan: Plan, cluster: Cluster) -> Handover:
     """Returns what leaves its worker: what must, or everything if the cluster says so."""
-    owners, whole = plan.all_owners(workflow), workflow.num_blocks
-    fused = {name: workflow.loops[name] for name in plan.loops() if plan.is_fused(name, whole, cluster)}
+    owners = plan.all_owners(workflow)
+    fused = {name: loop for name, loop in workflow.loops.items() if plan.is_fused(loop, workflow, cluster)}
     stays = {stage: _staying(stage, workflow, owners, cluster) for stage in workflow.stages}
     read = {edge.source for edge in workflow.edges}
     for loop in fused.values():  # one call keeps the same blocks of all its sides

@@ -12,10 +12,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial
+from rlinf_embodied.planning.notation import place_text, to_dict
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import StepContext
@@ -35,7 +35,6 @@ class Emulated:
 
     plan: Plan
     predicted_s: float
-    simulated_s: float
     measured_s: tuple[float, ...]  # of each iteration
     due_s: tuple[float, ...]  # the same without this machine's own slowness: by the deadlines of the calls
     peak_bytes: float  # of any device
@@ -60,7 +59,7 @@ class Emulated:
         """Returns everything as JSON-ready data."""
         return {
             **asdict(self),
-            "plan": self.plan.to_dict(),
+            "plan": to_dict(self.plan),
             "median_s": self.median_s,
             "late_s": self.late_s,
             "error": self.error,
@@ -87,7 +86,7 @@ class Emulator:
 
     def predicted_s(self, plan: Plan) -> float:
         """Returns the seconds per iteration that the planner predicts."""
-        return simulate(plan.tree, self._pricer, traced=False, staleness=plan.staleness).iteration_s
+        return simulate(plan, self._pricer).iteration_s
 
     def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
         """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
@@ -113,7 +112,6 @@ class Emulator:
         return Emulated(
             plan=plan,
             predicted_s=predicted_s,
-            simulated_s=predicted_s,
             measured_s=tuple(one.measured_s for one in done),
             due_s=tuple(one.due_s for one in done),
             peak_bytes=max(one.peak_bytes for one in done),
@@ -140,26 +138,7 @@ def _finishes(result: IterationResult) -> list[Finish]:
 
 def time_scale(plan: Plan, pricer: Pricer, predicted_s: float) -> float:
     """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
-    return max(LEAST_S, num_calls(plan, pricer.workflow, pricer.cluster) * S_PER_CALL) / predicted_s
-
-
-def num_calls(plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
-    """Returns how many calls an iteration of a plan submits, those of a repeat by its expected rounds."""
-    return _calls_below(plan.tree, 1, plan, workflow, cluster)
-
-
-def _calls_below(node: Node, chunks: int, plan: Plan, workflow: Workflow, cluster: Cluster) -> float:
-    if isinstance(node, LoopNode):
-        loop = workflow.loops[node.loop]
-        workers = {leaf.stage: len(set(plan.owners(leaf.stage, workflow.num_blocks))) for leaf in node.stages}
-        if plan.is_fused(node.loop, workflow.num_blocks, cluster):
-            return sum(workers.values()) * loop.expected_rounds
-        return sum(workers.values()) * (loop.chunk_steps + 2) * node.shards * loop.expected_rounds
-    if isinstance(node, Leaf):
-        return len(node.devices) * chunks * workflow.expected_rounds().get(node.stage, 1.0)
-    if isinstance(node, Spatial) and node.granularity:
-        chunks = workflow.num_blocks // node.granularity
-    return sum(_calls_below(part, chunks, plan, workflow, cluster) for part in node.parts)
+    return max(LEAST_S, simulate(plan, pricer).calls * S_PER_CALL) / predicted_s
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
@@ -194,7 +173,7 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
         cluster=pricer.cluster,
         slowdown=tuple(pricer.slowdown_on(name, device) for device in range(pricer.cluster.num_devices)),
         answers=any(loop.answerer == name for loop in work.loops.values()),
-        bytes_per_block={a: pricer.edge_bytes(a, b) * work.items_per_block for a, b in ends if b == name},
+        bytes_per_block={a: pricer.round_bytes(a, b) * work.items_per_block for a, b in ends if b == name},
         exports=next((known for (a, _), known in weights.items() if a == name), NO_WEIGHTS),
         installs=next((known for (_, b), known in weights.items() if b == name), NO_WEIGHTS),
     )
@@ -216,12 +195,12 @@ class Rounds:
 def row(result: Emulated) -> dict[str, str]:
     """Returns a plan's line of the table that is printed."""
     low, high = min(result.measured_s), max(result.measured_s)
-    devices = " ".join(f"{stage} {len(leaf.devices)}" for stage, leaf in result.plan.leaves().items())
+    places = result.plan.places().items()
+    devices = " ".join(f"{stage} {place_text(place.devices, place.blocks)}" for stage, place in places)
     return {
         "plan": result.plan.name,
         "devices": devices,
         "predicted s": f"{result.predicted_s:.2f}",
-        "simulated s": f"{result.simulated_s:.2f}",
         "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
         "error": f"{result.error:+.1%}",
         "memory": f"{result.peak_bytes / 1e9:.1f} GB",

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_tree
+from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.plan import Plan, resolve_on
-from rlinf_embodied.planning.planner import Mode, find_plans
+from rlinf_embodied.planning.explain import best_of, rank
+from rlinf_embodied.planning.notation import resolve_on
+from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
 
@@ -78,32 +78,30 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
     """Returns the plans that a text names, the best first.
 
     Args:
-        text: auto (the best one), all (the best ones, those of every mode among them), a mode, a preset under
-            configs/plan, or a path to a plan file.
+        text: auto (the best one), all (the best ones, those of every kind among them), a kind (collocated,
+            disaggregated or hybrid), a preset under configs/plan, or a path to a plan file.
         pricer: what is planned.
         num_ranked: how many `all` means at least.
         max_staleness: the largest staleness of `auto` and `all`.
 
     Raises:
         ConfigError: there is no such plan.
-        PlanError: no plan of that mode is possible, or the file's plan does not suit the workflow or the cluster.
+        PlanError: no plan of that kind is possible, or the file's plan does not suit the workflow or the cluster.
     """
     if text == "all":
-        ranked, _ = rank(pricer, num_ranked, max_staleness=max_staleness)
-        return [replace(entry.plan, name=entry.label) for entry in ranked]
-    if text == "auto" or text in [mode.value for mode in Mode if mode is not Mode.any]:
-        mode = Mode.any if text == "auto" else Mode(text)
-        best = find_plans(pricer, mode, max_staleness=max_staleness if mode is Mode.any else 0)[0]
-        return [Plan(f"{text} {best.label}", pricer.cluster.num_devices, best.tree, best.staleness)]
+        ranking = rank(pricer, num_ranked, max_staleness=max_staleness)
+        return [replace(entry.plan, name=entry.label) for entry in ranking.plans]
+    if text == "auto" or text in list(Kind):
+        best = rank(pricer, max_staleness=max_staleness).best if text == "auto" else best_of(Kind(text), pricer)
+        return [replace(best.plan, name=f"{text} {best.label}")]
     path = Path(text).expanduser()
     if text in choices("plan"):
         path = CONFIG_DIR / "plan" / f"{text}.yaml"
     elif path.suffix not in FILE_SUFFIXES:
-        modes = [mode.value for mode in Mode if mode is not Mode.any]
-        names = ", ".join(dict.fromkeys(["auto", "all", *modes, *choices("plan")]))
+        names = ", ".join(dict.fromkeys(["auto", "all", *Kind, *choices("plan")]))
         raise ConfigError(f"plan is {text!r}, but it must be {names} or a path to a plan file: mend it")
     data = read_mapping(path)
-    trees = data.get("trees") or [stored_tree(data)]
-    if not isinstance(trees, list):
-        raise ConfigError(f"{path}.trees is {trees!r}, but it is a list: see configs/plan/collocated.yaml")
-    return [resolve_on(pricer.cluster, str(data.get("name") or path.stem), trees, pricer.workflow)]
+    variants = data.get("variants") or [stored_variant(data)]
+    if not isinstance(variants, list):
+        raise ConfigError(f"{path}.variants is {variants!r}, but it is a list: see configs/plan/collocated.yaml")
+    return [resolve_on(pricer.cluster, str(data.get("name") or path.stem), variants, pricer.workflow)]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rlinf_embodied.config import MemoryConfig
-from rlinf_embodied.planning.explain import LONG_COLUMNS, Infeasible, Ranked, rows
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rows
+from rlinf_embodied.planning.notation import to_dict
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
@@ -18,34 +19,34 @@ from rlinf_embodied.tools.memory_plan import GB, fit_rows, fits, term_rows
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
 
 
-def show_plans(ranked: list[Ranked], impossible: Sequence[Infeasible], pricer: Pricer) -> None:
-    """Prints plans from the best one on, and why modes have none."""
+def show_plans(ranking: Ranking, pricer: Pricer) -> None:
+    """Prints plans from the best one on, and why kinds have none."""
     cluster = pricer.cluster
     title = (
         f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
     )
-    print(described_table(rows(ranked), LONG_COLUMNS, title, terminal_width()))
-    print("a > b by turns, a >> b by turns with offloading, a || b side by side")
-    for entry in impossible:
-        print(f"{entry.mode}: {entry.reason}")
+    print(described_table(rows(ranking.plans), LONG_COLUMNS, title, terminal_width()))
+    print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
+    for remark in ranking.remarks():
+        print(remark)
 
 
-def write_plans(folder: Path, ranked: list[Ranked], impossible: Sequence[Infeasible], pricer: Pricer) -> None:
-    """Writes plan.json, whose tree is the best plan's, and its simulated iteration as plan.png and trace.json."""
+def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
+    """Writes plan.json, whose items are the best plan's, and its simulated iteration as plan.png and trace.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    best = ranked[0]
+    best = ranking.best
     described = {
-        **best.plan.to_dict(),
+        **to_dict(best.plan),
         "predicted_s_per_iteration": best.iteration_s,
         "profile": pricer.profile.name,
         "cluster": pricer.cluster.name,
-        "ranked": rows(ranked),
-        "impossible": {str(entry.mode): entry.reason for entry in impossible},
+        "ranked": rows(ranking.plans),
+        "impossible": {str(kind): reason for kind, reason in ranking.impossible.items()},
     }
     (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    spans = simulate(best.plan.tree, pricer, staleness=best.plan.staleness).spans
+    spans = simulate(best.plan, pricer, traced=True).spans
     if pricer.cluster.num_devices > DRAWN_DEVICES:  # a stage's first device stands for all of them
-        first = {stage: leaf.devices[0] for stage, leaf in best.plan.leaves().items()}
+        first = {stage: place.devices[0] for stage, place in best.plan.places().items()}
         spans = [span for span in spans if span.worker == first[span.stage]]
     write_trace(folder / "trace.json", spans)
     write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted")

@@ -77,8 +77,8 @@ def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
             view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}{of}, seconds and MB:"))
             view.note(f"{folder.path / name}, kept as {path}")
             if size:
-                ranked, _ = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
-                best[size] = workflow.num_blocks, ranked[0]
+                found = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)))
+                best[size] = workflow.num_blocks, found.best
         if best:
             view.note(text_table(_rows(best), "best plan of each size, predicted:"))
             view.note("another size of blocks trains other weights, in their last bits: the config chooses it, no plan")

@@ -24,12 +24,12 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
+from rlinf_embodied.planning.check import check_staleness
 from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
-from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, rank, rows
-from rlinf_embodied.planning.plan import Plan, resolve_on
-from rlinf_embodied.planning.plan_check import require_staleness
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
+from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.probes import collocated
 from rlinf_embodied.planning.profile import DISTURBED, Profile, as_measured, linked, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -114,10 +114,10 @@ class Planning:
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; one without a staleness of its own has plan.max_staleness."""
         asked = self._config.plan
-        plan = resolve_on(cluster, asked.name, asked.trees, self._workflow)
+        plan = resolve_on(cluster, asked.name, asked.variants, self._workflow)
         if plan.staleness or not asked.max_staleness:
             return plan
-        require_staleness(plan.name, asked.max_staleness, self._workflow)
+        check_staleness(plan.name, asked.max_staleness, self._workflow)
         return replace(plan, staleness=asked.max_staleness)
 
     @property
@@ -170,17 +170,22 @@ class Planning:
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
         assert self._pricer is not None
-        self._ranked, impossible = rank(self._pricer, max_staleness=config.max_staleness)
-        best = self._ranked[0]
+        ranking = self._rank(max_staleness=config.max_staleness)
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
-        lines += [f"{entry.mode}: {entry.reason}" for entry in impossible]
         lines += [
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        lines += self._try_others()
-        return _named(best), "\n".join(lines)
+        lines += [*ranking.remarks(), *self._try_others()]
+        return _named(ranking.best), "\n".join(lines)
+
+    def _rank(self, min_staleness: int = 0, max_staleness: int = 0) -> Ranking:
+        assert self._pricer is not None
+        limit_s = self._config.plan.search_s
+        ranking = rank(self._pricer, min_staleness=min_staleness, max_staleness=max_staleness, search_s=limit_s)
+        self._ranked = list(ranking.plans)
+        return ranking
 
     def _try_others(self) -> list[str]:
         """Plans trials where a disturbed profile leaves open whether another plan is faster; returns what to tell."""
@@ -218,8 +223,7 @@ class Planning:
         if self._pricer is not None:
             self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
             if self._forced is None:
-                self._ranked, _ = rank(self._pricer, min_staleness=ahead, max_staleness=ahead)
-                plan = _named(self._ranked[0])
+                plan = _named(self._rank(ahead, ahead).best)
         self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
         return plan
 
@@ -262,16 +266,24 @@ class Planning:
         return self._forced is None and self._config.plan.replan and not plan.staleness
 
     def observe(
-        self, iteration: int, seconds: float, stages_s: Mapping[str, float], rounds: Mapping[str, int], goes_on: bool
+        self,
+        iteration: int,
+        seconds: float,
+        stages_s: Mapping[str, float],
+        rounds: Mapping[str, int],
+        *,
+        remaining: int,
+        switch_s: float,
     ) -> tuple[Plan | None, str]:
-        """Takes the times of an iteration; returns the plan to go on with (None: the same), and what to tell, or "".
+        """Takes the times of an iteration; returns the plan to switch to (None: none), and what to print, or "".
 
         Args:
             iteration: its number; the first ones, whose work is not like that of the others, do not count.
             seconds: of the whole iteration.
             stages_s: of the busiest worker of each stage.
             rounds: of each stage inside a loop.
-            goes_on: whether there are iterations to come for which another plan may pay.
+            remaining: iterations to come, for which another plan may pay.
+            switch_s: seconds that a switch of plans takes.
         """
         if iteration < self._workflow.typical_iteration:
             return None, ""
@@ -280,14 +292,14 @@ class Planning:
         for stage, value in stages_s.items():
             period.stages_s.setdefault(stage, []).append(value)
         if self._trials is not None:
-            return self._tried_on(seconds, iteration + 1, goes_on)
+            return self._tried_on(seconds, iteration + 1, remaining)
         if self._watch is None:
             return None, ""
         self._watch.observe(stages_s, rounds)
         drifted = self._watch.drifted()
-        return self._replanned(drifted, iteration + 1) if drifted and goes_on else (None, "")
+        return self._replanned(drifted, iteration + 1, remaining, switch_s) if drifted and remaining else (None, "")
 
-    def _tried_on(self, seconds: float, iteration: int, goes_on: bool) -> tuple[Plan | None, str]:
+    def _tried_on(self, seconds: float, iteration: int, remaining: int) -> tuple[Plan | None, str]:
         """Takes an iteration of a trial; returns the plan of the next one (None: the same), and what to tell."""
         assert self._pricer is not None
         assert self._trials is not None
@@ -298,17 +310,19 @@ class Planning:
             self._lost = {other for other in trials.names if other != name}
             self._trials = None
             told = f"tried: {trials.told()}: {name} stays"
-        if name == old or not goes_on:
+        if name == old or not remaining:
             return None, told
         plan = self._tried[name]
         self._begin(plan, predict(self._pricer, plan), iteration)
         return plan, told or f"trying {name}"
 
-    def _replanned(self, drifted: Mapping[str, float], iteration: int) -> tuple[Plan | None, str]:
+    def _replanned(
+        self, drifted: Mapping[str, float], iteration: int, remaining: int, switch_s: float
+    ) -> tuple[Plan | None, str]:
         assert self._pricer is not None
         assert self._watch is not None
         old = self.periods[-1].plan
-        found = replan(self._pricer, old, self._watch.factors())
+        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s)
         self._pricer = found.pricer
         what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
         changed = found.changed and found.plan.name not in self._lost
@@ -336,7 +350,7 @@ class Planning:
 
     def write(self, folder: RunFolder) -> None:
         """Writes plan.json: the plan that runs, and those that were ranked."""
-        content = {**self.plan.to_dict(), "predicted_s_per_iteration": self.predicted_s}
+        content = {**to_dict(self.plan), "predicted_s_per_iteration": self.predicted_s}
         if self._ranked:
             content["ranked"] = rows(self._ranked)
         folder.write_json("plan.json", content)
@@ -361,5 +375,5 @@ class Planning:
             seconds = measured.get(entry.label)
             error = f"{entry.iteration_s / seconds - 1:+.0%}" if seconds else "-"
             shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
-            table.append({k: v for k, v in row.items() if k not in ("simulated", "why not")} | shown)
+            table.append({k: v for k, v in row.items() if k != "why not"} | shown)
         return text_table(table, "plans, predicted and measured:") if table else ""

@@ -94,6 +94,7 @@ class Trainer:
                 folder.unlock()
             raise
         self._checkpoints = Checkpoints(job, self._folder)
+        self._switched_s = 0.0  # that the last switch of plans took
 
     @property
     def folder(self) -> Path:
@@ -374,14 +375,19 @@ class Trainer:
         rounds = running.executor.workflow.rounds(result.reports)
         number = self._checkpoints.progress.iteration - 1
         goes_on = self._goes_on() and not stop.asked
-        plan, told = self._planning.observe(number, metrics["time/iteration_s"], stages, rounds, goes_on)
+        remaining = self._config.run.num_iterations - self._checkpoints.progress.iteration if goes_on else 0
+        switch_s = max(self._switched_s, sum(running.executor.setup_s.values()))
+        plan, told = self._planning.observe(
+            number, metrics["time/iteration_s"], stages, rounds, remaining=remaining, switch_s=switch_s
+        )
         if told:
             view.note(told)
         if plan is not None:
             start = time.time()
             self._planning.write(self._folder)
             self._switch(running, view)
-            view.note(f"switched to {plan.name} in {time.time() - start:.1f} s")
+            self._switched_s = time.time() - start
+            view.note(f"switched to {plan.name} in {self._switched_s:.1f} s")
 
     def _goes_on(self) -> bool:
         iteration = self._checkpoints.progress.iteration

@@ -290,10 +290,10 @@ class Workflow:
         again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
         return replace(self, loops=loops, repeat=again)
 
-    def most_devices(self, stage: str, blocks: int) -> int:
-        """Returns how many devices can share a stage that is called for so many blocks."""
+    def most_devices(self, stage: str, blocks: int = WHOLE) -> int:
+        """Returns how many devices can share a stage that is called for so many blocks; WHOLE: for all."""
         size = self.stages[stage].blocks_per_batch
-        return blocks if size == 1 else self.num_blocks // size
+        return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
 
     def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
         """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""

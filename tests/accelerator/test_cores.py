@@ -16,7 +16,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve_on
+from rlinf_embodied.planning.notation import resolve_on
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -33,7 +33,7 @@ def executor(plan: PlanConfig, devices: int, session: Session) -> Executor:
     config = tiny(*EXACT)
     workflow = training_workflow(config, str(clone(config)))
     places = cluster(devices)
-    return Executor(workflow, resolve_on(places, plan.name, plan.trees, workflow), session, places)
+    return Executor(workflow, resolve_on(places, plan.name, plan.variants, workflow), session, places)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_what_is_placed_otherwise_is_refused() -> None:
         resolve_on(places, "own", trees([0], [0], [0]), workflow)
     with pytest.raises(PlanError, match=r"has actor on the devices \[1\], of which \[1\] are cores for simulators"):
         resolve_on(places, "own", trees([1], [0], [1]), workflow)
-    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).leaves()["env"].devices == (1, 2)
+    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).places()["env"].devices == (1, 2)
     own = [{"cores": True, **trees("cores", "all", "all")[0]}]
     with pytest.raises(PlanError, match="is for cores beside accelerators: set cluster"):
         resolve_on(replace(places, groups=(), num_devices=1), "own", own, workflow)

@@ -14,6 +14,7 @@ import openvla_folders
 import pytest
 import torch
 from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
+from placements import switching
 from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, tiny_overrides, train, trees
 
 from rlinf_embodied.compose import compose_train
@@ -22,7 +23,7 @@ from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError, WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, StepContext, WorkerHost
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.accelerator
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 EXACT = "algorithm.reduction=exact"  # of sums; an accelerator's default is all-reduce
 APART = trees("0:1/2", "1/2:1", "1/2:1", shards=2)
-SWITCHING = [{"tree": {"temporal": {"resident": False, "parts": APART[0]["tree"]["temporal"]}}}]
+SWITCHING = switching(APART, "env+policy", "actor")
 PLANS = {
     "collocated": (1, trees("all", "all", "all")),
     "disaggregated": (2, APART),
@@ -228,8 +229,7 @@ def test_what_a_worker_keeps_is_gone_once_it_is_cleared(sim) -> None:
 
 
 def test_a_plan_that_takes_a_simulator_out_of_an_accelerators_memory_is_refused() -> None:
-    parts = trees("all", "all", "all")[0]["tree"]["temporal"]
-    plan = [{"tree": {"temporal": {"resident": False, "parts": parts}}}]
+    plan = switching(trees("all", "all", "all"), "env+policy", "actor")
     with pytest.raises(PlanError, match="takes env out of the memory of sim:0 for actor, but a EnvStage stays there"):
         executor_on_sim(tiny(), plan, 1, clone(tiny()))
 

@@ -13,10 +13,9 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import NoRoomError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.planning.plan import Plan, Temporal
-from rlinf_embodied.planning.planner import Mode, find_plans
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.probes import collocated
 from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
@@ -47,15 +46,14 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
     profile = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
     pricer = Pricer(as_measured(workflow, profile), profile, linked(place, profile))
     together = collocated(workflow, 1)
-    assert pricer.memory(together.tree)[0] > ROOM
-    best = find_plans(pricer, Mode.any)[0]
-    assert pricer.memory(best.tree)[0] <= ROOM
-    assert isinstance(best.tree, Temporal)
-    assert ">>" in best.shape  # some of its turns switch
+    assert pricer.memory(together)[0] > ROOM
+    best = rank(pricer).best.plan
+    assert pricer.memory(best)[0] <= ROOM
+    assert best.exclusive
     with pytest.raises(NoRoomError, match=r"has no room for .*let them take turns"):
         iterate_math(CONFIG, Executor(workflow, together, session, place), 1)
     session.clear()
-    switching = Executor(workflow, Plan("auto", 1, best.tree), session, place)
+    switching = Executor(workflow, best, session, place)
     metrics = iterate_math(CONFIG, switching, 2)
     of_a_core = SerialSession()
     plain = Executor(workflow_on(cluster(1), of_a_core), together, of_a_core, cluster(1))

@@ -12,7 +12,7 @@ from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
@@ -44,7 +44,7 @@ def trained(config: MathConfig, where, devices: int) -> tuple[str, dict[str, flo
     folder = starting_policy(config, session, place, lambda *progress: None)
     workflow = training_workflow(config, str(folder))
     name = "collocated" if devices == 1 else "disaggregated"
-    plan = resolve(name, tiny_math(f"plan={name}").plan.trees, devices, workflow)
+    plan = resolve(name, tiny_math(f"plan={name}").plan.variants, devices, workflow)
     executor = Executor(workflow, plan, session, place)
     metrics = iterate_math(config, executor, 2)[-1]
     return digest(executor), metrics

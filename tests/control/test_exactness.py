@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from control_runs import DAGGER, RLPD, reach, recorded, small, train, trained, trees
+from placements import leaves
 
 from rlinf_embodied.runtime.session import SerialSession
 
 
 def alone_trees(replay: object, learner: object) -> list[dict]:
     """Returns a plan of the two stages that are left where nothing acts."""
-    leaves = [{"leaf": {"stage": name, "devices": on}} for name, on in (("replay", replay), ("actor", learner))]
-    return [{"tree": {"temporal": leaves}}]
+    return leaves(replay=replay, actor=learner)
 
 
 PLANS = {

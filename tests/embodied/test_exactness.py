@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from placements import switching
 from runs import GRPO, clone, cluster, digest, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.runtime.transport import Transport
 
@@ -23,33 +24,21 @@ PLANS = {
     "hybrid on 2": (2, trees("0:1/2", "1/2:1", "all", shards=2)),
     "disaggregated on 2, switching": (
         2,
-        [
-            {
-                "tree": {
-                    "temporal": {"resident": False, "parts": trees("0:1/2", "1/2:1", "1/2:1", 2)[0]["tree"]["temporal"]}
-                }
-            }
-        ],
+        switching(trees("0:1/2", "1/2:1", "1/2:1", 2), "env+policy", "actor"),
     ),
     "collocated on 2, switching": (
         2,
-        [{"tree": {"temporal": {"resident": False, "parts": trees("all", "all", "all")[0]["tree"]["temporal"]}}}],
+        switching(trees("all", "all", "all"), "env+policy", "actor"),
     ),
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
     "shards in workers of their own": (6, trees([2, 3, 4, 5], [0, 1], [0, 1], shards=2)),
 }
-OVER_THREE, OVER_ONE = {"devices": [0, 1], "shares": [3, 1]}, {"devices": [0, 1], "shares": [1, 3]}
-
-
-def with_shares(env: dict, policy: dict, actor: dict, shards: int = 1) -> list[dict]:
-    loop = {"name": "rollout", "shards": shards, "stages": {"env": env, "policy": policy}}
-    return [{"tree": {"temporal": [{"loop": loop}, {"leaf": {"stage": "actor", **actor}}]}}]
-
+OVER_THREE, OVER_ONE = ([0, 1], [3, 1]), ([0, 1], [1, 3])
 
 PLANS |= {
-    "unlike shares": (2, with_shares(OVER_THREE, OVER_THREE, OVER_ONE)),
-    "unlike shares of a loop's sides": (2, with_shares(OVER_THREE, OVER_ONE, OVER_ONE)),
+    "unlike shares": (2, trees(OVER_THREE, OVER_THREE, OVER_ONE)),
+    "unlike shares of a loop's sides": (2, trees(OVER_THREE, OVER_ONE, OVER_ONE)),
 }
 # what changes the path through the code; the plans compared under each
 VARIANTS = {

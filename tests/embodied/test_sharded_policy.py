@@ -14,7 +14,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 

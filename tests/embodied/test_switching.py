@@ -12,7 +12,7 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStag
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
 from rlinf_embodied.runtime.residents import can_leave
@@ -24,11 +24,11 @@ ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
 @pytest.mark.parametrize("devices", [2, 3, 4, 8])
 def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
     config = tiny("plan=hybrid", f"env.num_envs={8 * devices}", f"cluster.num_devices={devices}")
-    plan = resolve("hybrid", config.plan.trees, devices, training_workflow(config, ""))
-    env, policy, actor = (set(plan.leaves()[stage].devices) for stage in ("env", "policy", "actor"))
+    plan = resolve("hybrid", config.plan.variants, devices, training_workflow(config, ""))
+    env, policy, actor = (set(plan.places()[stage].devices) for stage in ("env", "policy", "actor"))
     assert not env & policy
     assert actor == env | policy == set(range(devices))
-    assert plan.loops()["rollout"].shards == 2
+    assert plan.item_of("env").shards == 2
 
 
 @pytest.mark.accelerator
@@ -118,8 +118,6 @@ def test_a_policy_on_a_gpu_leaves_its_memory_and_comes_back_the_same() -> None:
 
 def test_the_actor_is_not_called_by_chunks() -> None:
     work = training_workflow(tiny(), "")
-    loop = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": [0], "policy": [0]}}}
-    parts = [{"leaf": {"stage": "actor", "devices": [0]}}]
-    tree = {"temporal": [loop, {"spatial": {"granularity": 1, "parts": parts}}]}
-    with pytest.raises(PlanError, match=r"calls actor for 1 blocks at a time, but it accepts \(0,\)"):
-        resolve("p", [{"tree": tree}], 1, work)
+    items = ["env+policy on 0", f"actor on 0 in {work.num_blocks} chunks"]
+    with pytest.raises(PlanError, match=r"in chunks of 1 blocks, but actor accepts \(0,\) blocks per call"):
+        resolve("p", [{"items": items}], 1, work)

@@ -22,7 +22,7 @@ from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
-from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError, SimulatorError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError, ConfigError, PlanError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import checkpoints
 from rlinf_embodied.training import trainer as trainer_module
@@ -346,7 +346,7 @@ def test_a_disk_that_stays_full_costs_what_was_learnt_since_the_last_checkpoint(
     straight, monkeypatch, tmp_path
 ) -> None:
     reason = r"step_000004 could not be written .*No space left .* free space"
-    with full_disk(monkeypatch, 4, math.inf) as met, pytest.raises(CheckpointError, match=reason):
+    with full_disk(monkeypatch, 4, math.inf) as met, pytest.raises(CheckpointWriteError, match=reason):
         trainer_of(four(tmp_path)).run()
     assert len(met) == 3
     assert kept(tmp_path) == ["latest", "step_000002"]

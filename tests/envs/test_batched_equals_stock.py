@@ -108,7 +108,7 @@ def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
 
 
 def test_a_draw_that_is_not_by_row_is_refused() -> None:
-    from envs.batched.draws import row_draws
+    from envs.batched.seeds import row_draws
 
     stock = torch.rand
     with row_draws(lambda *size: torch.rand(*size), [1, 2, 3]) as draw:
@@ -179,11 +179,11 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 
 @pytest.mark.parametrize("package", ["mani_skill", "sapien"])
 def test_another_version_is_refused_with_the_way_out(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.batched import versions
+    from envs.batched import checks
     from envs.batched.choice import how_to_run
     from rlinf_embodied.errors import SimulatorError
 
-    monkeypatch.setattr(versions, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})
+    monkeypatch.setattr(checks, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})
     expected = rf"{package} 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*{package}==2\.0\.2.*env.backend=stock"
     with pytest.raises(SimulatorError, match=expected):
         how_to_run("PickCube-v1")

@@ -152,7 +152,7 @@ def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
         env = make_env(config, 2)
     assert env.spec.backend == "physx_cpu (stock)"
     env.close()
-    told = [record.getMessage() for record in caplog.records if record.name == "envs.fallback"]
+    told = [record.getMessage() for record in caplog.records if record.name == "envs.availability"]
     assert len(told) == 1
     assert "articulation of mount of row 1 differs" in told[0]
     with pytest.raises(SimulatorError, match=r"articulation of mount of row 1 differs.*use env.backend=stock"):

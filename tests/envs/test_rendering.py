@@ -126,8 +126,7 @@ def test_shaders_are_known_in_an_environment_behind_a_link(tmp_path: Path, monke
 
 
 def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
-    from envs.batched.shader_packs import STOCK_FOLDER, made_packs
-    from envs.batched.shaders import STOCK, Pack, shader_folder
+    from envs.batched.shaders import STOCK, STOCK_FOLDER, Pack, made_packs, shader_folder
 
     left_out = {}
     for path in made_packs().glob("*/*"):
@@ -153,11 +152,11 @@ def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
 def test_a_sapien_with_other_shaders_draws_with_its_own(
     otherwise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from envs.batched import shader_packs
+    from envs.batched import shaders
     from envs.batched.shaders import STOCK, Pack, shader_folder
 
-    folder = Path(shutil.copytree(shader_packs.STOCK_FOLDER, tmp_path / "shaders"))
-    monkeypatch.setattr(shader_packs, "STOCK_FOLDER", folder)
+    folder = Path(shutil.copytree(shaders.STOCK_FOLDER, tmp_path / "shaders"))
+    monkeypatch.setattr(shaders, "STOCK_FOLDER", folder)
     assert shader_folder.__wrapped__(Pack.colour) != STOCK
     assert not caplog.messages
     lights = folder / "common" / "lights.glsl"  # no line of it is changed, but the others include it

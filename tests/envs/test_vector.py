@@ -453,13 +453,13 @@ def test_what_cannot_be_made_is_refused_with_the_way_out(
 def test_without_a_tested_maniskill_stock_envs_do_the_same_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from envs import fallback
-    from envs.batched import versions
+    from envs import availability
+    from envs.batched import checks
 
     kwargs = {"obs_mode": "state", "render_mode": "rgb_array", "max_episode_steps": 3}
     batched = as_vector(make("PickCube-v1", 2, **kwargs))
-    fallback._say.cache_clear()
-    monkeypatch.setattr(versions, "TESTED_VERSIONS", {"mani_skill": ("3.9.1",)})
+    availability._say.cache_clear()
+    monkeypatch.setattr(checks, "TESTED_VERSIONS", {"mani_skill": ("3.9.1",)})
     with caplog.at_level(logging.WARNING):
         stacked = as_vector(make("PickCube-v1", 2, **kwargs))
         make("PickCube-v1", 2, **kwargs).close()

@@ -10,7 +10,7 @@ from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan
+from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.runtime.call_wire import from_wire, to_wire
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
@@ -77,20 +77,20 @@ def test_spans_and_reports_are_those_of_calls_by_the_driver() -> None:
 def test_a_shard_to_which_nothing_is_shown_is_over() -> None:
     stages = {name: StageSpec(name, "counted_runs.Sparing", last) for name, last in (("env", 0), ("policy", 9))}
     small = Workflow("small", 4, stages, (), (), workflow().loops)
-    plan = Plan("apart", 2, LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1,))), 2))
+    plan = Plan("apart", 2, (Item((Place("env", (0,)), Place("policy", (1,))), shards=2),))
     result = Executor(small, plan, SerialSession(), Cluster("test", "cpu", 2, 2, 0)).run(StepContext(0))
     assert result.reports == {side: [[2, 2]] for side in ("env", "policy")}  # a step per shard, of three
 
 
 # ------------------------------------------------------------------------------------------------------------- trouble
-STAR = LoopNode("rollout", (Leaf("env", (0, 1)), Leaf("policy", (2,))), 2)  # worker 2 answers both others
+STAR = Item((Place("env", (0, 1)), Place("policy", (2,))), shards=2)  # worker 2 answers both others
 
 
 def executor(session: RaySession, fates: dict[int, str]) -> Executor:
     """Workers without torch, which start soon."""
     stages = {name: StageSpec(name, "troubled.Turns", fates) for name in ("env", "policy")}
     graph = Workflow("turns", 4, stages, (), (), workflow().loops)
-    return Executor(graph, Plan("star", 3, STAR), session, Cluster("test", EMULATED, 3, 3, 0, emulated=True))
+    return Executor(graph, Plan("star", 3, (STAR,)), session, Cluster("test", EMULATED, 3, 3, 0, emulated=True))
 
 
 def pids_of(made: Executor) -> list[object]:

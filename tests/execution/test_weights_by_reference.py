@@ -9,7 +9,7 @@ import ray
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import parse
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
@@ -24,8 +24,7 @@ def executor(session: Session) -> Executor:
         "learner": StageSpec("learner", "light_fakes.Learner", NUM_WEIGHTS),
     }
     flow = Workflow("fake", 2, stages, (Edge("reader", "learner"),), (WeightEdge("learner", "reader"),), {})
-    leaves = [{"leaf": {"stage": "reader", "devices": [0, 1]}}, {"leaf": {"stage": "learner", "devices": [2]}}]
-    plan = resolve("apart", [{"tree": {"spatial": leaves}}], 3, flow)
+    plan = parse("reader on 0-1 > learner on 2", 3, flow)
     return Executor(flow, plan, session, Cluster("test", "cpu", 3, 3, 0, emulated=True))
 
 

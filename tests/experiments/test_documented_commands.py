@@ -78,8 +78,7 @@ def as_after_the_demo(tmp_path, monkeypatch) -> Callable[[str], str]:
     """Puts what the demo leaves behind where a command finds it; the working directory is the repository's."""
     monkeypatch.chdir(ROOT)
     plan = tmp_path / "plan.json"
-    tree = {"temporal": [{"loop": {"name": "rollout", "stages": {"env": [0], "policy": [0]}}}]}
-    plan.write_text(json.dumps({"name": "collocated", "num_devices": 1, "tree": tree}))
+    plan.write_text(json.dumps({"name": "collocated", "num_devices": 1, "items": ["env+policy on 0"]}))
     sections = {"workflow": "reasoning", "data": {}, "policy": {}, "generation": {}, "reward": {}}
     (tmp_path / "evaluation.json").write_text(json.dumps(sections))
     there = {

@@ -27,7 +27,7 @@ def test_a_plan_runs_on_emulated_devices_and_is_compared_with_its_prediction(tmp
     cluster, out = tmp_path / "pair.yaml", tmp_path / "out.json"
     cluster.write_text(CLUSTER)
     done = run(
-        *("profile=grpo_llm", "num_items=512", f"cluster={cluster}", "plan=temporal", "run.num_iterations=1"),
+        *("profile=grpo_llm", "num_items=512", f"cluster={cluster}", "plan=collocated", "run.num_iterations=1"),
         *("time_scale=0.02", f"out={out}"),
     )
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_a_launch_lists_its_probes_starts_within_two_minutes_and_predicts_what_i
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("plan=nothing", "plan is 'nothing', but it must be auto, all, temporal, spatial, hybrid, collocated"),
+        ("plan=nothing", "plan is 'nothing', but it must be auto, all, collocated, disaggregated, hybrid"),
         ("time_scale=-1", "time_scale is -1.0, but it must be positive"),
     ],
 )

@@ -12,7 +12,7 @@ from experiments.plan import plan
 from rlinf_embodied.compose import CONFIG_DIR, compose
 from rlinf_embodied.config import PlanningConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.profile import load_profile, workflow_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: P
         assert [text for text in row.values() if text not in done.stdout] == []
     data = json.loads((tmp_path / "plan.json").read_text())
     work = workflow_for(load_profile(ROOT / "configs" / "profiles" / "grpo_llm.json"))
-    assert set(resolve(data["name"], [data], data["num_devices"], work).leaves()) == set(work.stages)
+    assert set(resolve(data["name"], [data], data["num_devices"], work).places()) == set(work.stages)
     assert data["predicted_s_per_iteration"] == pytest.approx(float(data["ranked"][0]["s/iteration"]), abs=0.01)
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]

@@ -64,8 +64,8 @@ def started(folder: Path, *overrides: str) -> Path:
     manifest = {"versions": {"torch": "2.14.1"}, "seed": 3, "git_revision": "abc", "hardware": hardware}
     manifest |= {"command": ["experiments/train_vla.py", *overrides], "pinned": {"libc": "glibc 2.36"}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    tree = {"temporal": [{"loop": {"name": "rollout", "stages": {"env": "all", "policy": "all"}}}]}
-    (folder / "plan.json").write_text(json.dumps({"name": "collocated", "num_devices": 2, "tree": tree}))
+    plan = {"name": "collocated", "num_devices": 2, "items": ["env+policy on all"]}
+    (folder / "plan.json").write_text(json.dumps(plan))
     rows = [metric_row(1, 0.2), metric_row(2, 0.6)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -245,9 +245,7 @@ def test_the_prediction_is_the_plan_simulated_on_the_profile(tmp_path: Path) -> 
     folder = started(tmp_path / "run")
     profile = REPOSITORY / "configs/profiles/maniskill_openvla.json"
     shutil.copy(profile, folder / "profile.json")
-    loop = {"loop": {"name": "rollout", "shards": 1, "stages": {"env": [0, 1, 2, 3], "policy": [4, 5, 6, 7]}}}
-    leaf = {"leaf": {"stage": "actor", "devices": list(range(8))}}
-    plan = {"name": "hybrid", "num_devices": 8, "tree": {"temporal": [loop, leaf]}}
+    plan = {"name": "hybrid", "num_devices": 8, "items": ["env on 0-3 | policy on 4-7", "actor on 0-7"]}
     (folder / "plan.json").write_text(json.dumps(plan))
     manifest = json.loads((folder / "manifest.json").read_text())
     hardware = {"devices": 8, "kind": "h100", "memory_bytes": 80e9, "cores": 96}

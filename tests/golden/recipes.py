@@ -146,7 +146,7 @@ def language(stages: Stages) -> None:
         saved = load_file(folder / "model.safetensors")
         stages.add("fine-tuned weights", *(tensor for _, tensor in sorted(saved.items())))
         workflow = reasoning.training_workflow(config, str(folder))
-        stages.add_iterations("GRPO", config, workflow, config.plan.trees)
+        stages.add_iterations("GRPO", config, workflow, config.plan.variants)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from policies.openvla.folder import empty_network
-from policies.openvla.heads import L1Head, ProprioProjector
+from policies.openvla.oft import L1Head, ProprioProjector
 from policies.openvla.settings import OpenVLAConfig, config_of
 from tests.oracles.goldens import Difference
 

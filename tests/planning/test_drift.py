@@ -7,8 +7,9 @@ from plan_cases import cluster, embodied, profile, stage
 
 from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan, scaled
 from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.probes import collocated, disaggregated
+from rlinf_embodied.planning.probes import disaggregated
 
 USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
 
@@ -75,19 +76,19 @@ def flat_env() -> Pricer:
 
 def test_a_slower_simulator_moves_the_rollout_to_both_devices() -> None:
     pricer = flat_env()
-    best = rank(pricer)[0][0]
-    assert best.plan.leaves()["env"].devices == (1,)
-    found = replan(pricer, best.plan, {"env": 60.0})
+    best = rank(pricer).best
+    assert len(best.plan.places()["env"].devices) == 1
+    found = replan(pricer, best.plan, {"env": 60.0}, 10, 1.0)
     assert found.changed
-    assert found.plan.leaves()["env"].devices == (0, 1)
+    assert found.plan.places()["env"].devices == (0, 1)
     assert found.predicted.iteration_s < found.stays_s * (1 - MARGIN)
     assert found.predicted.iteration_s == pytest.approx(predict(found.pricer, found.plan).iteration_s)
 
 
 def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_prediction() -> None:
     pricer = flat_env()
-    best = rank(pricer)[0][0]
-    found = replan(pricer, best.plan, {"env": 2.0, "policy": 2.0, "actor": 2.0})
+    best = rank(pricer).best
+    found = replan(pricer, best.plan, {"env": 2.0, "policy": 2.0, "actor": 2.0}, 10, 1.0)
     assert not found.changed
     assert found.predicted.iteration_s == pytest.approx(2 * best.iteration_s)
 
@@ -98,20 +99,30 @@ def test_another_plan_has_to_win_by_a_margin() -> None:
 
     def saved(factors: dict[str, float]) -> float:
         slower = Pricer(pricer.workflow, scaled(pricer.profile, factors), pricer.cluster)
-        return 1 - rank(slower)[0][0].iteration_s / predict(slower, present).iteration_s
+        return 1 - rank(slower).best.iteration_s / predict(slower, present).iteration_s
 
     # the slower the simulator, the less any other plan saves
     again = {saved({"env": factor}): {"env": factor} for factor in (1.0, 4.0, 16.0, 64.0, 128.0, 256.0)}
     barely = again[max(share for share in again if share < MARGIN)]
     clearly = again[min(share for share in again if share > 1.2 * MARGIN)]
     assert saved(barely) > 0
-    assert not replan(pricer, present, barely).changed
-    assert replan(pricer, present, clearly).changed
+    assert not replan(pricer, present, barely, 1000, 0.0).changed
+    assert replan(pricer, present, clearly, 1000, 0.0).changed
+
+
+def test_a_switch_has_to_pay_in_the_iterations_that_are_left() -> None:
+    pricer = flat_env()
+    present, factors = rank(pricer).best.plan, {"env": 60.0}
+    found = replan(pricer, present, factors, 100, 1.0)
+    saves_s = found.stays_s - found.predicted.iteration_s
+    assert found.changed
+    assert not replan(pricer, present, factors, 1, 1.01 * saves_s).changed  # one iteration before the end
+    assert replan(pricer, present, factors, 2, 1.01 * saves_s).changed
 
 
 def test_predictions_are_those_of_the_planner_and_scale_with_the_profile() -> None:
     pricer = flat_env()
-    for entry in rank(pricer)[0]:
+    for entry in rank(pricer).plans:
         assert predict(pricer, entry.plan).iteration_s == pytest.approx(entry.iteration_s)
     slower = scaled(pricer.profile, {"env": 3.0})
     assert float(slower.stages["env"].call_s(4, 1)) == pytest.approx(

@@ -9,12 +9,12 @@ import pytest
 from plan_cases import cluster, embodied, replace_cluster
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.check import check
+from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
     Measurements,
     Probe,
     Shown,
-    collocated,
     disaggregated,
     fill,
     fill_bytes,
@@ -98,8 +98,7 @@ def test_unlike_devices_need_to_know_what_few_blocks_cost() -> None:
 @pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2), (100, 7)])
 def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
     for probe in probes(workflow(blocks), cluster(devices)):
-        trees = [{"tree": probe.plan.to_dict()["tree"]}]
-        assert resolve("probe", trees, probe.plan.num_devices, probe.workflow).tree == probe.plan.tree
+        check(probe.plan, probe.workflow)
 
 
 def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
@@ -112,8 +111,8 @@ def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_thr
 
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
     probe = Probe("x", workflow(4), collocated(workflow(4), 2), cluster(2))
-    assert switching(probe).plan.exclusive() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
-    assert not any(probe.plan.exclusive().values())
+    assert switching(probe).plan.excluded() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
+    assert not probe.plan.exclusive
     assert switching(probe).name == "x, switching"
 
 

@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from policies.openvla.film import add_film
 from policies.openvla.folder import empty_network, read_checkpoint, write_checkpoint
-from policies.openvla.heads import L1Head, ProprioProjector
 from policies.openvla.images import read_processor
-from policies.openvla.oft import Head
+from policies.openvla.oft import Head, L1Head, ProprioProjector
 from policies.openvla.oft_folder import OftSettings, read_oft
 from policies.openvla.predictor import OftPredictor, OpenVLAPredictor
 from policies.openvla.settings import config_of

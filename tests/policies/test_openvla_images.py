@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from policies.openvla.evaluation_images import center_crop, resize_for_policy
+from policies.openvla.images import center_crop, resize_for_policy
 from policies.openvla.jpeg import jpeg_round_trip
 
 GOLDEN = Path(__file__).parents[1] / "oracles" / "openvla" / "openvla" / "golden" / "case1_image.png"

@@ -50,7 +50,7 @@ def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
     config = tiny_math(
         *DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1", "eval.forced_prefix=false"
     )  # no answer comes to its end
-    executor = math_executor(config, config.plan.trees, 1, SerialSession())
+    executor = math_executor(config, config.plan.variants, 1, SerialSession())
     with pytest.raises(
         DataError,
         match=r"gives up after 3 rounds .*max_resamples=2\): of 24 groups 0 are all right and 24 all wrong, .* choose "
@@ -81,7 +81,7 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
 def test_every_round_of_every_iteration_takes_the_next_problems_of_the_stream(taken):
     config = tiny_math(*DAPO)
     executor, job, progress = (
-        math_executor(config, config.plan.trees, 1, SerialSession()),
+        math_executor(config, config.plan.variants, 1, SerialSession()),
         ReasoningJob(config),
         Progress(),
     )
@@ -121,7 +121,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     monkeypatch.setattr(DynamicSamplingFilter, "__call__", recorded)
     monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
-    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     chosen = sorted(decisions[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
     assert len(chosen) == 8
     assert len({number for number, _, _ in chosen}) > 1

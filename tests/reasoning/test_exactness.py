@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import pytest
 from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, math_executor, tiny_math
+from placements import leaves, switching
 from runs import digest
 
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 
-def of_file(name: str, granularity: int | None = None) -> list[dict]:
-    """Returns the trees of a choice of the group `plan`, streaming so many blocks at a time."""
-    trees = tiny_math(f"plan={name}").plan.trees
-    if granularity is not None:
-        spatial = trees[0]["tree"]["spatial"]  # pyright: ignore[reportArgumentType, reportIndexIssue]
-        spatial["granularity"] = granularity  # pyright: ignore[reportArgumentType, reportIndexIssue]
-    return trees
+def of_file(name: str, chunks: int | None = None) -> list[dict]:
+    """Returns the variants of a choice of the group `plan`, streaming in so many chunks."""
+    variants = tiny_math(f"plan={name}").plan.variants
+    if chunks is not None:
+        variants[0]["items"] = [item.replace("in chunks", f"in {chunks} chunks") for item in variants[0]["items"]]
+    return variants
 
 
-def switching(trees: list[dict]) -> list[dict]:
-    return [{"tree": {"temporal": {"resident": False, "parts": trees[0]["tree"]["temporal"]}}}]
-
-
-def leaves(**devices: object) -> list[dict]:
-    """Returns a plan in which the stages take turns on devices of their own."""
-    optional = ("old_log_probs", "reference", "critic")
-    rows = [{"stage": name, "devices": where, "optional": name in optional} for name, where in devices.items()]
-    return [{"tree": {"temporal": [{"leaf": row} for row in rows]}}]
+STAGES = ("prompts", "generation", "reward", "old_log_probs?", "reference?", "critic?", "actor")
 
 
 PLANS = {
     "collocated on 1": (1, of_file("collocated")),
     "collocated on 2": (2, of_file("collocated")),
-    "collocated on 2, switching": (2, switching(of_file("collocated"))),
+    "collocated on 2, switching": (2, switching(of_file("collocated"), *STAGES)),
     "disaggregated on 2": (2, of_file("disaggregated")),
     "disaggregated on 4": (4, of_file("disaggregated")),
     "hybrid on 2": (2, of_file("hybrid")),
@@ -42,8 +34,8 @@ PLANS = {
     "unlike splits": (
         3,
         leaves(
-            prompts=[2], generation=[0, 1], reward=[0, 1, 2], old_log_probs=[1, 2], reference=[2], critic=[0, 2],
-            actor=[0, 1, 2],
+            prompts=[2], generation=[0, 1], reward=[0, 1, 2], old_log_probs_optional=[1, 2], reference_optional=[2],
+            critic_optional=[0, 2], actor=[0, 1, 2],
         ),
     ),
 }  # fmt: skip

@@ -14,7 +14,7 @@ from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
 from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.objective import Objective
@@ -176,7 +176,7 @@ EVERY_GROUP = "algorithm.drop_zero_variance_groups=false"
 
 def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):
     config = tiny_math("plan=pipelined", EVERY_GROUP)
-    executor = math_executor(config, config.plan.trees, 2, SerialSession())
+    executor = math_executor(config, config.plan.variants, 2, SerialSession())
     iterate_math(config, executor, 1)
     assert events == [(what, block) for block in BLOCKS for what in ("reward", "gradient")] + [("step", -1)]
 
@@ -195,7 +195,7 @@ def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epo
 
     monkeypatch.setattr(Objective, "passes", learned)
     config = tiny_math(*overrides)
-    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     assert max(watched) > 0
     assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))
 
@@ -208,8 +208,8 @@ def test_workers_learn_from_finished_blocks_while_others_are_decoded(ray_session
     telling = {"generation": "patient_stages.PatientGeneration", "actor": "patient_stages.TellingActor"}
     stages = {name: replace(spec, target=telling.get(name, spec.target)) for name, spec in workflow.stages.items()}
     workflow = replace(workflow, stages=stages)
-    executor = Executor(workflow, resolve("test", config.plan.trees, 2, workflow), ray_session, cluster(2))
+    executor = Executor(workflow, resolve("test", config.plan.variants, 2, workflow), ray_session, cluster(2))
     metrics = iterate_math(config, executor, 3)
-    alone = math_executor(config, config.plan.trees, 2, SerialSession())
+    alone = math_executor(config, config.plan.variants, 2, SerialSession())
     assert iterate_math(config, alone, 3) == metrics
     assert digest(alone) == digest(executor)

@@ -266,7 +266,7 @@ def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):
 def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
     (plug_ins / "my_rewards.py").write_text("def score(completion, problem): return 0.5 + len(problem.answer) / 100\n")
     config = tiny_math("reward._target_=my_rewards.score", "algorithm.mask_truncated=true")
-    plan = config.plan.trees
+    plan = config.plan.variants
     (metrics,) = iterate_math(config, math_executor(config, plan, 1, ray_session), 1)
     ended = 1 - metrics["rollout/truncated"]
     assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended
@@ -292,10 +292,7 @@ def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, mon
     monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
     judged = "reward._target_=experiments.examples.http_judge.judged"
     alone = train_math(tiny_math(f"run.dir={tmp_path / 'alone'}", judged))
-    places = {"prompts": [0], "generation": [0], "reward": [1], "actor": [0]}
-    leaves = {name: {"leaf": {"stage": name, "devices": devices}} for name, devices in places.items()}
-    beside = {"spatial": [leaves["generation"], leaves["reward"]]}
-    plan = {"name": "judged", "num_devices": 2, "tree": {"temporal": [leaves["prompts"], beside, leaves["actor"]]}}
+    plan = {"name": "judged", "num_devices": 2, "items": ["prompts+generation on 0", "reward on 1", "actor on 0"]}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     waiting = [
         "reward.concurrency=4",

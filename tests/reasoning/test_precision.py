@@ -10,7 +10,7 @@ from runs import cluster
 
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -31,7 +31,7 @@ def _no_group_stays():
 def test_an_iteration_corrects_for_float32_generation_and_moves_float32_weights(variant: list[str]) -> None:
     config = tiny_math("algorithm.precision=bfloat16", *variant)
     workflow = training_workflow(config, str(warm(config)))
-    executor = Executor(workflow, resolve("test", config.plan.trees, 1, workflow), SerialSession(), cluster(1))
+    executor = Executor(workflow, resolve("test", config.plan.variants, 1, workflow), SerialSession(), cluster(1))
     row = ReasoningJob(config).run_iteration(executor, Progress())[1]
     assert 1e-4 < row["losses/mismatch_max"] < 0.5  # generation's weights are the same, but nothing was rounded there
     assert row["losses/initial_log_ratio"] < (0.3 if variant == TWO_STEPS else 1e-6)  # other batches; the pass itself

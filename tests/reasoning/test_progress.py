@@ -15,6 +15,7 @@ from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.verifier import Verifier
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.worker_state import WorkerState
+from rlinf_embodied.telemetry.progress import progress_reported_to
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def reports(monkeypatch) -> Counter[str]:
 def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
     small = ["algorithm.tokens_per_microbatch=64", "algorithm.kl_coef=0.1", "algorithm.critic_warmup_iterations=0"]
     config = tiny_math(*PPO[:3], *TWO_STEPS, *small)
-    iterate_math(config, math_executor(config, config.plan.trees, 1, SerialSession()), 1)
+    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     for stage in ("generation", "old_log_probs", "reference", "critic", "actor"):
         assert reports[f"{stage}.run"] > 4, reports  # one call of each
 
@@ -57,6 +58,9 @@ def test_each_answer_of_a_users_reward_is_progress() -> None:
     problem = Problem(0, "7+8-9=", "6", None, "sum", "sum2-2-9")
     for concurrency in (1, 3):
         options = {"function": lambda completion, problem: 1.0, "concurrency": concurrency}
-        with Verifier(PROMPT_TEMPLATES["compact"], **options, progress=lambda: done.append(1)) as verifier:
+        with (
+            progress_reported_to(lambda: done.append(1)),
+            Verifier(PROMPT_TEMPLATES["compact"], **options) as verifier,
+        ):
             verifier.verify(["#6"] * 5, [problem] * 5)
     assert len(done) == 10

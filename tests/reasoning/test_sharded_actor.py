@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from math_runs import tiny_math, train_math, untimed_rows, warm
+from placements import leaves
 from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext
@@ -79,8 +80,8 @@ def _no_group_stays():
 )
 def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(options):
     plain, sharded = config_of(*options), config_of(*options, *SHARDED)
-    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
-    executor = executor_of(sharded, sharded.plan.trees, 1, SerialSession())
+    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
+    executor = executor_of(sharded, sharded.plan.variants, 1, SerialSession())
     before = weights(executor)
     metrics = iterate(sharded, executor, Progress(), 3)
     assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 3)]
@@ -90,14 +91,14 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
 
 def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     config = config_of("policy.lora.rank=4", *SHARDED)
-    through = executor_of(config, config.plan.trees, 1, SerialSession())
+    through = executor_of(config, config.plan.variants, 1, SerialSession())
     progress = Progress(before={})
     iterate(config, through, progress, 2)
     ReasoningJob(config).save(through, tmp_path, progress)
     through.call("actor", "wait_saved", StepContext(2))
     last = iterate(config, through, progress, 1)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
     assert digest(resumed) == digest(through)
 
@@ -117,22 +118,20 @@ def test_a_whole_training_evaluates_and_resumes(tmp_path):
 def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path: Path):
     """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
     config, plain = config_of(*SHARDED), config_of()
-    apart = [("prompts", [2]), ("generation", [2]), ("reward", [0, 1]), ("actor", [0, 1])]
-    leaves = [{"leaf": {"stage": stage, "devices": devices}} for stage, devices in apart]
-    executor = executor_of(config, [{"tree": {"temporal": leaves}}], 3, ray_session)
+    executor = executor_of(config, leaves(prompts=[2], generation=[2], reward=[0, 1], actor=[0, 1]), 3, ray_session)
     progress = Progress(before={})
     metrics = iterate(config, executor, progress, 2)
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
     digest(executor)  # all views are equal
     ReasoningJob(config).save(executor, tmp_path, progress)
     executor.call("actor", "wait_saved", StepContext(2))
-    expected = executor_of(plain, plain.plan.trees, 1, SerialSession())
+    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
     going_on = Progress()
     before = weights(expected)
     iterate(plain, expected, going_on, 2)
     assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.trees, 1, SerialSession(), str(checkpoint))
+    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
     iterate(plain, expected, going_on, 1)
     assert_moved_alike(resumed, expected, before)
@@ -141,5 +140,5 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
 def test_exact_runs_refuse_more_than_one_worker():
     config = config_of("algorithm.sharding=fsdp2")
     with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
-        executor_of(config, config.plan.trees, 2, SerialSession())
-    executor_of(config, config.plan.trees, 1, SerialSession())
+        executor_of(config, config.plan.variants, 2, SerialSession())
+    executor_of(config, config.plan.variants, 1, SerialSession())

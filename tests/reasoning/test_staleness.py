@@ -25,7 +25,7 @@ Trained = tuple[str, list[dict[str, float]]]
 
 def trained(variant: str, plan: str, devices: int, staleness: int) -> Trained:
     config = tiny_math(*VARIANTS[variant], *CORRECTED, f"plan={plan}")
-    trees = [{**entry, "staleness": staleness} for entry in config.plan.trees]
+    trees = [{**entry, "staleness": staleness} for entry in config.plan.variants]
     executor = math_executor(config, trees, devices, SerialSession())
     metrics = iterate_math(config, executor, 4)
     return digest(executor), metrics

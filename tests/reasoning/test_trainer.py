@@ -172,7 +172,7 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
 def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) -> None:
     one_token = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
     config = tiny_math(*one_token, f"algorithm={algorithm}")
-    executor = math_executor(config, config.plan.trees, 1, SerialSession())
+    executor = math_executor(config, config.plan.variants, 1, SerialSession())
     rows, start = iterate_math(config, executor, 2), weights_sha256(CausalLM.load(warm(config)).module.state_dict())
     if not config.algorithm.kl_coef:
         assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]

@@ -6,12 +6,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from placements import leaves, looped
 
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.config import ClusterConfig, TransportMode
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Plan, resolve
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
@@ -69,8 +71,7 @@ def routes_of(workflow: Workflow, plan: Plan, cluster: Cluster) -> list[Route]:
 
 
 def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan:
-    parts = [{"leaf": {"stage": stage, "devices": places}} for stage, places in devices.items()]
-    return resolve("test", [{"tree": {"temporal": parts}}], num_devices, workflow)
+    return resolve("test", leaves(**devices), num_devices, workflow)
 
 
 def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
@@ -87,13 +88,7 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
     loop = Loop("rollout", "env", "policy", 3)
     edges = (Edge("policy", "actor"), Edge("env", "actor"))
     workflow = Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
-    tree = {
-        "temporal": [
-            {"loop": {"name": "rollout", "stages": {"env": [4, 5], "policy": [2]}}},
-            {"leaf": {"stage": "actor", "devices": [2, 3]}},
-        ]
-    }
-    found = routes_of(workflow, resolve("p", [{"tree": tree}], 6, workflow), MIXED)
+    found = routes_of(workflow, resolve("p", looped([4, 5], [2], actor=[2, 3]), 6, workflow), MIXED)
     found = with_bytes(found, {("env", "actor"): 8.0})
     assert [(r.edge, r.kind, r.transport, len(r.blocks), r.bytes_per_item) for r in found] == [
         ("env -> policy", "loop", "network", 4, None),
@@ -153,8 +148,7 @@ def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route
 def test_a_loop_that_is_called_step_by_step_says_that_its_messages_leave_their_worker() -> None:
     stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy")}
     workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
-    tree = {"loop": {"name": "rollout", "stages": {"env": [0, 1], "policy": [1]}}}
-    found = routes_of(workflow, resolve("p", [{"tree": tree}], 2, workflow), CORES)
+    found = routes_of(workflow, resolve("p", looped([0, 1], [1]), 2, workflow), CORES)
     assert {route.transport for route in found} == {"shared_memory"}
     assert {route.hops: route.reason for route in found if route.edge == "env -> policy"} == {
         ((0, 1),): "same node, CPU tensors",

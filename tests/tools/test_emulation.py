@@ -9,14 +9,15 @@ import pytest
 
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Node, Plan, Spatial, Temporal, leaves, nodes
-from rlinf_embodied.planning.planner import Mode, find_plans, runs_ahead
+from rlinf_embodied.planning.check import runs_ahead
+from rlinf_embodied.planning.notation import parse, to_text
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
-from rlinf_embodied.tools.emulation import Emulator, Rounds, emulated_workflow, num_calls
+from rlinf_embodied.tools.emulation import Emulator, Rounds, emulated_workflow
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
 
@@ -107,86 +108,72 @@ def test_repeats_take_their_expected_rounds_on_average():
 
 
 # ---------------------------------------------------------------------------------------------------------- whole plans
-def due_s(pricer: Pricer, tree: Node) -> float:
-    plan = Plan("tree", pricer.cluster.num_devices, tree)
+def due_s(pricer: Pricer, plan: Plan) -> float:
     return Emulator(emulated(pricer), SerialSession()).run(plan, 1, NOW).due_s[0]
 
 
-def wide_case(seed: int) -> tuple[Pricer, Node]:
-    pricer = planning.with_memory(planning.random_case(seed), 1e12)
-    return pricer, planning.wide_tree(pricer, random.Random(seed))
+def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
+    """A random plan; of an odd seed on devices of different speeds."""
+    pricer, draw = planning.with_memory(planning.random_case(seed), 1e12), random.Random(seed)
+    if seed % 2:
+        speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
+        pricer = planning.with_speeds(pricer, speeds)
+    return pricer, planning.random_plan(pricer, draw, staleness)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(80))
 def test_a_plan_takes_what_its_simulation_says(seed: int):
-    pricer, tree = wide_case(seed)
-    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
+    pricer, plan = case(seed)
+    assert due_s(pricer, plan) == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6), to_text(plan)
 
 
-def uneven_case(seed: int) -> tuple[Pricer, Node]:
-    pricer, tree = wide_case(seed)
-    draw = random.Random(seed)
-    speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
-    pricer = planning.with_speeds(pricer, speeds)
-    return pricer, planning.with_shares(tree, pricer, draw)
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_uneven_shares_on_unlike_devices_take_what_their_simulation_says(seed: int):
-    pricer, tree = uneven_case(seed)
-    assert due_s(pricer, tree) == pytest.approx(simulate(tree, pricer).iteration_s, rel=1e-6)
-
-
-def test_the_shares_are_uneven():
-    given = [leaf.shares for seed in range(40) for leaf in leaves(uneven_case(seed)[1])]
-    assert sum(len(set(shares)) > 1 for shares in given) >= 30
+@pytest.mark.parametrize("seed", range(0, 60, 2))
+def test_the_emulated_memory_is_never_above_what_is_priced(seed: int):
+    pricer, plan = case(seed)
+    result = Emulator(emulated(pricer), SerialSession()).run(plan, 2, NOW)
+    assert result.peak_bytes <= max(pricer.memory(plan).values()) * (1 + 1e-9), to_text(plan)
 
 
 def test_the_simulated_plans_are_of_all_kinds():
-    trees = [wide_case(seed)[1] for seed in range(60)]
-    loops = [tuple(set(leaf.devices) for leaf in n.stages) for t in trees for n in nodes(t) if isinstance(n, LoopNode)]
-    assert sum(a != b and bool(a & b) for a, b in loops) > 3  # sides that overlap in part
-    turns = [part for tree in trees for n in nodes(tree) if isinstance(n, Temporal) for part in [n.parts]]
-    regions = [[{d for leaf in leaves(part) for d in leaf.devices} for part in parts] for parts in turns]
-    assert sum(len({frozenset(region) for region in some}) > 1 for some in regions) > 10  # turns on unequal parts
-    assert sum(not n.resident for tree in trees for n in nodes(tree) if isinstance(n, Temporal)) > 10
-    assert sum(isinstance(n, Spatial) and n.granularity > 0 for tree in trees for n in nodes(tree)) > 10
+    plans = [case(seed)[1] for seed in range(80)]
+    loops = [item.places for plan in plans for item in plan.items if item.stages == ("env", "policy")]
+    assert sum(a.devices != b.devices and bool({*a.devices} & {*b.devices}) for a, b in loops) > 3  # overlap in part
+    assert sum(len(set(place.blocks)) > 1 for plan in plans for place in plan.places().values()) >= 30
+    assert sum(bool(plan.exclusive) for plan in plans) > 10
+    assert sum(item.chunks > 1 for plan in plans for item in plan.items) > 10
 
 
 @pytest.mark.parametrize("staleness", [1, 2])
 @pytest.mark.parametrize("seed", range(0, 60, 2))
 def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: int, staleness: int):
-    pricer, tree = wide_case(seed)
-    if not runs_ahead(pricer.workflow):
+    if not runs_ahead(planning.random_case(seed).workflow):
         return
-    plan = Plan("tree", pricer.cluster.num_devices, tree, staleness)
+    pricer, plan = case(seed, staleness)
     due_s = Emulator(emulated(pricer), SerialSession()).run(plan, 24, NOW).due_s
     steady_s = sum(due_s[-12:]) / 12  # of whole periods
-    assert steady_s == pytest.approx(simulate(tree, pricer, staleness=staleness).iteration_s, rel=1e-6)
+    assert steady_s == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6)
 
 
 def test_a_plan_that_does_not_fit_is_found_out():
     work, profile = planning.embodied((1, 0), (1, 0), (1, 0), actor={"resident_bytes": 2e12})
     pricer = Pricer(work, profile, planning.cluster(2))
-    both = (0, 1)
-    loop = LoopNode("rollout", (Leaf("env", both), Leaf("policy", both)), 1)
     with pytest.raises(WorkerError, match=r"but a call of env needs 2000.00"):
-        due_s(pricer, Temporal((loop, Leaf("actor", both))))
+        due_s(pricer, parse("env+policy on 0-1 > actor on 0-1", 2, work))
 
 
-def test_calls_are_counted_as_they_are_submitted():
-    work, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8, steps=4)
-    loop = LoopNode("rollout", (Leaf("env", (0,)), Leaf("policy", (1, 2))), 2)
-    plan = Plan("p", 3, Temporal((loop, Leaf("actor", (0, 1, 2)))))
-    assert num_calls(plan, work, planning.cluster(3)) == 3 * 2 * (4 + 2) + 3
-    both = (Leaf("env", (0, 1, 2)), Leaf("policy", (0, 1, 2)))
-    plan = Plan("p", 3, Temporal((LoopNode("rollout", both, 2), Leaf("actor", (0, 1, 2)))))
-    stored = planning.replace_cluster(planning.cluster(3), transport="object_store")
-    assert num_calls(plan, work, planning.cluster(3)) == 6 + 3  # one for each side in each worker
-    assert num_calls(plan, work, stored) == 6 * 2 * (4 + 2) + 3
-    chain = planning.graph(["a", "b"], [("a", "b")], blocks=8)
-    pair = Plan("p", 2, Spatial((Leaf("a", (0,)), Leaf("b", (1,))), granularity=2))
-    assert num_calls(pair, chain, planning.cluster(2)) == 8
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("env+policy on 0-2 > actor on 0-2", 3 + 3),  # one for each worker
+        ("env on 0-1 | policy on 2 in 2 shards > actor on 0-2", 2 * (2 + 2 + 1) + 1 + 3),  # relayed
+        ("env on 0 | policy on 1-2 in 2 shards > actor on 0-2", 3 * 2 * 4 + 2 * (1 + 1 + 2) + 3),
+    ],
+)
+def test_calls_are_counted_as_they_are_submitted(text: str, calls: int):
+    work, profile = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8, steps=4)
+    plan = parse(text, 3, work)
+    found = simulate(plan, Pricer(work, profile, planning.cluster(3))).calls
+    assert found == calls
 
 
 @pytest.mark.ray
@@ -194,10 +181,10 @@ def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session):
     work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
     pricer = emulated(Pricer(work, profile, planning.cluster(3)))
     emulator = Emulator(pricer, ray_session)
-    for mode in (Mode.temporal, Mode.spatial):
-        tree = find_plans(pricer, mode)[0].tree
-        result = emulator.run(Plan("tree", 3, tree), 1, 0.01)
-        assert result.due_s[0] == pytest.approx(simulate(tree, pricer).iteration_s, rel=0.01)
+    for text in ("env+policy on all > actor on all", "env on 0 | policy on 1-2 in 2 shards > actor on 0-2"):
+        plan = parse(text, 3, work)
+        result = emulator.run(plan, 1, 0.01)
+        assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=0.01)
         assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
         assert result.wall_s >= 0.01 * result.due_s[0]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from placements import leaves
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session, Stored
 from rlinf_embodied.runtime.transport import Route, handover, routes
 from rlinf_embodied.training.store_room import StoreNeed, shortage, store_need
@@ -24,8 +25,7 @@ def workflow() -> Workflow:
 def routes_with(learner: list[int]) -> list[Route]:
     """Sampler on worker 0, scorer on both, two blocks each; the learner where it is said."""
     devices = {"sampler": [0], "scorer": [0, 1], "learner": learner}
-    tree = {"temporal": [{"leaf": {"stage": stage, "devices": places}} for stage, places in devices.items()]}
-    plan, cluster = resolve("p", [{"tree": tree}], 2, workflow()), Cluster("test", "cpu", 2, 2, 0)
+    plan, cluster = resolve("p", leaves(**devices), 2, workflow()), Cluster("test", "cpu", 2, 2, 0)
     return routes(workflow(), plan, cluster, handover(workflow(), plan, cluster))
 
 

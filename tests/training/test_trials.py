@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rlinf_embodied.planning.explain import Ranked
-from rlinf_embodied.planning.plan import Leaf, Plan
+from rlinf_embodied.planning.plan import Item, Kind, Place, Plan
 from rlinf_embodied.training.trials import Trials, doubted
 
 
 def ranked(**seconds: float) -> list[Ranked]:
-    plan = Plan("p", 1, Leaf("env", (0,)))
-    return [Ranked(plan, name, value, {}, {}, "env", 0.0, 0.0, 0.0) for name, value in seconds.items()]
+    plan = Plan("p", 1, (Item((Place("env", (0,)),)),))
+    return [
+        Ranked(replace(plan, name=name), Kind.collocated, value, {}, {}, 0.0, "env", 0.0, 0.0, 0.0)
+        for name, value in seconds.items()
+    ]
 
 
 def run(trials: Trials, seconds: dict[str, list[float]]) -> list[str]:
@@ -25,9 +30,9 @@ def run(trials: Trials, seconds: dict[str, list[float]]) -> list[str]:
 
 def test_plans_that_the_disturbance_may_have_put_behind_are_tried_and_others_are_not() -> None:
     plans = ranked(best=1.0, near=1.3, far=2.1)
-    assert [entry.shape for entry in doubted(plans, 0.1)] == []  # 1.3 s less a tenth are 1.17 s
-    assert [entry.shape for entry in doubted(plans, 0.25)] == ["near"]
-    assert [entry.shape for entry in doubted(plans, 0.6)] == ["near", "far"]
+    assert [entry.plan.name for entry in doubted(plans, 0.1)] == []  # 1.3 s less a tenth are 1.17 s
+    assert [entry.plan.name for entry in doubted(plans, 0.25)] == ["near"]
+    assert [entry.plan.name for entry in doubted(plans, 0.6)] == ["near", "far"]
     assert len(doubted(ranked(a=1.0, b=1.0, c=1.0, d=1.0), 0.5)) == 2
 
 

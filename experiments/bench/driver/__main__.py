@@ -20,7 +20,7 @@ from experiments.bench.harness import Benchmark, Report, Run, Spread, Table
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import Leaf, LoopNode, Plan, Temporal
+from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, Workflow
@@ -75,8 +75,9 @@ def workflow_of(workers: int, chunk_steps: int) -> Workflow:
 def plan_of(workers: int) -> Plan:
     """Returns the plan with simulators and policies on halves of the workers, in two shards, and training on all."""
     half = workers // 2
-    sides = Leaf("env", tuple(range(half))), Leaf("policy", tuple(range(half, workers)))
-    return Plan("halves", workers, Temporal((LoopNode("rollout", sides, 2), Leaf("actor", tuple(range(workers))))))
+    sides = Place("env", tuple(range(half))), Place("policy", tuple(range(half, workers)))
+    items = Item(sides, shards=2), Item((Place("actor", tuple(range(workers))),))
+    return Plan("halves", workers, items)
 
 
 class CountingSession(RaySession):
@@ -95,7 +96,7 @@ class CountingSession(RaySession):
 
 def measure_one(workers: int, own: Options) -> Measured:
     """Measures the driver of so many workers."""
-    session, start = CountingSession(timeout_s=START_S), time.perf_counter()
+    session, start = CountingSession(first_progress_s=START_S), time.perf_counter()
     session.relays = own.relays
     try:
         cluster = Cluster("bench", EMULATED, workers, workers, 1 << 30, emulated=True)

@@ -193,7 +193,7 @@ def train(config: TrainConfig) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         save_policy(cast(Policy, vla), Path(folder), config.env, config.policy)
         results, start = {}, time.perf_counter()
-        with in_this_process(training_workflow(config, folder), config.plan.trees, "cuda") as executor:
+        with in_this_process(training_workflow(config, folder), config.plan.variants, "cuda") as executor:
             for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
                 results[f"iteration {number}"] = {"seconds": time.perf_counter() - start, **metrics}
                 start = time.perf_counter()
@@ -206,7 +206,7 @@ def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
     with tempfile.TemporaryDirectory() as folder:
         policy = load_target(config.policy._target_)(config.policy, make_env(config.env, 1, "cpu").spec, 0)
         save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
-        with in_this_process(training_workflow(config, folder), config.plan.trees, kind) as executor:
+        with in_this_process(training_workflow(config, folder), config.plan.variants, kind) as executor:
             ratios = [metrics["losses/initial_log_ratio"] for _, metrics in iterations(job_of(config), executor, 2)]
             return weights_of(executor), max(ratios)
 

@@ -54,7 +54,7 @@ def trained(kind: str, folder: str, overrides: tuple[str, ...] = (), count: int 
         log-probs between generation and training, over all iterations.
     """
     config = compose_math([*SHORT, f"policy.folder={folder}", *overrides])
-    with in_this_process(training_workflow(config, folder), config.plan.trees, kind) as executor:
+    with in_this_process(training_workflow(config, folder), config.plan.variants, kind) as executor:
         mismatch, seconds, tokens, start = 0.0, 0.0, 0.0, time.perf_counter()
         for _, metrics in iterations(job_of(config), executor, count):
             seconds, tokens = time.perf_counter() - start, metrics["rollout/tokens"]

@@ -15,7 +15,7 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session, of_type
@@ -24,8 +24,7 @@ from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.workflow.graph import Workflow
 
-_ROLLOUT = {"name": "rollout", "stages": {"env": "all", "policy": "all"}}
-COLLOCATED = [{"tree": {"temporal": [{"loop": _ROLLOUT}, {"leaf": {"stage": "actor", "devices": "all"}}]}}]
+COLLOCATED = [{"items": ["env+policy on all", "actor on all"]}]
 
 
 def job_of(config: TrainConfig | MathConfig) -> Job:
@@ -49,11 +48,11 @@ def one_device(kind: str = "cpu") -> Cluster:
 
 
 @contextmanager
-def in_this_process(workflow: Workflow, trees: Sequence, kind: str = "cpu") -> Iterator[Executor]:
+def in_this_process(workflow: Workflow, variants: Sequence, kind: str = "cpu") -> Iterator[Executor]:
     """Yields an executor of a plan on one device of this process."""
     session = SerialSession()
     try:
-        yield Executor(workflow, resolve("bench", trees, 1, workflow), session, one_device(kind))
+        yield Executor(workflow, resolve("bench", variants, 1, workflow), session, one_device(kind))
     finally:
         session.close()
 

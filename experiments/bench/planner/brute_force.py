@@ -1,44 +1,45 @@
-"""How often, and by how much, the planner misses the best plan of small random cases; every plan of a case is tried.
+"""How often, and by how much, the search misses the best plan of small random cases: every plan of a case is tried.
 
-python -m experiments.bench.planner.brute_force cases=200 seed=0 stages=5 devices=4 [most=4000] [out=<file>]
-python -m experiments.bench.planner.brute_force cases=200 stages=4 devices=3 staleness=1
-python -m experiments.bench.planner.brute_force cases=200 stages=3 devices=2 shares=true
+python -m experiments.bench.planner.brute_force [cases=100] [seed=0] [stages=4] [devices=3] [shares=true] [limit_s=60]
+                                               [out=brute_force]
 
-A case is random_cases.py's for seed, seed + 1, ...; every_plan.py looks for a plan that is faster than the planner's by
-more than 0.1 %, and gives up (the case counts as unfinished, with what was found by then) after `most` simulations.
-All seconds are those of planning/simulate.py, call by call what the executor does.  "formulas" is the plan that
-the search on whole regions would choose by its formulas, "planner" the one that is chosen.  With a staleness, all plans
-have that, and every workflow has weights for one of its first stages; with shares, devices are of unlike speeds, and
-the blocks of each stage are divided among its devices in every way.
+Orders of the stages, items that stream, chunks, shards, any devices and any blocks per device, and every set of
+exclusive pairs where not everything fits: all but the plans whose devices have more work than the best one takes.
+The enumeration shares the simulation with the search, and nothing else.  A case that takes longer than limit_s is
+reported as incomplete.
 """
 
 from __future__ import annotations
 
-import statistics
+import itertools
+import math
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
-from experiments.bench.planner.every_plan import EveryPlan
-from experiments.bench.planner.random_cases import random_case, with_speeds, with_weights
-from rlinf_embodied.planning.plan import Plan
-from rlinf_embodied.planning.planner import Mode, Search, draft_tree, ranked, runs_ahead
+from experiments.bench.planner.random_cases import random_case
+from rlinf_embodied.errors import PlanError
+from rlinf_embodied.planning.check import check
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.notation import to_text
+from rlinf_embodied.planning.plan import Item, Place, Plan, in_order
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import Simulator
 
-SAME = 1e-3  # a smaller difference is none
 HEADER = (
-    "cases",
-    "plan",
-    "number",
-    "unfinished",
-    "same",
-    "within 1 %",
-    "median loss",
-    "90th percentile",
-    "worst",
-    "its seed",
+    "case",
+    "stages",
+    "devices",
+    "blocks",
+    "search s",
+    "best s",
+    "regret",
+    "plans",
+    "complete",
+    "CPU s",
+    "best plan",
 )
 
 
@@ -48,115 +49,194 @@ class Options:
 
     cases: int = 100
     seed: int = 0
-    stages: int = 5
-    devices: int = 4
-    most: int = 4000
-    staleness: int = 0
-    shares: bool = False
+    stages: int = 4
+    devices: int = 3
+    shares: bool = True
+    limit_s: float = 60.0
     out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One case: the planner's plan and the best one; no seconds where there is no plan."""
+class Case:
+    """What came of a case; seconds per iteration."""
 
     seed: int
-    features: tuple[str, ...]
-    planner_s: float | None
-    formulas_s: float | None
-    best_s: float | None
-    planner: dict[str, object] | None
-    best: dict[str, object] | None  # where it is better than the planner's
+    stages: int
+    devices: int
+    blocks: int
+    search_s: float
+    best_s: float
+    simulated: int
     complete: bool
-    num_simulated: int
-    planning_s: float  # CPU seconds
-    trying_s: float
+    cpu_s: float  # of the search
+    best: str
 
-    def loss(self, formulas: bool = False) -> float:
-        """By how much a plan takes longer, as a share of the best one's seconds; inf where there is only the latter."""
-        seconds = self.formulas_s if formulas else self.planner_s
-        if self.best_s is None:
-            return 0.0
-        return float("inf") if seconds is None else seconds / self.best_s - 1.0
+    @property
+    def regret(self) -> float:
+        """By how much the search's plan is slower than the best one, as a share."""
+        return max(0.0, self.search_s / self.best_s - 1.0)
+
+    def row(self) -> tuple[str, ...]:
+        """Returns its cells of the table."""
+        seconds = f"{self.search_s:.4g}", f"{self.best_s:.4g}", f"{self.regret:.2%}", str(self.simulated)
+        facts = str(self.seed), str(self.stages), str(self.devices), str(self.blocks)
+        return (*facts, *seconds, str(self.complete), f"{self.cpu_s:.2f}", self.best if self.regret > 0.001 else "")
 
 
-def outcome(seed: int, options: Options) -> Outcome:
-    """Plans a case and tries every plan of it."""
-    pricer = random_case(seed, options.stages, options.devices)
-    pricer = with_weights(pricer, seed) if options.staleness else pricer
-    pricer = with_speeds(pricer, seed) if options.shares else pricer
-    staleness = options.staleness if runs_ahead(pricer.workflow) else 0
-    simulator, start = Simulator(pricer), time.process_time()
-    search = Search(pricer)
-    drafts = search.run()
-    found = ranked(drafts, pricer, Mode.any, staleness, search.apart() if staleness else [])
-    planned = time.process_time()
-    formulas_s = simulator.run(draft_tree(drafts[0], pricer), staleness=staleness).iteration_s if drafts else None
-    planner_s = found[0].iteration_s if found else None
-    every = EveryPlan(pricer, options.most, staleness=staleness, with_shares=options.shares)
-    best = every.best(planner_s if planner_s is not None else float("inf"))
-    trees = found[0].tree if found else None, best.tree
-    named = [
-        None if tree is None else Plan("", pricer.cluster.num_devices, tree, staleness).to_dict() for tree in trees
-    ]
-    return Outcome(
-        seed=seed,
-        features=features(pricer),
-        planner_s=planner_s,
-        formulas_s=formulas_s,
-        best_s=planner_s if best.tree is None else best.seconds,
-        planner=named[0],
-        best=named[1],
-        complete=best.complete,
-        num_simulated=best.num_simulated,
-        planning_s=planned - start,
-        trying_s=time.process_time() - planned,
+class Enumeration:
+    """All plans of one case."""
+
+    def __init__(self, pricer: Pricer, shares: bool, limit_s: float) -> None:
+        self.pricer, self.work, self.shares = pricer, pricer.workflow, shares
+        self.simulator, self.until = Simulator(pricer), time.process_time() + limit_s
+        self.simulated, self.complete = 0, True
+        self.best_s, self.best = math.inf, ""
+        self._places: dict[tuple[str, int], list[tuple[Place, dict[int, float]]]] = {}
+
+    def run(self, at_most_s: float) -> None:
+        """Tries all plans that may be faster than a known one."""
+        self.best_s = at_most_s
+        for order in self._orders():
+            for form in self._forms(order):
+                self._fill(form, (), {}, ())
+                if time.process_time() > self.until:
+                    self.complete = False
+                    return
+
+    def _orders(self) -> Iterator[tuple[tuple[str, ...], ...]]:
+        units = [item.stages for item in in_order(self.work, {s: Place(s, ()) for s in self.work.stages})]
+        for order in itertools.permutations(units):
+            place = {stage: i for i, unit in enumerate(order) for stage in unit}
+            if all(place[e.source] <= place[e.target] for e in self.work.edges):
+                yield order
+
+    def _forms(self, order: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[tuple[str, ...], int], ...]]:
+        """Yields (stages, chunks, or minus shards of a loop) of all items, for every way to stream neighbours."""
+        if not order:
+            yield ()
+            return
+        loop = self.work.loop_of(order[0][0])
+        blocks = self.work.num_blocks
+        for size in range(1, len(order) + 1 if loop is None else 2):
+            stages = tuple(stage for unit in order[:size] for stage in unit)
+            if size > 1 and any(len(unit) > 1 for unit in order[:size]):
+                break
+            chunks = [1] if size == 1 else [k for k in range(2, blocks + 1) if blocks % k == 0]
+            for parts in [-n for n in loop.shards if n <= blocks] if loop else chunks:
+                for rest in self._forms(order[size:]):
+                    yield ((stages, parts), *rest)
+
+    def _fill(self, form, items: tuple[Item, ...], busy: dict[int, float], places: tuple[Place, ...]) -> None:
+        """Places the stages of the first item one after the other, then those of the other ones."""
+        if time.process_time() > self.until:
+            return
+        if not form:
+            self._try(items)
+            return
+        (stages, parts), *rest = form
+        if len(places) == len(stages):
+            item = Item(places, max(parts, 1), max(-parts, 1))
+            self._fill(rest, (*items, item), busy, ())
+            return
+        for place, own in self._choices(stages[len(places)], parts):
+            total = {d: busy.get(d, 0.0) + own.get(d, 0.0) for d in busy.keys() | own.keys()}
+            if max(total.values()) < self.best_s * (1 - 1e-9):
+                self._fill(form, items, total, (*places, place))
+
+    def _choices(self, stage: str, parts: int) -> list[tuple[Place, dict[int, float]]]:
+        """Returns all places of a stage, each with the seconds of work of its devices, the least work first."""
+        key = stage, parts
+        if key not in self._places:
+            found = []
+            for place in self._all_places(stage, max(parts, 1)):
+                layout = self.pricer.layouts.of(place, max(parts, 1))
+                loop, own = self.work.loop_of(stage), dict.fromkeys(layout.hosts, 0.0)
+                streams = self.pricer.profile.stages[stage].finish_quantiles
+                whole = self.pricer.layouts.of(place, 1) if streams else layout
+                for device, seconds in zip(whole.devices, self.simulator.lengths(stage, whole), strict=True):
+                    own[device] += seconds * (loop.chunk_steps * loop.expected_rounds if loop else 1.0)
+                found.append((place, own))
+            self._places[key] = sorted(found, key=lambda entry: max(entry[1].values()))
+        return self._places[key]
+
+    def _all_places(self, stage: str, chunks: int) -> Iterator[Place]:
+        devices = [d for d in range(self.pricer.cluster.num_devices) if self.pricer.runs_on(stage, d)]
+        units = self.work.num_blocks // chunks
+        for size in range(1, min(len(devices), units) + 1):
+            for chosen in itertools.combinations(devices, size):
+                yield Place(stage, chosen)
+                for ends in itertools.combinations(range(1, units), size - 1) if self.shares and size > 1 else ():
+                    sizes = (b - a for a, b in itertools.pairwise((0, *ends, units)))
+                    yield Place(stage, chosen, tuple(n * chunks for n in sizes))
+
+    def _try(self, items: tuple[Item, ...]) -> None:
+        plan = Plan("", self.pricer.cluster.num_devices, items)
+        try:
+            check(plan, self.work)
+        except PlanError:
+            return
+        if self.pricer.fits(plan):
+            self._simulate(plan)
+            return
+        stays = {name for name, stage in self.pricer.profile.stages.items() if stage.stays}
+        pairs = [
+            pair
+            for a, b in itertools.combinations(items, 2)
+            for pair in itertools.product(a.stages, b.stages)
+            if not stays & set(pair)
+        ]
+        for size in range(1, len(pairs) + 1):  # a pair more never makes a plan that fits faster
+            enough = [some for some in itertools.combinations(pairs, size) if self.pricer.fits(self._with(plan, some))]
+            for some in enough:
+                self._simulate(self._with(plan, some))
+            if enough and size > 2:
+                return
+
+    def _with(self, plan: Plan, pairs: tuple[tuple[str, str], ...]) -> Plan:
+        return Plan("", plan.num_devices, plan.items, pairs)
+
+    def _simulate(self, plan: Plan) -> None:
+        self.simulated += 1
+        seconds = self.simulator.run(plan).iteration_s
+        if seconds < self.best_s * (1 - 1e-9):
+            self.best_s, self.best = seconds, to_text(plan)
+
+
+def compare(seed: int, own: Options) -> Case | None:
+    """Searches and enumerates a case; None where nothing fits."""
+    pricer = random_case(seed, own.stages, own.devices)
+    start = time.process_time()
+    try:
+        ranking = rank(pricer, search_s=600.0)
+    except PlanError:
+        return None
+    cpu_s, search_s = time.process_time() - start, ranking.best.iteration_s
+    found = Enumeration(pricer, own.shares, own.limit_s)
+    found.run(search_s)
+    work = pricer.workflow
+    return Case(
+        *(seed, len(work.stages), pricer.cluster.num_devices, work.num_blocks, search_s),
+        *(found.best_s, found.simulated, found.complete, cpu_s, found.best),
     )
 
 
-def features(pricer: Pricer) -> tuple[str, ...]:
-    """Returns the kinds of cases that a case belongs to."""
-    held = sum(max(stage.resident_bytes.flat) for stage in pricer.profile.stages.values())
-    kinds = {
-        "a loop": bool(pricer.workflow.loops),
-        "little memory": held > min(group.memory_bytes for group in pricer.classes),
-        "two kinds of devices": len({group.kind for group in pricer.classes}) > 1,
-        "two speeds": len({group.speed for group in pricer.classes}) > 1,
-        "two nodes": pricer.classes[0].num_nodes > 1,
-        "a long tail": any(stage.finish_quantiles for stage in pricer.profile.stages.values()),
-    }
-    return tuple(name for name, holds in kinds.items() if holds)
-
-
-def summary(name: str, outcomes: list[Outcome], formulas: bool) -> tuple[str, ...]:
-    """Returns the row of some cases."""
-    losses = sorted(one.loss(formulas) for one in outcomes)
-    worst = max(outcomes, key=lambda one: one.loss(formulas))
-    shares = [sum(loss <= limit for loss in losses) / len(losses) for limit in (SAME, 0.01)]
-    marks = (statistics.median(losses), losses[-(-9 * len(losses) // 10) - 1], losses[-1])
-    unfinished = str(sum(not one.complete for one in outcomes))
-    percents = (*(f"{share:.0%}" for share in shares), *(f"{mark:.2%}" for mark in marks))
-    return name, "formulas" if formulas else "planner", str(len(outcomes)), unfinished, *percents, str(worst.seed)
-
-
-def records(outcomes: list[Outcome]) -> list[dict[str, object]]:
-    """Returns the cases as JSON-ready data."""
-    return [{**asdict(one), "loss": one.loss(), "formulas_loss": one.loss(True)} for one in outcomes]
-
-
 def measure(run: Run[Options]) -> Report:
-    """Goes through all cases; what is there so far is kept."""
-    own, outcomes = run.options, []
+    """Compares case by case."""
+    own, cases = run.options, []
     for seed in range(own.seed, own.seed + own.cases):
-        outcomes.append(outcome(seed, own))
-        if len(outcomes) % 10 == 0:
-            run.keep({"cases": records(outcomes)})
-    kinds = sorted({kind for one in outcomes for kind in one.features})
-    groups = [("all", outcomes), *((kind, [one for one in outcomes if kind in one.features]) for kind in kinds)]
-    table = Table(HEADER, [summary(name, some, formulas) for name, some in groups for formulas in (True, False)])
-    spent = [sum(getattr(one, name) for one in outcomes) for name in ("planning_s", "trying_s")]
-    text = f"{table.markdown()}\n\nCPU seconds: planning {spent[0]:.1f}, trying every plan {spent[1]:.1f}"
-    return Report(content={"cases": records(outcomes)}, text=text)
+        case = compare(seed, own)
+        if case is not None:
+            cases.append(case)
+            print(" ".join(case.row()), flush=True)
+    regrets = sorted(case.regret for case in cases)
+    summary = (
+        f"{len(cases)} cases, {sum(case.complete for case in cases)} complete: {sum(r > 0.01 for r in regrets)} "
+        f"over 1 %, {sum(r > 0.001 for r in regrets)} over 0.1 %, worst {regrets[-1]:.2%}"
+    )
+    print(summary)
+    table = Table(HEADER, [case.row() for case in cases if case.regret > 0.001])
+    content = {"cases": [asdict(case) for case in cases], "summary": summary}
+    return Report(content=content, text=f"{table}\n{summary}", markdown=f"{summary}\n\n{table.markdown()}")
 
 
 BENCHMARK = Benchmark("planner.brute_force", Options, measure)

@@ -1,4 +1,4 @@
-"""The published workloads on EMULATED clusters: the best plan of every mode run, and how well it was predicted.
+"""The published workloads on EMULATED clusters: the best plan of every kind run, and how well it was predicted.
 
 python -m experiments.bench.planner.emulated out=docs/results/emulated       # everything, writes .json and .md
 python -m experiments.bench.planner.emulated sizes=8,16,32 rounds=1          # took 4 minutes on two cores
@@ -22,15 +22,13 @@ from functools import partial
 from experiments.bench.harness import Benchmark, Report, Run, Table, alternate, commands, names_of
 from experiments.bench.planner.published import WINNERS, best_plan, frozen, h100, pricer_of
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.plan import Plan
-from rlinf_embodied.planning.planner import Mode
+from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.sensitivity import MODES
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.tools.emulation import Emulated, Emulator
 from rlinf_embodied.tools.plan_inputs import find_cluster
 
-LABELS = [mode.value for mode in MODES]
+LABELS = [kind.value for kind in Kind]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,30 +44,30 @@ class Options:
 
 @dataclass(slots=True)
 class Cell:
-    """One profile on one cluster: plans by mode, and their measurements."""
+    """One profile on one cluster: plans by kind, and their measurements."""
 
     profile: str
     cluster: str
-    plans: dict[str, Plan] = field(default_factory=dict)  # by mode, and "auto"
-    reasons: dict[str, str] = field(default_factory=dict)  # of the modes without a plan
+    plans: dict[str, Plan] = field(default_factory=dict)  # by kind, and "auto"
+    reasons: dict[str, str] = field(default_factory=dict)  # of the kinds without a plan
     results: dict[str, list[Emulated]] = field(default_factory=dict)
 
-    def measured_s(self, mode: str) -> float:
+    def measured_s(self, kind: str) -> float:
         """Returns the median over all rounds and iterations; inf where there is no plan."""
-        if mode not in self.results:
+        if kind not in self.results:
             return float("inf")
-        return statistics.median(s for result in self.results[mode] for s in result.measured_s)
+        return statistics.median(s for result in self.results[kind] for s in result.measured_s)
 
-    def predicted_s(self, mode: str) -> float:
-        """Returns what the formulas promised; inf where there is no plan."""
-        return self.results[mode][0].predicted_s if mode in self.results else float("inf")
+    def predicted_s(self, kind: str) -> float:
+        """Returns what was predicted; inf where there is no plan."""
+        return self.results[kind][0].predicted_s if kind in self.results else float("inf")
 
-    def error(self, mode: str) -> float:
+    def error(self, kind: str) -> float:
         """Returns the prediction's error as a share of the measurement."""
-        return self.predicted_s(mode) / self.measured_s(mode) - 1.0
+        return self.predicted_s(kind) / self.measured_s(kind) - 1.0
 
     def winner(self) -> str:
-        """Returns the fastest mode as measured; auto where no mode has a plan."""
+        """Returns the fastest kind as measured; auto where no kind has a plan."""
         return min((*LABELS, "auto"), key=self.measured_s)
 
     def behind(self) -> float:
@@ -82,23 +80,23 @@ class Cell:
 
 
 def make_cell(name: str, size: str) -> tuple[Cell, Pricer]:
-    """Plans every mode, and the best of all."""
+    """Plans every kind, and the best of all."""
     cluster = find_cluster(size) if size == "mixed" else h100(int(size))
     pricer, cell = pricer_of(frozen(name), cluster), Cell(name, cluster.name)
-    for mode in (Mode.any, *MODES):
-        label = "auto" if mode is Mode.any else mode.value
+    for kind in (None, *Kind):
+        label = "auto" if kind is None else kind.value
         try:
-            cell.plans[label], _ = best_plan(pricer, mode)
+            cell.plans[label], _ = best_plan(pricer, kind)
         except PlanError as error:
             cell.reasons[label] = str(error)
     return cell, pricer
 
 
 def emulate(cell: Cell, pricer: Pricer, session: RaySession, own: Options) -> None:
-    """Runs the plans in turn, `rounds` times over; a plan that is auto's and a mode's runs once."""
+    """Runs the plans in turn, `rounds` times over; a plan that is auto's and a kind's runs once."""
     emulator = Emulator(pricer, session)
-    plans = {plan.tree: plan for plan in cell.plans.values()}
-    label_of = {plan.tree: label for label, plan in reversed(cell.plans.items())}
+    plans = {plan.items: plan for plan in cell.plans.values()}
+    label_of = {plan.items: label for label, plan in reversed(cell.plans.items())}
 
     def said(round_: int, label: str, result: Emulated) -> None:
         print(
@@ -108,9 +106,9 @@ def emulate(cell: Cell, pricer: Pricer, session: RaySession, own: Options) -> No
             flush=True,
         )
 
-    arms = {label_of[tree]: partial(emulator.run, plan, 1, own.scale or None) for tree, plan in plans.items()}
+    arms = {label_of[items]: partial(emulator.run, plan, 1, own.scale or None) for items, plan in plans.items()}
     found = alternate(arms, own.rounds, said=said)
-    cell.results = {label: found[label_of[plan.tree]] for label, plan in cell.plans.items()}
+    cell.results = {label: found[label_of[plan.items]] for label, plan in cell.plans.items()}
 
 
 # --------------------------------------------------------------------------------------------------------------- report
@@ -153,7 +151,7 @@ def _summary(cells: Sequence[Cell]) -> list[str]:
     matches = sum(cell.winner() == WINNERS[cell.profile] for cell in cells)
     return [
         f"- error of the predictions: median {statistics.median(errors):.2%}, worst {errors[-1]:.2%} (goal 3 %, 8 %)",
-        f"- auto against the best measured mode: at worst {max(cell.behind() for cell in cells) - 1:+.1%} (goal 3 %)",
+        f"- auto against the best measured kind: at worst {max(cell.behind() for cell in cells) - 1:+.1%} (goal 3 %)",
         f"- the published winner is first in {matches} of {len(cells)} cells",
         *(f"- {c.profile} on {c.cluster}, {label}: {reason}" for c in cells for label, reason in c.reasons.items()),
     ]

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.planning.plan import Plan
-from rlinf_embodied.planning.planner import Mode, find_plans
+from rlinf_embodied.planning.explain import best_of, rank
+from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile, workflow_for
 from rlinf_embodied.tools.plan_inputs import find_cluster
 
 WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710
     "maniskill_openvla": "hybrid",
-    "libero_openvla_oft": "temporal",
-    "grpo_llm": "temporal",
-    "ppo_llm": "spatial",
+    "libero_openvla_oft": "collocated",
+    "grpo_llm": "collocated",
+    "ppo_llm": "disaggregated",
 }
 
 
@@ -43,11 +43,11 @@ def pricer_of(profile: Profile, cluster: Cluster) -> Pricer:
     return Pricer(workflow_for(profile), profile, cluster)
 
 
-def best_plan(pricer: Pricer, mode: Mode) -> tuple[Plan, float]:
-    """Returns the best plan of a mode, and its seconds per iteration.
+def best_plan(pricer: Pricer, kind: Kind | None) -> tuple[Plan, float]:
+    """Returns the best plan of a kind (None: of all), and its seconds per iteration.
 
     Raises:
         PlanError: none fits.
     """
-    found = find_plans(pricer, mode)[0]
-    return Plan(found.shape, pricer.cluster.num_devices, found.tree), found.iteration_s
+    found = rank(pricer).best if kind is None else best_of(kind, pricer)
+    return replace(found.plan, name=found.label), found.iteration_s

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import FORMAT, WeightProfile, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, parse_profile
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
 
 GB = 1e9
@@ -52,30 +51,6 @@ def random_case(seed: int, most_stages: int, most_devices: int) -> Pricer:
     return Pricer(work, parse_profile(data), cluster)
 
 
-def with_weights(pricer: Pricer, seed: int) -> Pricer:
-    """Returns the case with weights that a later stage makes for an earlier one, where it has none."""
-    work, draw = pricer.workflow, random.Random(seed)
-    if work.weight_edges or not work.edges:
-        return pricer
-    edge = draw.choice(work.edges)
-    profile = replace(pricer.profile, weights={(edge.target, edge.source): WeightProfile(GB, 0.0, 0.5)})
-    weights = (WeightEdge(edge.target, edge.source),)
-    return Pricer(replace(work, weight_edges=weights), profile, pricer.cluster)
-
-
-def with_speeds(pricer: Pricer, seed: int) -> Pricer:
-    """Returns the case on devices each of which is as fast as the profile says, or slower."""
-    draw, groups = random.Random(seed), []
-    for group in pricer.classes:
-        first = len(groups) if group.beside is None else group.beside
-        for number in range(group.num_devices):
-            alone = group.num_nodes > 1 and number % group.devices_per_node == 0
-            first = len(groups) if alone else first
-            speed, beside = draw.choice([1.0, 1.0, 0.5, 0.8]), None if first == len(groups) else first
-            groups.append(replace(group, num_nodes=1, devices_per_node=1, speed=speed, beside=beside))
-    return Pricer(pricer.workflow, pricer.profile, replace(pricer.cluster, groups=tuple(groups)))
-
-
 def _cluster(draw: random.Random, most_devices: int) -> tuple[Cluster, tuple[str, ...]]:
     devices = draw.randint(1, most_devices)
     memory = draw.choice([1000.0, 1000.0, 45.0, 25.0]) * GB
@@ -95,7 +70,9 @@ def _cluster(draw: random.Random, most_devices: int) -> tuple[Cluster, tuple[str
         )
         for kind, size in zip(kinds, sizes, strict=True)
     )
-    links = Links(within_node_bytes_per_s=GB, across_nodes_bytes_per_s=GB / 4, latency_s=draw.choice([0.0, 0.01]))
+    links = Links(
+        within_node_bytes_per_s=GB, across_nodes_bytes_per_s=GB / 4, latency_s=draw.choice([0.0, 0.01]), submit_s=0.0
+    )
     return Cluster("random", "+".join(kinds), devices, 64, int(memory), groups=groups, links=links), kinds
 
 

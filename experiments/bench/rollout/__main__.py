@@ -29,7 +29,7 @@ from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.ray_session import RaySession
 
 NUM_WORKERS = 2

@@ -28,7 +28,7 @@ from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.interfaces.envs import ChunkResult, Observation, VectorEnv
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -110,7 +110,7 @@ class Bench:
         torch.set_num_threads(1)
         self._config, self._stock_steps = config, stock_steps
         workflow = bench_workflow(config, folder)
-        owners = resolve("bench", COLLOCATED, num_workers, workflow).owners("env", workflow.num_blocks)
+        owners = resolve("bench", COLLOCATED, num_workers, workflow).owners("env", workflow)
         self._blocks = tuple(block for block, owner in enumerate(owners) if owner == worker)
         self._host = WorkerHost(WorkerSpec(worker, "cpu"))
         for name in ("env", "policy"):

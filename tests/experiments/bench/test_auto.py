@@ -12,12 +12,12 @@ from experiments.bench import auto as bench
 from experiments.bench.harness import command
 from experiments.bench.harness.trainings import outside_stages
 from rlinf_embodied.planning.drift import Prediction
-from rlinf_embodied.planning.plan import Leaf, Plan
+from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.telemetry.trace import Span
 
 
 def found(**seconds: list[float]) -> dict:
-    plan = Plan("p", 1, Leaf("env", (0,)))
+    plan = Plan("p", 1, (Item((Place("env", (0,)),)),))
     timed = {name: [(value, 0.25) for value in values] for name, values in seconds.items()}
     return {name: bench.outcome(Prediction(1.1, {"env": 1.0}), plan, rounds, "d") for name, rounds in timed.items()}
 
@@ -53,7 +53,7 @@ def test_a_profile_is_had_back_by_what_the_picked_plan_saves_beside_turns() -> N
     assert bench.wrong_choice(plans) == "pipelined takes 2.00 times as long as auto"
     nothing = "the profile took 31 s, which nothing brings back"
     assert bench.had_back(plans, 31.0) == nothing  # `found` gives all plans one tree: turns were picked
-    auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, Leaf("env", (0, 1))), [(1.5, 0.0)], "d")
+    auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, (Item((Place("env", (0, 1)),)),)), [(1.5, 0.0)], "d")
     assert bench.had_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, had back after 62 iterations"
     assert bench.had_back({"auto": auto}, 31.0) == nothing
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import torch
+from placements import leaves
 
 from experiments.examples import q_learning as script
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.plan import resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -18,17 +19,17 @@ CORES = Cluster("test", "cpu", 2, 2, 8 << 30)
 def test_light_learners_on_one_device_are_planned_and_walk_along_the_cliff() -> None:
     flow = script.workflow(CLIFF, [0.5, 0.2, 0.1])
     best, returns = script.train(flow, SerialSession(), Cluster("test", "cpu", 1, 1, 8 << 30), 25)
-    assert set(best.plan.leaves()) == {"collect", "replay", "learn0", "learn1", "learn2"}
+    assert set(best.plan.places()) == {"collect", "replay", "learn0", "learn1", "learn2"}
     assert best.plan.devices() == (0,)
     assert [before for before, _ in returns] == [-100.0] * 3
     assert returns[0] == [-100.0, -13.0]
     assert returns[1][1] == -13.0
 
 
-def tables(tree: dict) -> torch.Tensor:
+def tables(variants: list[dict]) -> torch.Tensor:
     """Returns the learner's table after a few iterations under a plan; all of its workers must have the same."""
     flow = script.workflow(CLIFF, [0.5])
-    executor = Executor(flow, resolve("test", [{"tree": tree}], 2, flow), SerialSession(), CORES)
+    executor = Executor(flow, resolve("test", variants, 2, flow), SerialSession(), CORES)
     for k in range(3):
         reports = executor.run(StepContext(k)).all_of("learn0", torch.Tensor)
     assert all(torch.equal(report, reports[0]) for report in reports)
@@ -36,10 +37,7 @@ def tables(tree: dict) -> torch.Tensor:
 
 
 def test_its_table_has_the_same_bits_under_every_plan() -> None:
-    def turns(**devices: object) -> dict:
-        return {"temporal": [{"leaf": {"stage": stage, "devices": where}} for stage, where in devices.items()]}
-
-    alone = tables(turns(collect=[0], replay=[0], learn0=[0]))
+    alone = tables(leaves(collect=[0], replay=[0], learn0=[0]))
     assert float(alone.abs().sum()) > 0
-    for plan in (turns(collect="all", replay="all", learn0="all"), turns(collect=[0], replay=[1], learn0="all")):
+    for plan in (leaves(collect="all", replay="all", learn0="all"), leaves(collect=[0], replay=[1], learn0="all")):
         assert torch.equal(tables(plan), alone)

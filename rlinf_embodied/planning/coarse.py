@@ -1,0 +1,118 @@
+"""Large problems in few units: groups of alike devices as one device each, and several blocks as one.
+
+A unit of k devices takes what one of them takes, since blocks come in units of as many: everything that a simulation
+asks for stays the same, but for the number of devices that a stage's times depend on, and the driver's calls.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
+from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.workflow.graph import WHOLE, Workflow
+
+MOST_DEVICES = 16  # that a search tells apart
+MOST_BLOCKS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Coarse:
+    """A pricer of units, and the devices of each unit."""
+
+    pricer: Pricer
+    members: tuple[Devices, ...]
+    blocks: int  # in one of the units of the workflow
+
+    def expanded(self, plan: Plan, of: Pricer) -> Plan:
+        """Returns a plan of units as one of devices; blocks are as even as possible where they do not divide."""
+        work = of.workflow
+        items = []
+        for item in plan.items:
+            chunks = item.chunks if work.num_blocks % item.chunks == 0 else 1
+            places = tuple(self._expanded(place, chunks, work) for place in item.places)
+            streams = chunks > 1 or item.chunks == 1
+            items += [Item(places, chunks, item.shards)] if streams else [Item((place,)) for place in places]
+        return replace(plan, num_devices=of.cluster.num_devices, items=tuple(items))
+
+    def _expanded(self, place: Place, chunks: int, work: Workflow) -> Place:
+        most = work.most_devices(place.stage, work.num_blocks // chunks)
+        devices = tuple(device for unit in place.devices for device in self.members[unit])
+        batch = work.stages[place.stage].blocks_per_batch
+        unit = batch if batch > 1 else chunks
+        if place.blocks and len(devices) <= most:
+            owned = [n * self.blocks for n in place.blocks]
+            each = [n // len(self.members[d]) for n, d in zip(owned, place.devices, strict=True)]
+            blocks = tuple(n for n, d in zip(each, place.devices, strict=True) for _ in self.members[d])
+            if sum(blocks) == work.num_blocks and not any(n % unit for n in blocks) and min(blocks) > 0:
+                return Place(place.stage, devices, blocks)
+        if len(devices) > most:  # every so many of them, so that each unit keeps its part
+            devices = tuple(devices[i * len(devices) // most] for i in range(most))
+        return Place(place.stage, devices)
+
+
+def coarse(pricer: Pricer) -> Coarse | None:
+    """Returns a problem in units, None where it is small as it is."""
+    cluster, work = pricer.cluster, pricer.workflow
+    if cluster.num_devices <= MOST_DEVICES and work.num_blocks <= MOST_BLOCKS:
+        return None
+    sizes = [group.num_devices for group in pricer.groups]
+    size = 1
+    while sum(-(-number // size) for number in sizes) > max(MOST_DEVICES, len(sizes)):
+        size += 1
+    units = [max(1, number // size) for number in sizes]
+    members = []
+    for devices, number in zip(cluster.group_devices(), units, strict=True):
+        ends = [devices.start + len(devices) * i // number for i in range(number + 1)]
+        members += [tuple(range(a, b)) for a, b in itertools.pairwise(ends)]
+    scale = cluster.num_devices / len(members)
+    blocks = max(round(scale), -(-work.num_blocks // MOST_BLOCKS))
+    blocks = min(blocks, work.num_blocks)
+    per_unit = replace(_in_units(work, blocks), items_per_block=max(1, round(work.items_per_block * blocks / scale)))
+    changed = pricer.with_(workflow=per_unit, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
+    return Coarse(changed, tuple(members), blocks)
+
+
+def _in_units(work: Workflow, blocks: int) -> Workflow:
+    """Returns a workflow with so many blocks as one."""
+    number = max(1, work.num_blocks // blocks)
+
+    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            dict.fromkeys(n // blocks for n in old if n % blocks == 0 and number % max(n // blocks, 1) == 0)
+        ) or (WHOLE,)
+
+    stages = {
+        name: replace(
+            spec,
+            granularities=sizes(spec.granularities) if spec.granularities else (),
+            blocks_per_batch=math.gcd(-(-spec.blocks_per_batch // blocks), number),
+        )
+        for name, spec in work.stages.items()
+    }
+    edges = tuple(replace(e, granularities=sizes(e.granularities) if e.granularities else ()) for e in work.edges)
+    return replace(work, num_blocks=number, stages=stages, edges=edges)
+
+
+def _of_units(cluster: Cluster, units: list[int]) -> Cluster:
+    """Returns a cluster with so many devices in each group, spread over its nodes."""
+    groups: list[NodeGroup] = []
+    for group, number in zip(cluster.node_groups(), units, strict=True):
+        nodes = math.gcd(number, group.num_nodes) if group.beside is None else groups[group.beside].num_nodes
+        if number % nodes:
+            nodes = 1
+        each = number // nodes
+        groups.append(
+            replace(
+                group,
+                num_nodes=nodes,
+                devices_per_node=each,
+                cores_per_node=max(1, round(group.cores_per_device * each)),
+            )
+        )
+    fits = all(g.beside is None or groups[g.beside].num_nodes == g.num_nodes for g in groups)
+    groups = groups if fits else [replace(g, beside=None) for g in groups]
+    return replace(cluster, num_devices=sum(units), groups=tuple(groups))
