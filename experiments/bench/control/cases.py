@@ -54,9 +54,10 @@ _PENDULUM = (
         "env.block_size=8",
         "policy.hidden_size=64",
     ),
-    *("algorithm.critic_hidden_size=64", "algorithm.lr=1e-3", "algorithm.value_lr=1e-3"),
+    "algorithm.lr=1e-3",
 )
-_IQL = ("algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
+_CRITICS = ("algorithm.critic_hidden_size=64", "algorithm.value_lr=1e-3")
+_IQL = (*_CRITICS, "algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
 _PICK = ("env=maniskill_pick", "policy=soft_actor", "env.cameras=[]", "env.robot=null", "env.objects_in_proprio=true")
 _DAGGER = ("algorithm=dagger", "algorithm.expert_steps=3200", "algorithm.updates_per_step=2", "algorithm.lr=1e-3")
 # its authors' ten critics of 256 units and twenty updates per step are too much for a core
@@ -111,7 +112,7 @@ _WHERE = (  # columns 16 to 18 are the goal, 19 to 21 the way to it
     *("hierarchy.goal_low=[-0.1,-0.1,0.02]", "hierarchy.goal_high=[0.1,0.1,0.32]", "hierarchy.policy.initial_std=0.5"),
 )
 CASES: dict[str, Case] = {
-    "sac": Case((*_PENDULUM, "algorithm=sac", "algorithm.warmup_steps=500", "run.num_iterations=90")),
+    "sac": Case((*_PENDULUM, *_CRITICS, "algorithm=sac", "algorithm.warmup_steps=500", "run.num_iterations=90")),
     "iql": Case((*_PENDULUM, *_IQL, "run.num_iterations=6"), "sac"),
     "bc": Case((*_PENDULUM, "algorithm=bc", "run.num_iterations=4"), "sac"),
     "dagger": Case((*_PICK, *_DAGGER, "run.num_iterations=95")),

@@ -85,7 +85,7 @@ def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(t
     [
         (["seeds=a"], "seeds is 'a', but seeds are whole numbers"),
         (["peer=td3"], "peer is 'td3', but there is sb3 only"),
-        (["peer=sb3", "algorithm=rlpd"], "peer is 'sb3', but its SAC is plain"),
+        (["peer=sb3", "env=gymnasium", "policy=soft_actor", "algorithm=rlpd"], "peer is 'sb3', but its SAC is plain"),
         (["algorithm=sak"], "algorithm is 'sak'"),
         (["cases=sac", "peer=sb3"], "cases is 'sac', but a peer is compared with one training"),
         (["cases=sax"], "cases has 'sax', but there are sac, iql"),
