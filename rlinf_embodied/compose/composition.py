@@ -1,7 +1,7 @@
 """Presets, files and overrides become one typed, checked config.
 
-Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), the presets that
-configs/<command>.yaml lists, or those chosen in their place, that file's own values, and the overrides.  All keys are
+Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), what Hydra composes of
+configs/<command>.yaml with the presets that it lists or those chosen in their place, and the overrides.  All keys are
 checked, and the dataclasses are built once, which checks their combinations.
 """
 
@@ -14,7 +14,10 @@ from dataclasses import MISSING, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import hydra
 import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -50,7 +53,6 @@ _EXAMPLES = {  # of keys without a default
     "out": "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot",
 }
 _PPO = "rlinf_embodied.config.PPOConfig"
-_OWN = "_self_"  # the place of the file's own values among its presets
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
 _RESOLVERS = {  # what files under configs/ may compute from other keys
     "sum": lambda a, b: int(a) + int(b),
@@ -67,11 +69,6 @@ class Preset(NamedTuple):
 
     folder: str
     default: str
-
-
-def groups(schema: type) -> dict[str, Preset]:
-    """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
-    return {name: preset for name, preset in _listed(schema) if name != _OWN}
 
 
 def choices(group: str, schema: type | None = None) -> list[str]:
@@ -103,24 +100,17 @@ def compose(
         config = OmegaConf.structured(schema)
         OmegaConf.set_readonly(config, False)  # of a frozen dataclass
         config = OmegaConf.merge(config, {k: v for k, v in sections.items() if k not in chosen})
-        for group, preset in _listed(schema):
-            if group in chosen:
-                path = _preset_path(group, str(chosen[group]), preset, schema)
-            elif group in sections:
-                continue
-            else:
-                path = CONFIG_DIR / preset.folder / f"{preset.default}.yaml"
-            for layer in _layers(path, group):
-                source = str(path)
-                _require_filled(layer, path, {key for key, _ in given})
-                config = OmegaConf.merge(config, _switched(layer))
+        presets = _presets(schema, chosen, sections)
+        _require_filled(presets, chosen, schema, {key for key, _ in given})
+        source = "configs/"
+        config = OmegaConf.merge(config, _switched(presets))
         source = "the command line"
         for key, value in given:
             if key not in chosen:
                 OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
         _require_given(config, schema)
         return _plain(OmegaConf.to_object(config))
-    except (OmegaConfBaseException, OverflowError) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, source) from error
 
 
@@ -203,9 +193,8 @@ def _algorithm_of(overrides: Sequence[str]) -> str:
     value = given.get("algorithm", "ppo").strip("'\"")
     path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
     path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
-    layers = _layers(path, "algorithm") if path.is_file() else []
-    found = [_target(layer.get("algorithm")) for layer in layers]
-    return found[-1] if found else _PPO  # whoever reads the preset says what is wrong with it
+    # whoever composes the preset says what is wrong with it
+    return _target(_layer(path, "algorithm", read_mapping(path)).get("algorithm")) if path.is_file() else _PPO
 
 
 def _target(section: object) -> str:
@@ -220,30 +209,45 @@ def _plain(config: object) -> typing.Any:
 
 
 @functools.cache
-def _listed(schema: type) -> tuple[tuple[str, Preset], ...]:
-    """Returns the `defaults` of a command's file: (group, preset), and (_self_, the file itself) at its place."""
-    name = next((_FILES[one] for one in schema.__mro__ if one in _FILES), None)
-    if name is None:
-        return ()
-    listed = []
-    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"]:
-        if entry == _OWN:
-            listed.append((_OWN, Preset("", name)))
-        else:
+def groups(schema: type) -> dict[str, Preset]:
+    """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
+    name, found = _file_of(schema), {}
+    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ():
+        if entry != "_self_":
             ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
             folder, _, group = key.rpartition("@")
-            listed.append((group, Preset(folder or group, default)))
-    return tuple(listed)
+            found[group] = Preset(folder or group, default)
+    return found
 
 
-def _preset_path(group: str, value: str, preset: Preset, schema: type) -> Path:
-    """Returns the file of a chosen preset: one of configs/, or the user's.
+def _file_of(schema: type) -> str | None:
+    return next((_FILES[one] for one in schema.__mro__ if one in _FILES), None)
+
+
+def _presets(schema: type, chosen: Mapping[str, object], sections: Mapping[str, object]) -> dict[str, Any]:
+    """Returns what the command's file and its presets set, composed by Hydra; groups of `sections` are left out."""
+    name, selected = _file_of(schema), []
+    if name is None:
+        return {}
+    for group, preset in groups(schema).items():
+        place = group if preset.folder == group else f"{preset.folder}@{group}"
+        if group in chosen:
+            selected.append(f"{place}={_preset_name(group, str(chosen[group]), preset, schema)}")
+        elif group in sections:
+            selected.append(f"~{place}")
+    with hydra.initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
+        composed = hydra.compose(name, overrides=selected)
+    return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+
+
+def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
+    """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: there is no such preset, or the file does not fit the schema.
     """
     if value.endswith(FILE_SUFFIXES) or "/" in value:
-        return Path(value).expanduser()
+        return _stored(group, Path(value).expanduser(), preset, schema)
     names = choices(group, schema)
     if value not in names:
         generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
@@ -251,21 +255,26 @@ def _preset_path(group: str, value: str, preset: Preset, schema: type) -> Path:
             f"{group} is {value!r}, but it must be one of configs/{preset.folder}, or a path to a .yaml file:"
             f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}{generic}"
         )
-    return CONFIG_DIR / preset.folder / f"{value}.yaml"
+    return value
 
 
-def _layers(path: Path, group: str) -> list[dict[str, Any]]:
-    """Returns what a file sets, as values of the whole config; the presets that it builds on come before it."""
+def _stored(group: str, path: Path, preset: Preset, schema: type) -> str:
     data = read_mapping(path)
-    if group == _OWN:
-        data.pop("defaults", None)
-        return [data]
-    if CONFIG_DIR not in path.resolve().parents and group == "plan":
+    if group == "plan":
         data = _plan_section(path, data)
-    before = [name for name in data.pop("defaults", ()) if name != _OWN]
-    layers = [layer for name in before for layer in _layers(path.with_name(f"{name}.yaml"), group)]
-    is_global = path.read_text(encoding="utf-8").startswith(_GLOBAL)
-    return [*layers, data if is_global else {group: data}]
+    layer = _layer(path, group, data)
+    try:
+        OmegaConf.merge(OmegaConf.structured(schema), _switched(layer))  # its errors name the file
+    except OmegaConfBaseException as error:
+        raise explained(error, schema, str(path)) from error
+    name = "file_" + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in path.stem)
+    ConfigStore.instance().store(group=preset.folder, name=name, node=layer, package="_global_")
+    return name
+
+
+def _layer(path: Path, group: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a preset sets, as values of the whole config."""
+    return data if path.read_text(encoding="utf-8").startswith(_GLOBAL) else {group: data}
 
 
 def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -279,16 +288,17 @@ def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
 
 
-def _require_filled(layer: Mapping[str, Any], path: Path, given: set[str]) -> None:
+def _require_filled(presets: Mapping[str, Any], chosen: Mapping[str, object], schema: type, given: set[str]) -> None:
     """Checks that what a preset leaves open (`???`) is given: the default of the schema would be wrong for it."""
-    for group, section in layer.items():
+    for group, section in presets.items():
         for name, value in section.items() if isinstance(section, Mapping) else ():
             key = f"{group}.{name}"
             if value == "???" and key not in given:
                 known = typing.cast("Sequence[str]", load_target(_GOOD_VALUES[key])) if key in _GOOD_VALUES else ()
                 example = f", for example one of those with a scripted expert: {', '.join(known)}" if known else ""
+                preset = Path(str(chosen.get(group) or groups(schema)[group].default)).stem
                 raise ConfigError(
-                    f"{key} is not given, but {group}={path.stem} stands for any: give {key}=<name>{example}"
+                    f"{key} is not given, but {group}={preset} stands for any: give {key}=<name>{example}"
                 )
 
 
