@@ -64,7 +64,9 @@ class Learners:
         compile = algorithm.compile
         statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
         head = _head(actor, critic, algorithm) if joint else {}
-        made[POLICY] = ReplicatedLearner(actor, _settings(algorithm), statistics, reducer, compile, more=head)
+        made[POLICY] = ReplicatedLearner(
+            actor, _settings(algorithm), statistics, reducer, compile, group="policy", more=head
+        )
         if critic and not joint:
             settings = _value_settings(algorithm)
             made[VALUE] = ReplicatedLearner(critic, settings, VALUE_STATISTICS, reducer, compile)

@@ -115,7 +115,7 @@ class ReplicatedLearner:
         reducer: Reducer,
         compile: bool = False,
         *,
-        group: str = "policy",
+        group: str = "main",
         more: Mapping[str, ParameterGroup] = MappingProxyType({}),
     ) -> None:
         """Starts with moments of zero.

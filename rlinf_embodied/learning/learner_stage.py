@@ -13,9 +13,9 @@ All workers of a group make the same calls; the first one writes and answers for
         user = "my learner"                        # of the worker's copy of the model
 
         def setup(self, context):
-            shared = context.share("policy", ...)  # a SharedPolicy
+            shared = context.share(name, ...)  # a SharedPolicy
             learner = ReplicatedLearner(shared.policy.parameters(), settings, ("loss",), reducer)
-            self.hold(shared, context.group.rank, context.device, {"policy_optimizer": learner})
+            self.hold(shared, context.group.rank, context.device, {"optimizer": learner})
 
         def write_policy(self, folder): ...        # the model's own files
 
@@ -37,7 +37,7 @@ from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.snapshot import StageState
 from rlinf_embodied.learning.training_state import TrainingState
-from rlinf_embodied.learning.weights import WeightsMessage, export_weights
+from rlinf_embodied.learning.weights import WHOLE_STAGE, WeightsMessage, export_weights
 
 
 class Moment(Protocol):
@@ -71,7 +71,7 @@ class LearnerStage:
         device: str,
         learners: Mapping[str, Learner],
         modules: Mapping[str, nn.Module] | None = None,
-        policy: str = "policy",
+        policy: str = WHOLE_STAGE,
     ) -> None:
         """Takes what is trained.
 

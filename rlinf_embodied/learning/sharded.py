@@ -163,7 +163,7 @@ class ShardedLearner:
 
     @property
     def rates(self) -> dict[str, float]:
-        return {"policy": self.lr}
+        return {"main": self.lr}
 
     # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rlinf_embodied.errors import ObjectiveError
 
 _PAGE = 4096  # bytes
+WHOLE_STAGE = ""  # whose weights they are where a stage holds one model
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class WeightsMessage:
     version: int
     tensors: dict[str, Tensor]
     checksum: int
-    policy: str = "policy"  # whose they are, where a stage holds several
+    policy: str = WHOLE_STAGE  # whose they are, where a stage holds several
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -45,7 +46,7 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     return value
 
 
-def export_weights(module: nn.Module, version: int, whole: bool = True, policy: str = "policy") -> WeightsMessage:
+def export_weights(module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE) -> WeightsMessage:
     """Returns a copy of a module's state as a message.
 
     Args:
