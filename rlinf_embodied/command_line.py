@@ -30,6 +30,7 @@ from rlinf_embodied.errors import (
     PlanError,
     PlugInError,
     RunFileError,
+    SimulatorCallError,
     SimulatorError,
 )
 from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
@@ -84,7 +85,7 @@ def main(
             file=sys.stderr,
         )
         sys.exit(1)
-    except (PlugInError, ObjectiveError, RunFileError) as error:
+    except (PlugInError, SimulatorCallError, ObjectiveError, RunFileError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as error:

@@ -72,6 +72,10 @@ class StaleCallError(WorkerError):
     """A call of an attempt that was given up; nobody waits for its answer."""
 
 
+class SimulatorCallError(WorkerError):
+    """A simulator that had been built failed in a call."""
+
+
 class PlugInError(WorkerError):
     """Code of the user's (an env, a policy, a reward, a source of problems) raised; the message shows where in it."""
 

@@ -36,7 +36,7 @@ def test_the_work_gets_the_config_and_gives_the_exit_code():
 def test_a_dry_run_prints_the_resolved_config_only(capsys):
     assert exit_code(TrainConfig, never, "run.dry=true", "algorithm=grpo") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["algorithm"]["name"] == "grpo"
+    assert printed["algorithm"]["_target_"].endswith("GRPOConfig")
     assert printed["env"]["chunks_per_rollout"] == 10  # resolved, not an interpolation
     assert exit_code(EvaluateConfig, never, "run.dry=true", "policy=random") == 0
     assert yaml.safe_load(capsys.readouterr().out)["policy"] == "random"

@@ -164,7 +164,8 @@ class LearnerStage:
 
     def leave(self) -> None:
         """Returns when nothing is being written."""
-        self.training.leave()
+        if (held := getattr(self, "training", None)) is not None:  # set-up may have failed before `hold`
+            held.leave()
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores learners, networks and version; the model's weights were loaded with it."""

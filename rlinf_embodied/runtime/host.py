@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.errors import NoRoomError, PlugInError, RlinfError, SimulatorError, WorkerError
+from rlinf_embodied.errors import (
+    NoRoomError,
+    PlugInError,
+    RlinfError,
+    SimulatorCallError,
+    SimulatorError,
+    WorkerError,
+)
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
@@ -457,6 +464,8 @@ class WorkerHost:
         told = raised_by_user(error)
         if told is not None:
             return PlugInError(f"{failed}{told}\nFix it there, then give the same command again", own)
+        if isinstance(error, SimulatorError):
+            return SimulatorCallError(f"{failed}{error}", own)
         frames = traceback.extract_tb(error.__traceback__)[-3:]
         path = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
         if devices.is_out_of_memory(error):

@@ -15,6 +15,7 @@ import socket
 import tempfile
 import threading
 import time
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -56,7 +57,9 @@ class ProcessLock:
         file.flush()
         self._file = file
         self._released.clear()
-        threading.Thread(target=self._renew, name=f"lease of {self._path}", daemon=True).start()
+        weakref.finalize(self, self._released.set)  # the thread holds no reference: a lock that is dropped is free
+        arguments = (self._path, self._released)
+        threading.Thread(target=_renew, args=arguments, name=f"lease of {self._path}", daemon=True).start()
         return None
 
     def _holder(self, file: TextIO) -> str | None:
@@ -88,11 +91,6 @@ class ProcessLock:
         with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".clock-") as now:
             return os.stat(now.name).st_mtime - self._path.stat().st_mtime
 
-    def _renew(self) -> None:
-        while not self._released.wait(_RENEW_S):
-            with suppress(OSError):  # a file server that is away for a moment
-                os.utime(self._path)
-
     def release(self) -> None:
         """Gives the lock back, if it is held."""
         if self._file is not None:
@@ -100,6 +98,12 @@ class ProcessLock:
             self._file.truncate(0)
             self._file.close()
             self._file = None
+
+
+def _renew(path: Path, released: threading.Event) -> None:
+    while not released.wait(_RENEW_S):
+        with suppress(OSError):  # a file server that is away for a moment
+            os.utime(path)
 
 
 def _is_running(process: int) -> bool:

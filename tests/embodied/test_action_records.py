@@ -154,8 +154,8 @@ def test_one_optimizer_trains_what_both_losses_share(start) -> None:
     config = gaussian("warm_start.from_nothing=true", "algorithm.critic_warmup_iterations=2")
     executor, module = running(config, start)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    metrics = iterate(executor, 2)  # of the critic alone
-    assert changed(before, module) == {"trunk", "critic"}
+    metrics = iterate(executor, 2)  # warm-up: the value head alone
+    assert changed(before, module) == {"critic"}
     assert metrics[1]["losses/value_loss"] < metrics[0]["losses/value_loss"]
     run_iteration(executor, 2)
     assert changed(before, module) == {"trunk", "critic", "means"}
@@ -172,7 +172,9 @@ def test_microbatches_change_no_more_than_the_order_of_a_sum(start) -> None:
 
 def test_an_entropy_bonus_without_an_entropy_is_refused(start) -> None:
     config = gaussian("warm_start.from_nothing=true", "algorithm.entropy_coef=0.01")
-    with pytest.raises(Exception, match=r"algorithm.entropy_coef is 0.01, but Gaussian has no entropy in closed form"):
+    with pytest.raises(
+        Exception, match=r"algorithm.entropy_coef is 0.01, but .*Gaussian has no entropy in closed form"
+    ):
         weights_after(config, TOGETHER, start)
 
 
@@ -187,7 +189,7 @@ def test_a_folder_restores_it(tmp_path) -> None:
 def running(config: TrainConfig, start: Path) -> tuple[Executor, nn.Module]:
     session = SerialSession()
     executor = executor_for(config, TOGETHER[1], 1, session, start)
-    return executor, session._hosts[0].stages["actor"]._policy.module  # pyright: ignore[reportAttributeAccessIssue]
+    return executor, session._hosts[0].stages["actor"].shared.policy.module  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def changed(before: dict[str, Tensor], module: nn.Module) -> set[str]:

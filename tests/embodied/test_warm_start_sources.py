@@ -152,7 +152,7 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
         ({"bad": 1.5}, [], DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
         ({"number": 3}, [], DataError, "holds 3 episodes, .* record more"),
         ({"dims": 3}, [], DataError, r"whose actions have 3 dimensions, but those of the env have 2"),
-        ({"steps": 13}, [], ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=16"),
+        ({"steps": 13}, [], ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=13"),
     ],
 )
 def test_a_recording_that_does_not_fit_is_refused(tmp_path: Path, change, overrides, error, words) -> None:

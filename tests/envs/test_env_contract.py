@@ -127,7 +127,7 @@ def require_own(path: str) -> None:
 def test_a_section_that_makes_no_env_ends_the_tests_with_one_message(tmp_path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("_target_: envs.gym.env.make_env\ntask: x\nchunkk: 1\n")
-    with pytest.raises(pytest.exit.Exception, match=r"--env=.*mine\.yaml: chunkk .*did you mean chunk"):
+    with pytest.raises(pytest.exit.Exception, match=r"--env=.*mine\.yaml: env\.chunkk .*did you mean env\.chunk"):
         require_own(str(path))
 
 

@@ -90,7 +90,7 @@ def test_the_pages_other_network_trains(importable) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("hidden_sise: 3\n", r"hidden_sise is None in .*mine.yaml, .*did you mean hidden_size"),
+        ("hidden_sise: 3\n", r"policy.hidden_sise is None in .*mine.yaml, .*did you mean policy.hidden_size"),
         ("num_bins: many\n", r"num_bins is 'many' in .*mine.yaml, but it must be int"),
         ("- a\n", "mine.yaml holds a list"),
     ],

@@ -14,7 +14,7 @@ from tests.golden.recipes import RECIPES
 
 
 def test_clone_and_language_model_have_the_bits_of_the_repository(capsys) -> None:
-    assert script.main(["recipe=clone,language"]) == 0, capsys.readouterr()
+    assert script.check(script.Options(recipe="clone,language")) == 0, capsys.readouterr()
 
 
 @pytest.mark.sim
@@ -25,7 +25,7 @@ def test_physics_and_images_have_the_bits_of_the_repository_as_the_command_finds
 
 
 def test_a_disturbed_stage_is_named(capsys) -> None:
-    assert script.main(["recipe=clone", "disturb=clone/features"]) == 1
+    assert script.check(script.Options(recipe="clone", disturb="clone/features")) == 1
     assert "clone: the first stage that differs is 'features'" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.learning import checkpoint as C
 
 STATE = {"iteration": 10, "success": 0.5, "nested": {"names": ["a", "b"], "none": None}}
@@ -124,7 +124,7 @@ def test_the_newest_undamaged_one_is_found_and_the_others_are_named(tmp_path):
 
 def test_nothing_older_goes_before_something_newer_is_whole(tmp_path):
     save(tmp_path, 1, keep=1)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(CheckpointWriteError):
         save(tmp_path, 2, keep=1, writer=no_space)
     assert C.newest_undamaged(tmp_path).path == tmp_path / "step_000001"
 
@@ -190,9 +190,9 @@ def no_space(folder: Path) -> None:
 
 def test_a_full_disk_leaves_older_checkpoints_and_latest_intact(tmp_path):
     save(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*older ones are untouched: free space"):
+    with pytest.raises(CheckpointWriteError, match=r"No space left on device.*older ones are untouched: free space"):
         save(tmp_path, 2, writer=no_space)
-    with largest_file(20_000), pytest.raises(CheckpointError, match="could not be written"):
+    with largest_file(20_000), pytest.raises(CheckpointWriteError, match="could not be written"):
         save(tmp_path, 3, size=10_000)  # 40 kB of moments: safetensors itself runs into it
     assert names(tmp_path) == ["latest", "step_000001"]
     assert C.load_state(tmp_path / "latest")["iteration"] == 1
@@ -206,7 +206,7 @@ def fail(*_: object, **__: object) -> None:
 def test_a_disk_that_fails_at_a_late_point_loses_nothing_older(tmp_path, monkeypatch, operation):
     save(tmp_path, 1)
     monkeypatch.setattr(os, operation, fail)
-    with pytest.raises(CheckpointError, match="was removed"):
+    with pytest.raises(CheckpointWriteError, match="was removed"):
         save(tmp_path, 2)
     monkeypatch.undo()
     assert names(tmp_path) == ["latest", "step_000001"]

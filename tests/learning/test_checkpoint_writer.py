@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.learning import checkpoint as C
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 
@@ -89,7 +89,7 @@ def test_what_could_not_be_written_is_told_once_and_the_next_one_can_be(tmp_path
         save(writer, tmp_path, 2)
         assert writer._thread is not None
         writer._thread.join()
-    with pytest.raises(CheckpointError, match=r"step_000002 could not be written .*No space left .* free space"):
+    with pytest.raises(CheckpointWriteError, match=r"step_000002 could not be written .*No space left .* free space"):
         writer.wait() if told_by == "wait" else save(writer, tmp_path, 3)
     assert C.find_latest(tmp_path) == tmp_path / "step_000001"
     save(writer, tmp_path, 4)
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_from_any_moment_on_costs_the_checkpoint_under_way_o
                 save(writer, root, step)
                 writer.wait()
                 is_written = True
-            except CheckpointError as error:
+            except CheckpointWriteError as error:
                 assert "older ones are untouched: free space" in str(error)  # noqa: PT017
                 is_written = False
         found = C.find_latest(root)

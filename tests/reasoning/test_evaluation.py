@@ -102,7 +102,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
 def evaluate(folder: Path, checkpoint: Path, *overrides: str) -> dict:
     config = compose_answers([f"checkpoint={checkpoint}", "cluster=serial", f"run.dir={folder}", *overrides])
     assert config is not None
-    assert evaluate_command(config) == 0
+    evaluate_command(config)
     return json.loads((folder / "eval_info.json").read_text())
 
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 
 from experiments.setup import covered as script
-from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.errors import DataError
 
 EQUAL = {"verdict": "equal", "alone": "nothing", "reason": ""}
 TASKS = {
@@ -32,7 +32,7 @@ def test_what_was_found_is_what_the_backend_looks_up(tmp_path: Path, monkeypatch
     (tmp_path / "found.json").write_text(json.dumps({"machine": {"versions": choice.versions()}, "tasks": TASKS}))
     for module in (script, choice):
         monkeypatch.setattr(module, "COVERED", tmp_path / "covered.json")
-    assert script.main([f"results={tmp_path / 'found.json'}"]) == 0
+    script.write(script.Options(results=str(tmp_path / "found.json")))
     choice._table.cache_clear()
     try:
         assert choice.how_to_run("PickCube-v1") == "nothing"
@@ -52,7 +52,5 @@ def test_the_repositorys_table_is_that_of_the_published_results() -> None:
 def test_results_that_cannot_be_read_are_refused() -> None:
     before = script.COVERED.read_bytes()
     with pytest.raises(DataError, match=r"results is 'nowhere.json', which cannot be read"):
-        script.main(["results=nowhere.json"])
-    with pytest.raises(ConfigError, match="use some of results"):
-        script.main(["covered=true"])
+        script.write(script.Options(results="nowhere.json"))
     assert script.COVERED.read_bytes() == before
