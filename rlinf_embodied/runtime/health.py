@@ -32,6 +32,7 @@ _FIRST_S = 5.0  # a shorter wait needs no monitor: lost workers show in their ca
 _ANSWER_S = 0.3  # within which a worker answers
 _EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
+_FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports who waits for whom
 _LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
 
 _LOG = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class Health:
         self._actors, self._node, self._limits = actors, node, limits
         self._monitor: ActorHandle | None = None
         self._asked: ray.ObjectRef | None = None  # a check under way
+        self._blind_since: float | None = None  # no check has been answered since then
         self._waiting: dict[Ref, Pending] = {}  # calls without an answer that was read, by receipt
         self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
         self._submitted, self._swept = 0, 256
@@ -214,7 +216,8 @@ class Health:
         statuses = {w: of.status for w, of in self.workers.items() if of.status is not None}
         self._history.learn(list(statuses.values()))
         found = diagnose(list(self._waiting.values()), self.workers, self._history, self._limits, time.monotonic())
-        if found is None:
+        blind_s = 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
+        if found is None or 0 < blind_s < _FIRST_ANSWER_S:  # the report names who waits for whom
             return
         self._history.suspect([statuses[w] for w in found.culprits if w in statuses])
         self.check(stacks=found.culprits)
@@ -232,6 +235,8 @@ class Health:
             stopped = of.pid and of.node == self._node and is_stopped(of.pid)
             of.stopped_since = (of.stopped_since or start) if stopped else None
         statuses = self._statuses(stacks)
+        if statuses is not None:
+            self._blind_since = None
         for worker, of in self.workers.items() if statuses is not None else ():
             answer = (statuses or {}).get(worker)
             if isinstance(answer, Status):
@@ -261,6 +266,7 @@ class Health:
     def _require_monitor(self) -> Any:
         if self._monitor is None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            self._blind_since = time.monotonic()
             self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=here).remote()
         return self._monitor
 
