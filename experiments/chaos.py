@@ -11,6 +11,7 @@ code 0: all faults came, and the weights are the same, bit for bit; 1: not so; 2
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import split
@@ -31,4 +32,4 @@ def request(words: Sequence[str]) -> tuple[Options, list[str], Path]:
 
 
 if __name__ == "__main__":
-    main(lambda asked: compare(*asked), Options, request)
+    main(cast(Any, lambda asked: compare(*asked)), Options, cast(Any, request))

@@ -146,7 +146,7 @@ def rows_of(case: str, best: Mapping[str, Ranked], timed: Mapping[str, Timed]) -
     for k, entry in best.items():
         seconds = [seconds for seconds, _ in timed[k]]
         measured, faster = Spread.of(seconds), ratios(without, seconds)
-        rows.append((case, k, entry.shape, f"{entry.iteration_s:.2f}", f"{measured:.2f}", f"{faster:.2f}"))
+        rows.append((case, k, entry.label, f"{entry.iteration_s:.2f}", f"{measured:.2f}", f"{faster:.2f}"))
     return rows
 
 

@@ -163,7 +163,7 @@ def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     shutil.rmtree(place, ignore_errors=True)
     if arm == "ours":
         words = [*words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
-        made = trained(words, seed, place, points, "train_vla")
+        made = trained(words, seed, place, points)
     else:
         worker = Worker(Peer)
         try:

@@ -131,4 +131,4 @@ if __name__ == "__main__":
     flow = workflow(own.env, [float(rate) for rate in own.rates.split(",")])
     best, returns = train(flow, session := RaySession(), local_cluster(None), own.iterations)
     session.close()
-    print(f"{best.shape}: {best.iteration_s:.3f} s per iteration predicted; return before and after: {returns}")
+    print(f"{best.label}: {best.iteration_s:.3f} s per iteration predicted; return before and after: {returns}")

@@ -108,7 +108,7 @@ def compose(
         for key, value in given:
             if key not in chosen:
                 OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
-        _require_given(config, schema)
+        _require_given(typing.cast(DictConfig, config), schema)
         return _plain(OmegaConf.to_object(config))
     except (HydraException, OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, source) from error
@@ -187,7 +187,7 @@ def _with_algorithm(schema: type[_Config], target: str) -> type[_Config]:
 
 def _algorithm_of(overrides: Sequence[str]) -> str:
     """Returns algorithm._target_ as the overrides have it, by themselves or by the preset that they choose."""
-    given = dict(text.partition("=")[::2] for text in overrides)
+    given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     if "algorithm._target_" in given:
         return given["algorithm._target_"].strip("'\"")
     value = given.get("algorithm", "ppo").strip("'\"")

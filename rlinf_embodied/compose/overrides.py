@@ -78,7 +78,8 @@ def _value(key: str, value: str, kind: object) -> Any:
     if any(hasattr(arm, "__members__") for arm in arms):
         return SWITCHES.get(key, {}).get(value.lower(), _unquoted(value))
     try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))["value"]
+        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+        return typing.cast(dict, read)["value"]
     except yaml.YAMLError as error:
         why = " ".join(str(error).split())
         raise ConfigError(

@@ -118,7 +118,7 @@ class PolicyLearner(LearnerStage):
         return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
 
     def _rollouts(self, step_context: StepContext, found: Mapping[int, list[Any]]) -> dict[int, Rollouts]:
-        rollouts = {block: _pair(payloads) for block, payloads in found.items()}
+        rollouts: dict[int, Rollouts] = {block: _pair(payloads) for block, payloads in found.items()}
         if (view := self._config.view) is not None:
             rollouts = {b: [view(cast(TwoLevelColumns, p), env) for p, env in parts] for b, parts in rollouts.items()}
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}

@@ -40,7 +40,13 @@ EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is
 class Learner(Protocol):
     """The optimizer of some parameters over all workers; `lr` may be set at any time, for the next step on."""
 
-    lr: float
+    @property
+    def lr(self) -> float:
+        """The rate of the first group of parameters."""
+        ...
+
+    @lr.setter
+    def lr(self, value: float) -> None: ...
 
     @property
     def rates(self) -> dict[str, float]:

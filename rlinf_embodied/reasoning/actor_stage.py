@@ -283,10 +283,10 @@ class ActorStage(LearnerStage):
         *parts: StagePart | WeightsMessage | None,
     ) -> None:
         """Begins a checkpoint, with adapters as such: the policy's folder has them merged."""
-        *place, first = argument
+        root, step, keep, first = argument
         if self._config.policy.lora.rank:
             first = replace(first, tensors={**first.tensors, _MODULE: self.shared.policy.module.state_dict()})
-        super().save(step_context, (*place, first), *parts)
+        super().save(step_context, (root, step, keep, first), *parts)
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""

@@ -65,7 +65,7 @@ class _Monitor:
 
     def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
         """Has workers give up the calls of attempts before this one; returns those that do not hear it in time."""
-        refs = {actors[worker].abandon.remote(attempt): worker for worker in actors}
+        refs: dict[Any, int] = {actors[worker].abandon.remote(attempt): worker for worker in actors}
         late = ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[1] if refs else []
         return [refs[ref] for ref in late]
 
@@ -254,7 +254,7 @@ class Health:
             return None
         asked, self._asked = self._asked, None
         try:
-            return cast("dict[int, Status | str]", ray.get(asked))
+            return cast("dict[int, Status | str]", ray.get(cast(Any, asked)))
         except RayActorError:
             _LOG.warning("the process that checks the workers' health died: it is started again")
             self._monitor = None
@@ -281,7 +281,7 @@ class Health:
         except RayActorError:
             self._monitor = None
             stuck = set(up)
-        waits = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
+        waits: dict[Any, int] = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
         done, late = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
         stuck |= {waits[ref] for ref in late}
         for ref in done:

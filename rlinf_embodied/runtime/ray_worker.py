@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
@@ -54,7 +54,7 @@ def launch(spec: WorkerSpec, placement: Mapping[str, object]) -> ActorHandle:
         spec: of the worker.
         placement: Ray's options that say where.
     """
-    remote = ray.remote(concurrency_groups={GROUP: 1})(_Worker).options(
+    remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
         **placement,
         max_restarts=0,
         max_task_retries=0,

@@ -90,7 +90,7 @@ class Account:
             RlinfError: what a worker raised, or a file that cannot be written.
         """
         assert progress.before is not None
-        kept_best = progress.best is not None and progress.returned
+        kept = int(progress.best["iteration"]) if progress.best and progress.returned else progress.iteration
         folder.write_json(
             "summary.json",
             {
@@ -101,7 +101,7 @@ class Account:
                 "rl_s": progress.rollout_s,
                 "checks_s": progress.checks_s,
                 "best_check": progress.best,
-                "weights_of_iteration": int(progress.best["iteration"] if kept_best else progress.iteration),
+                "weights_of_iteration": kept,
                 "best_evaluation": progress.best_evaluation,
                 "wall_s": time.time() - self._started,
                 "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from experiments.bench.control.curves import Curve, learned
 from experiments.bench.harness import Worker
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.config import SACConfig, TrainConfig
 
 if TYPE_CHECKING:
     from stable_baselines3 import SAC
@@ -46,7 +46,7 @@ def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    env, algorithm = config.env, config.algorithm
+    env, algorithm = config.env, cast(SACConfig, config.algorithm)
     return SAC(
         "MlpPolicy",
         make_vec_env(_make(config), env.num_envs, seed=seed, vec_env_cls=DummyVecEnv),
@@ -57,7 +57,7 @@ def soft_actor_critic(config: TrainConfig, seed: int) -> SAC:
         tau=algorithm.tau,
         gamma=algorithm.gamma,
         train_freq=env.chunks_per_rollout,
-        gradient_steps=config.algorithm.schedule(config.env).updates,
+        gradient_steps=algorithm.schedule(env).updates,
         policy_kwargs={"net_arch": [algorithm.critic_hidden_size] * algorithm.critic_layers},
         seed=seed,
         device="cpu",
