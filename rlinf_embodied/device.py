@@ -37,7 +37,7 @@ def kind_of(device: str) -> str:
 
 
 def is_accelerator(device: str) -> bool:
-    """Returns whether a device has memory of its own, which data has to be moved to."""
+    """Returns whether a device has separate memory, which data has to be moved to."""
     return kind_of(device) not in _OWN_MEMORY_OF_NONE
 
 
@@ -113,7 +113,7 @@ def use(device: str) -> None:
 
 
 def synchronize(device: str) -> None:
-    """Waits until an accelerator has done all that it was told."""
+    """Waits until an accelerator has completed all submitted work."""
     if is_accelerator(device):
         _module(device).synchronize(_index(device))
 

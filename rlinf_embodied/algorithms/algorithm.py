@@ -1,4 +1,4 @@
-"""How an algorithm learns: one class in a module of its own, made in every worker of the learner stage.
+"""How an algorithm learns: one class in its own module, instantiated in every worker of the learner stage.
 
     config dataclass (driver)     its numbers; what it learns from, and the columns of transitions it needs
     Algorithm (worker)            learners and modules, its state by name in a checkpoint; `update`, an iteration

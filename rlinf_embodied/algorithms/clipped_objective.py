@@ -21,7 +21,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What the losses are made of beside their rows."""
+    """The inputs of the losses other than their rows."""
 
     algorithm: OnPolicyConfig
     temperature: float
@@ -41,7 +41,7 @@ class Objective:
         ]
 
     def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
-        """Returns the pass of a critic of its own."""
+        """Returns the pass of a separate critic."""
         (rows,) = self._parts(block, index, None)
         return [Pass(float(block.valid[rows].sum()), partial(self._value_sums, block, rows))]
 

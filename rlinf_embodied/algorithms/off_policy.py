@@ -59,7 +59,7 @@ class Mismatch:
 def mismatch(
     training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
 ) -> Mismatch:
-    """Returns how far log-probs of the same tokens are apart; entries that the mask leaves out may hold anything.
+    """Returns the difference between log-probs of the same tokens; masked entries may hold anything.
 
     The KL estimate is k3 = rho - 1 - log rho of tokens drawn from pi_rollout: unbiased for KL(rollout || training),
     never negative (Schulman 2020, "Approximating KL divergence").  Sums run in float64.

@@ -26,7 +26,7 @@ Score = Callable[[Features, Record], Tensor]  # rows of one call -> training's l
 
 @torch.no_grad()
 def with_old_log_probs(score: Score, rollouts: Rollouts) -> Rollouts:
-    """Returns a block's rollouts with training's log-probs of every choice beside those that were recorded."""
+    """Adds training's log-probs of every choice to a block's rollouts, next to the recorded ones."""
     return [(replace(columns, old_log_probs=_scored(score, columns)), env) for columns, env in rollouts]
 
 
@@ -37,7 +37,7 @@ def _scored(score: Score, columns: PolicyColumns) -> Tensor:
 
 
 def mismatch_of_rollouts(rollouts: Rollouts) -> Mismatch:
-    """Returns how far a block's two sets of log-probs are apart, over all choices of valid actions."""
+    """Returns the difference between a block's two sets of log-probs, over all choices of valid actions."""
     parts = [(*_sides(columns), _made(env.valid, columns.mask, columns.log_probs.shape)) for columns, env in rollouts]
     return reduce(add, (mismatch(*part) for part in parts))
 

@@ -83,7 +83,7 @@ class OnPolicy(Algorithm):
         """Returns the samples of each block of this worker, with advantages and weights."""
 
     def fit_critic(self, step_context: StepContext, blocks: Blocks, padded: Blocks) -> dict[str, float]:
-        """Trains a critic with an optimizer of its own; nothing without one."""
+        """Trains the critic with a separate optimizer; does nothing without a critic."""
         return {}
 
     def warms_up(self, iteration: int) -> bool:

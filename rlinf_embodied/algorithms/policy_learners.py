@@ -131,7 +131,7 @@ def _actor(policy: Policy) -> list[nn.Parameter]:
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> list[nn.Parameter]:
-    """Returns what the value loss trains, nothing where there is none."""
+    """Returns the parameters that the value loss trains; empty without a value loss."""
     if not algorithm.has_critic:
         return []
     found = policy.value_parameters()

@@ -151,7 +151,7 @@ def _group_columns(
 
 
 def normalize_blocks(blocks: Mapping[int, TrainingBlock], reducer: Reducer) -> dict[int, TrainingBlock]:
-    """Returns the blocks with advantages of mean 0 and deviation 1 over all blocks of all workers."""
+    """Returns the blocks with advantages of mean 0 and standard deviation 1 over all blocks of all workers."""
     sums = reducer.sum_blocks({b: advantage_sums(t.advantages, t.valid) for b, t in blocks.items()})
     mean = mean_of(sums)
     squares = reducer.sum_blocks({b: squared_deviations(t.advantages, t.valid, mean) for b, t in blocks.items()})

@@ -26,7 +26,7 @@ def soft_target(
 
     Args:
         rewards: of the step.
-        terminated: 1 where the task ended the episode, 0 where it goes on or was cut off by time.
+        terminated: 1 where the task ended the episode, 0 where it continues or was truncated.
         next_values: of target critics, at an action of the policy.
         next_log_probs: of that action.
         entropy_coef: alpha; 0 leaves the entropy out.
@@ -43,7 +43,7 @@ def critic_loss(values: Float[Tensor, "E M"], targets: Float[Tensor, " M"]) -> F
 def policy_loss(
     values: Float[Tensor, "E M"], log_probs: Float[Tensor, " M"], entropy_coef: float | Tensor, pessimistic: bool = True
 ) -> Float[Tensor, ""]:
-    """Returns sum_m (alpha log pi(a | s) - Q(s, a)), equation 7; Q is the least of all critics, or their mean."""
+    """Returns sum_m (alpha log pi(a | s) - Q(s, a)), equation 7; Q is the minimum over all critics, or their mean."""
     best = values.amin(0) if pessimistic else values.mean(0)
     return (entropy_coef * log_probs - best).sum()
 

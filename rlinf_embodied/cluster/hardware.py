@@ -1,4 +1,4 @@
-"""What there is to run on, as plain values: accelerators, or cores where there are none; one machine or many."""
+"""The available devices as plain values: accelerators, or cores on machines without any; one machine or many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NodeGroup:
     devices_per_node: int
     memory_bytes: float  # of each device
     cores_per_node: int
-    beside: int | None = None  # the earlier group in whose nodes these devices are; None: in nodes of their own
+    beside: int | None = None  # the earlier group that shares its nodes with these devices; None: separate nodes
     speed: float = 1.0  # of each device, as a share of that of others of its kind
 
     @property
@@ -114,7 +114,7 @@ class Cluster:
         return sum(group.num_devices for group in self.node_groups() if not self._is_other(group))
 
     def _is_other(self, group: NodeGroup) -> bool:
-        """Returns whether devices are beside others of another kind."""
+        """Returns whether devices share nodes with devices of another kind."""
         return group.beside is not None and group.kind != self.node_groups()[group.beside].kind
 
     @property

@@ -5,7 +5,7 @@
       ReplayConfig      from transitions that are kept or recorded  SACConfig (with demonstrations RLPD), IQLConfig,
                                                                     BehaviourCloningConfig, DaggerConfig
 
-A custom algorithm is a subclass in a module of its own (docs/own_algorithm.md).
+A custom algorithm is a subclass in a separate module (docs/own_algorithm.md).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def require_correction(staleness: int, tis_cap: float | None) -> None:
 def require_ratio_bounds(
     clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
 ) -> None:
-    """Checks what bounds importance ratios beside the clip range.
+    """Checks the bounds on importance ratios other than the clip range.
 
     Raises:
         ConfigError: a bound is of no use.
@@ -182,8 +182,8 @@ class OnPolicyConfig(AlgorithmConfig):
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
     drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
-    max_resamples: int = 2  # ... and replaced by further rollouts, at most so many
-    min_groups: int = 8  # resample until so many groups are left
+    max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
+    min_groups: int = 8  # resample until this many groups are left
     length_normalized: bool = True  # every episode weighs the same, however long
 
     def __post_init__(self) -> None:
@@ -372,7 +372,7 @@ class CriticsConfig(ReplayConfig):
     gamma: float = 0.99  # per env step
     value_lr: float = 3e-4  # of the critics
     num_critics: int = 2
-    target_critics: int = 2  # the target is the minimum over so many, drawn for each update if there are more (REDQ)
+    target_critics: int = 2  # the target is the minimum over this many, drawn for each update if there are more (REDQ)
     critic_hidden_size: int = 256
     critic_layers: int = 2
     layer_norm: bool = False  # behind every hidden layer of the critics

@@ -1,4 +1,4 @@
-"""What each command reads: sections and options of its own, and the checks that span several sections."""
+"""The config of each command: its sections and options, and the checks that span several sections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rlinf_embodied.config.reasoning import (
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
 
-# What may change when a run goes on (training/resume.py): how long it trains, where and how fast it runs, what is
+# What may change when a run resumes (training/resume.py): how long it trains, where and how fast it runs, what is
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
@@ -271,7 +271,7 @@ def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: Genera
 
 
 def _largest(unit: int, limit: int, whole: int) -> int:
-    """Returns the largest multiple of `unit` up to `limit` that divides `whole`; `unit` where there is none."""
+    """Returns the largest multiple of `unit` up to `limit` that divides `whole`; `unit` otherwise."""
     return max((n for n in range(unit, limit + 1, unit) if whole % n == 0), default=unit)
 
 

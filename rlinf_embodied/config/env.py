@@ -23,7 +23,7 @@ class Backend(StrEnum):
 class Reward(StrEnum):
     """What training sees as the reward of an env step."""
 
-    auto = "auto"  # dense_delta of ManiSkill's tasks, dense of envs of one's own
+    auto = "auto"  # dense_delta of ManiSkill's tasks, dense of custom envs
     dense = "dense"  # the task's own, of ManiSkill's tasks normalized_dense
     dense_delta = "dense_delta"  # its change in this step
     sparse = "sparse"  # nothing; only the success bonus
@@ -36,19 +36,19 @@ MANISKILL = "envs.maniskill.make_env"
 class EnvConfig:
     """A simulator task and how episodes are run on it."""
 
-    _target_: str = MANISKILL  # or (env section, rows, device, render_final) -> VectorEnv of one's own, docs/own_env.md
+    _target_: str = MANISKILL  # or (env section, rows, device, render_final) -> a custom VectorEnv, docs/own_env.md
     task: str = "PickCube-v1"  # any registered ManiSkill task id
     instruction: str | None = None  # None: the task's own sentence
     num_envs: int = 64  # rows over all workers
     block_size: int = 16  # rows per block, at most num_envs: the unit of placement, policy call and gradient microbatch
     obs_size: int = 64  # pixels, width and height of each camera
     chunk: int = 5  # actions that a policy call predicts
-    execute_steps: int = 0  # of these, the first so many are executed before the policy is asked again; 0: all
+    execute_steps: int = 0  # how many of these are executed before the policy is asked again; 0: all
     horizon: int = 50  # env steps per episode
     chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
     carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
-    hold_steps: int = 10  # an episode ends once the task has stayed solved for so many env steps; 0: at `horizon` only
+    hold_steps: int = 10  # an episode ends once the task has been solved for this many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
@@ -137,7 +137,7 @@ class EnvConfig:
         )
 
     def on_cores(self, cpu_devices: int) -> None:
-        """Keeps the simulators off the GPU where cores beside the accelerators are devices of their own.
+        """Keeps the simulators off the GPU where CPU cores are separate devices next to the accelerators.
 
         Raises:
             ConfigError: the GPU's simulator is asked for.

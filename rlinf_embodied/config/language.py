@@ -17,7 +17,7 @@ class DataConfig:
     question_column: str = "question"
     answer_column: str = "answer"
     columns: list[str] = field(default_factory=list)  # of the files' rows, kept as Problem.columns for a reward
-    _target_: str | None = None  # of one's own problems, in place of level and files: (data, seed) -> ProblemSource
+    _target_: str | None = None  # custom problems, instead of level and files: (data, seed) -> ProblemSource
     prompt_template: str = "compact"  # compact: characters as tokens, for small models; natural: sentences
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 

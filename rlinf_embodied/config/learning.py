@@ -70,7 +70,7 @@ class WarmStartConfig:
     num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 240 87 (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
-    noise_steps: int = 15  # the largest noise lasts so many steps only
+    noise_steps: int = 15  # the largest noise lasts for this many steps only
     epochs: int = 7  # of the whole policy
     head_epochs: int = 38  # of everything but the stem, on cached features; with a third of them clones failed
     batch_size: int = 32

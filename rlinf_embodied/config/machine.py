@@ -36,7 +36,7 @@ class PlanConfig:
     file: str | None = None
     variants: list[dict] = field(default_factory=list)  # by number of devices, see planning/notation.py
     max_staleness: int = (
-        0  # auto: rollouts may run so many iterations ahead; another plan: they do, see planning/ahead.py
+        0  # auto: rollouts may run this many iterations ahead; another plan: they do, see planning/ahead.py
     )
     search_s: float = 10.0  # auto: limit of the search, in seconds
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
@@ -74,7 +74,7 @@ def _is_address(text: str) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class RecoveryConfig:
-    """How often a run goes on when workers die, hang or fail: from the iteration's start, with new ones."""
+    """How often a run recovers when workers die, hang or fail: it restarts the iteration with new workers."""
 
     max_restarts: int = 5  # within the window; 0: the first fault ends the run, and no snapshots are kept
     window_s: float = 3600.0
@@ -94,10 +94,8 @@ class ClusterConfig:
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
-    cpu_devices: int = 0  # cores of each node beside its accelerators, as devices of their own: simulators run there
-    waiting_devices: int = (
-        0  # workers beside these that need no core: for stages that wait: env.control_hz, reward.waits
-    )
+    cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
+    waiting_devices: int = 0  # additional workers that need no core: for stages that wait: env.control_hz, reward.waits
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
     device_memory_bytes: int | None = None  # of each, that plans may fill; None: what its driver says, or its share
     device_module: str | None = None  # imported in every process first: makes that kind known to torch

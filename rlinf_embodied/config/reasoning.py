@@ -23,13 +23,13 @@ class WeightUpdate(StrEnum):
 
     auto = "auto"  # the first of the following that it does not refuse
     load = "load"  # into the parameters of its model
-    reload = "reload"  # by its own reload_weights, which also derives anew what it computes with
+    reload = "reload"  # by its own reload_weights, which also recomputes the tensors that vLLM derives
     restart = "restart"  # an engine for each version of the weights: slow, and right for every model
 
 
 @dataclass(kw_only=True, slots=True)
 class VllmConfig:
-    """What vLLM is told beside the model."""
+    """vLLM's options other than the model."""
 
     gpu_memory_utilization: float = 0.4  # share of the GPU for its weights and cache; a learner there needs the rest
     dtype: str = "auto"  # auto: that of the model, half precision for float32
@@ -56,7 +56,7 @@ class GenerationConfig:
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
-    rows_per_batch: int = 128  # at most so many completions in a decoding batch: consecutive blocks, in one worker
+    rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
     engine: Engine = Engine.transformers
     vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
@@ -84,7 +84,7 @@ class GenerationConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RewardConfig:
-    """What a completion earns: 1 for a right answer, or what a function of one's own says."""
+    """What a completion earns: 1 for a right answer, or the value of a custom function."""
 
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     concurrency: int = 1  # calls of this function at once, in threads: for one that waits for an answer of others
@@ -92,7 +92,7 @@ class RewardConfig:
     num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
-    overlong_tokens: int = 0  # the last so many tokens below max_new_tokens cost, more and more; 0: nothing
+    overlong_tokens: int = 0  # this many last tokens below max_new_tokens cost, more and more; 0: nothing
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class LossLevel(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class ReasoningAlgorithmConfig:
-    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a critic of its own.
+    """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a separate critic.
 
     What a named algorithm is stands whole in configs/reasoning/algorithm/<name>.yaml.
     """
@@ -145,12 +145,12 @@ class ReasoningAlgorithmConfig:
     name: ReasoningName = ReasoningName.grpo
     prompts_per_iteration: int = 32
     group_size: int = 8  # completions of a prompt
-    scale_by_std: bool = True  # GRPO: divide by the group's deviation; false: Dr. GRPO
+    scale_by_std: bool = True  # GRPO: divide by the group's standard deviation; false: Dr. GRPO
     loss_level: LossLevel = LossLevel.token
     drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
-    max_resamples: int = 3  # ... at most so many rounds of them
-    max_zero_advantage_iterations: int = 10  # so many in a row, without anything to learn from, end a run; 0: never
+    max_resamples: int = 3  # ... at most this many rounds of them
+    max_zero_advantage_iterations: int = 10  # this many in a row, without anything to learn from, end a run; 0: never
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -283,7 +283,7 @@ class AnswerEvalConfig:
     problems_per_block: int = 125  # of a decoding batch
     forced_prefix: bool = True  # before training: also with the first token of a chain of thought given
     num_shown: int = 12  # answers in the table of samples
-    engine: Engine = Engine.transformers  # what decodes; vllm is told what stands in generation.vllm
+    engine: Engine = Engine.transformers  # the engine that decodes; vllm reads generation.vllm
 
     def __post_init__(self) -> None:
         for name in ("num_problems", "problems_per_block"):

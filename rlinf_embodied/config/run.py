@@ -28,7 +28,7 @@ class RunConfig:
     dir: str | None = None  # None: runs/<task>-<algorithm>-<time>
     seed: int = 0
     num_iterations: int = 60
-    until_success: float | None = None  # stop earlier: once so many episodes of a check end solved (eval.check_*)
+    until_success: float | None = None  # stop earlier: once this share of a check's episodes ends solved (eval.check_*)
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     tensorboard: bool = True  # event files in <run.dir>/tensorboard
@@ -49,7 +49,7 @@ class WandbConfig:
 
     project: str = "rlinf_embodied"
     name: str | None = None  # None: that of the run folder
-    id: str | None = None  # the same id goes on with the same curves; None: W&B draws one
+    id: str | None = None  # the same id continues the same curves; None: W&B draws one
     resume: str | None = None  # where the id is known there: allow, must, never or auto; None: as W&B does by itself
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Questions and answers from JSON Lines files, for example {"question": "...", "answer": "... #### 42"}.
 
-An answer with "####" is taken apart as GSM8K writes it: worked text before the mark, the answer after it, and notes for
-a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by epoch, each in an order of its own.
+An answer with "####" is split as GSM8K writes it: worked text before the mark, the answer after it, and notes for
+a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by epoch, each in a separate order.
 """
 
 from __future__ import annotations

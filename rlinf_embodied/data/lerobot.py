@@ -218,7 +218,7 @@ class LeRobotDataset:
         return self._tables[path]
 
     def _image(self, value: dict) -> np.ndarray:
-        """Returns an image that is kept in the table, or as a file beside it."""
+        """Returns an image that is stored in the table or in a file next to it."""
         source = io.BytesIO(value["bytes"]) if value.get("bytes") else self._folder / value["path"]
         return np.asarray(Image.open(source).convert("RGB"))
 

@@ -58,7 +58,7 @@ def read_recording(path: Path, named: str) -> Recording:
     """Returns the recording in a trajectory file.
 
     Args:
-        path: the .h5 file; its .json lies beside it.
+        path: the .h5 file; its .json is in the same folder.
         named: the config path that gave it, for errors.
 
     Raises:

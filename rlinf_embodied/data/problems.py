@@ -42,7 +42,7 @@ class Problem:
     id: int  # position in its split's stream; shifted by split, so that no two splits share an id
     question: str
     answer: str  # of countdown: one of the expressions that solve it
-    solution: str | None  # worked steps that lead to the answer; None where there are none
+    solution: str | None  # worked steps that lead to the answer; None if the data has none
     family: str  # "sum", "chain", "linear", "countdown", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
     rule: Countdown | None = None  # None: the answer is compared as a value

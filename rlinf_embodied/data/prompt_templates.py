@@ -56,7 +56,7 @@ class CompactTemplate:
         return f"{steps}#{problem.answer}"
 
     def final_answer(self, completion: str) -> str | None:
-        """Returns all that follows the last #; an answer that goes on after it is another answer."""
+        """Returns all that follows the last #; an answer that continues after it is another answer."""
         _, mark, answer = completion.rpartition("#")
         return answer.strip() or None if mark else None
 

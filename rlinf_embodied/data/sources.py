@@ -58,7 +58,7 @@ class OwnSource:
         """Returns what the source says.
 
         Raises:
-            ConfigError: it raised, or said something else than a number or None.
+            ConfigError: it raised, or returned something other than a number or None.
         """
         found = _asked(self._target, f"size({split.value})", lambda: self._source.size(split))
         if found is not None and not (isinstance(found, int) and found > 0):
@@ -72,7 +72,7 @@ class OwnSource:
         """Returns the problems of the source.
 
         Raises:
-            ConfigError: it raised, or returned something else than `count` problems with ids of their own.
+            ConfigError: it raised, or returned something other than `count` problems with unique ids.
         """
         call = f"batch({split.value}, {start}, {count})"
         found = _asked(self._target, call, lambda: list(self._source.batch(split, start, count)))

@@ -65,7 +65,7 @@ class Cloning:
 
     # ----------------------------------------------------------------------------------------------------- statistics
     def measure(self) -> None:
-        """Sets what the policy standardises proprioception and privileged state with: mean and deviation of the data.
+        """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
 
         Privileged state is left out where a block's demonstrations do not show it.
         """

@@ -109,7 +109,7 @@ class EnvStage:
 
     # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
-        """Starts an episode in every row, or goes on with the running ones, and shows what the policy sees first."""
+        """Starts an episode in every row, or continues the running ones, and returns the policy's first observation."""
         shard = self._shards[blocks]
         self._begin(shard)
         if shard.observation is None or not self._config.env.carry_over:

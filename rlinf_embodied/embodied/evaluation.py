@@ -293,7 +293,7 @@ class Evaluation:
         return len(rounds)
 
     def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
-        """Whether so many episodes have failed that the target is out of reach."""
+        """Whether too many episodes have failed for the target to be reached."""
         return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
             self._max_failures
         )

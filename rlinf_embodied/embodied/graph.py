@@ -73,7 +73,7 @@ def embodied_graph(
 
 
 def rollout(chunk_steps: int) -> Loop:
-    """Returns the loop of so many chunk-steps, once."""
+    """Returns the loop with this number of chunk-steps, once."""
     return Loop("rollout", ENV, POLICY, chunk_steps)
 
 

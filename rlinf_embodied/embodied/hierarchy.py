@@ -29,7 +29,7 @@ HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
 HIERARCHY_FILE = "hierarchy.json"
 _CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
 _ACTING = ("every", "instructions", "goals", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
-HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; those beside it are the low-level policy's
+HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; the files next to it are the low-level policy's
 
 
 def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
@@ -39,7 +39,7 @@ def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """Puts a choice in the place of the task's own goal or instruction."""
+    """Replaces the task's goal or instruction with a choice."""
 
     hierarchy: HierarchyConfig
 

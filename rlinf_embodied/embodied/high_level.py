@@ -24,7 +24,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 
 def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
-    """Returns a line that says what the high-level policy chooses, and how often; none where there is none."""
+    """Returns a line that says what the high-level policy chooses and how often; no line without such a policy."""
     if not hierarchy.on:
         return []
     what = f"one of {len(hierarchy.choices)}" if hierarchy.choices else f"a point of {hierarchy.size} numbers"

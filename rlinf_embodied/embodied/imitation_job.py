@@ -97,7 +97,7 @@ class ImitationJob:
         return {name: asdict(getattr(self.config, name)) for name in ("env", "policy", "sft")}
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; files are checked, and those of a run that goes on are the ones that it began with.
+        """See Job; checks the files; a resumed run must have the files that it began with.
 
         Raises:
             ConfigError: a file does not fit the env.
@@ -206,7 +206,7 @@ class ImitationJob:
         return result, metrics | held_out_metrics(self._measure(executor, progress.iteration))
 
     def _fill(self, executor: Executor) -> None:
-        """Has stages that were built anew read the files."""
+        """Makes rebuilt stages read the files."""
         if self._filled is not executor:
             self._collect(executor)
 

@@ -197,7 +197,7 @@ class ImitationStage(LearnerStage):
         self._optimizer = {}
 
     def held_out(self, step_context: StepContext) -> HeldOut | None:
-        """Returns how well the policy imitates the episodes that are held out; None if there are none."""
+        """Returns how well the policy imitates the held-out episodes; None without held-out episodes."""
         return self._cloning.held_out(self._held_out)
 
     # ----------------------------------------------------------------------------------------------- weights and state

@@ -122,7 +122,7 @@ class EmbodiedJob:
         return lines, f"before RL {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; a policy that training goes on from was trained under the same conditions.
+        """See Job; a policy that training starts from was trained under the same conditions.
 
         Raises:
             ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute
@@ -218,7 +218,7 @@ class EmbodiedJob:
         return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
 
     def _high_folder(self, policy_folder: str) -> str:
-        """Returns the folder of the high-level policy that goes with the other's; "" where there is none."""
+        """Returns the folder of the high-level policy that belongs to the low-level policy's; "" otherwise."""
         if not self.config.hierarchy.on:
             return ""
         low, high = self._begun_with or ("", "")
@@ -231,9 +231,9 @@ class EmbodiedJob:
     def starting_policy(
         self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
     ) -> Path:
-        """Returns the checkpoint that is given, a clone of demonstrations, or a new policy.
+        """Returns the configured checkpoint, a behaviour-cloned policy, or a new policy.
 
-        A high-level policy begins with the checkpoint that is given for it, or anew.
+        A high-level policy starts from its configured checkpoint, or from scratch.
 
         Raises:
             CheckpointError: the given one is for observations or actions of other sizes.

@@ -1,4 +1,4 @@
-"""Whether a policy of one's own is what training asks of one.
+"""Checks whether a custom policy meets the requirements of training.
 
 Its methods are looked at before anything is built (`require_policy_class`), what they return before anything is learned
 (`check_policy`, on the first observation of its env).  Those of this project pass their own tests instead.
@@ -80,7 +80,7 @@ def require_options(config: PolicyConfig) -> None:
 
 
 def _is_left_out(kind: type, name: str) -> bool:
-    """Whether a class has no method of its own: what it inherits from the protocol does nothing."""
+    """Whether a class does not override a method; the protocol's method does nothing."""
     plain = lambda owner: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
     return plain(kind) is None or plain(kind) is plain(ImitationPolicy)
 
@@ -117,7 +117,7 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
 
 
 def check_policy(policy: Policy, config: PolicyConfig, env: EnvSpec, observation: Observation) -> None:
-    """Checks what the methods of a policy of one's own return.
+    """Checks what the methods of a custom policy return.
 
     Args:
         policy: a new one, on the device of the observation.

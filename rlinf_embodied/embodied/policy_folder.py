@@ -154,7 +154,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> Fingerprint:
 
 
 def _simulation(env: EnvConfig, kind: str) -> dict[str, Any]:
-    """Returns the fields of a fingerprint that tell simulators of one task apart, and what they show of the goal."""
+    """Returns the fields of a fingerprint that distinguish simulators of one task, and what they show of the goal."""
     maniskill, on_gpu = env._target_ == MANISKILL, env.runs_on_gpu(kind)
     return {
         "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",

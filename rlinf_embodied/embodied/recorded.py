@@ -28,7 +28,7 @@ class Recorded(Protocol):
         ...
 
     def require(self, env: VectorEnv) -> None:
-        """Checks what only the env knows: sizes of actions and state, and what it is told to do.
+        """Checks what only the env knows: sizes of actions and state, and its instructions.
 
         Raises:
             DataError: actions or states of another size than the env's.

@@ -4,7 +4,7 @@
     recorded transitions (`data`) --> "demonstrations" -------------------------+--> batches of U updates
 
 What was gathered is named state: it is part of checkpoints and of the snapshot of an iteration's start.  What was
-recorded is read again where the stage is made anew.
+recorded is read again when the stage is rebuilt.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class EnvSizesStage:
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Returns the facts about the env, which is gone then."""
-        bare = replace(self._config, cameras=[])  # images have a size of their own, which the fingerprint compares
+        bare = replace(self._config, cameras=[])  # images have a separate size, which the fingerprint compares
         env = make_env(for_demonstrations(bare), 1, context.device)
         env.close()
         return env.spec

@@ -45,7 +45,7 @@ def require_start(config: TrainConfig) -> None:
 
 
 def require_env_target(env: EnvConfig) -> None:
-    """Checks that an env of one's own can be imported and called, and env.options by its module's `read_options`.
+    """Checks that a custom env can be imported and called, and env.options by its module's `read_options`.
 
     Raises:
         ConfigError: it cannot, or an option is not known or wrong; names the field.
@@ -66,6 +66,6 @@ def why_no_expert(env: EnvConfig) -> str | None:
 
 
 def may_resume(config: TrainConfig) -> bool:
-    """Whether the run may go on from a checkpoint of its own, which needs no other start."""
+    """Whether the run may resume from one of its own checkpoints, and then needs no other starting point."""
     folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
     return config.resume != "never" and (config.resume != "auto" or (folder is not None and folder.exists()))

@@ -1,4 +1,4 @@
-"""A trained policy on the simulator's state in the place of the scripted expert."""
+"""A trained policy on the simulator's state that replaces the scripted expert."""
 
 from __future__ import annotations
 

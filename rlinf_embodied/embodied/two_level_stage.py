@@ -1,4 +1,4 @@
-"""A policy that asks its high-level policy what to do, every so many chunk-steps, as a stage (see hierarchy.py)."""
+"""A policy that asks its high-level policy what to do every few chunk-steps, as a stage (see hierarchy.py)."""
 
 from __future__ import annotations
 

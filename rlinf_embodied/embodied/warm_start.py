@@ -23,7 +23,7 @@ from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 1  # of what a cached checkpoint depends on beside its key
+_VERSION = 1  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "warm_start"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
 # of the env's section, how it is trained in
@@ -66,7 +66,7 @@ def _published(config: WarmStartStageConfig) -> dict[str, object]:
 
 
 def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns digests of the files of an env and a policy of one's own: whoever edits one trains what stands in it."""
+    """Returns digests of the files of a custom env and policy, so that an edited file is trained again."""
     targets = [config.policy._target_, *(env._target_ for env in config.envs)]
     own = [target for target in targets if not target.startswith(("policies.", "envs."))]
     return {"code": {target: source_digest(target) for target in own}} if own else {}

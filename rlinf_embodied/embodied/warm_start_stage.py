@@ -135,7 +135,7 @@ class WarmStartStage:
         return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
 
     def _reset(self, env: VectorEnv, numbers: Sequence[int]) -> Observation:
-        """Starts an episode per row; where a region is given, anew until the object lies in it.
+        """Starts an episode per row; where a region is given, restarts it until the object lies in it.
 
         Raises:
             SimulatorError: the object hardly ever lies there.

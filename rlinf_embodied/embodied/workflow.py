@@ -7,7 +7,7 @@ env <==> policy             loop "rollout": H chunk-steps; GRPO repeats it until
        |
        +~~> policy          new weights, where the policy does not share the actor's
 
-run_iteration            driver     every step of the plan tree, then metrics of what came back
+run_iteration            driver     every step of the plan, then metrics of the results
   Executor._run_loop     driver     the rollout loop: one call per worker, or one per chunk-step and shard
     EnvStage.step        worker     C simulator steps of every row, one image at the end
     RolloutStage.step    worker     encode, sample with keyed noise, keep features, tokens and log-probs
@@ -211,7 +211,7 @@ def _rollout_metrics(result: IterationResult) -> dict[str, float]:
 
 
 def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Returns the mean of each metric over episodes; nothing if there are none."""
+    """Returns the mean of each metric over episodes; empty without episodes."""
     if not episodes:
         return {}
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in episodes[0].metrics}

@@ -1,1 +1,1 @@
-"""Runs a plan tree of a workflow on a session."""
+"""Runs a workflow's plan on a session."""

@@ -36,7 +36,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """How a run goes on: the context of the next iteration, from one and what its front reports; and where it ends."""
+    """How a run continues: the context of the next iteration, from one and its front's report; and where it ends."""
 
     next: Callable[[StepContext, IterationResult], StepContext] = lambda context, _: replace(
         context, iteration=context.iteration + 1
@@ -95,7 +95,7 @@ class Ahead:
         return Weights(version, {source: self._executor.export(source, step_context, state) for source in sources})
 
     def _begin_more(self, number: int, follow: Follow, oldest: int) -> None:
-        """Begins further fronts until there are so many, or the run is at its end."""
+        """Begins further fronts up to this number, or until the run is at its end."""
         while len(self._begun) < number and (context := self._next(follow)) is not None:
             self._begin(context, self._versions[-1], oldest)
 

@@ -37,7 +37,7 @@ class Hosts:
         return [worker for worker in self.workers(stage) if self._exclusive[stage] & self._hosted(worker)]
 
     def contexts(self, name: str) -> list[StageContext]:
-        """Returns what each worker of a stage is told of its part in it, in the order of ranks; groups come later."""
+        """Returns the context of each worker of a stage, in the order of ranks; groups come later."""
         cluster, workers = self._cluster, self.workers(name)
         owners = tuple(workers.index(owner) for owner in self.owners[name])
         contexts, num_blocks = [], self._workflow.num_blocks

@@ -215,7 +215,7 @@ class MeteredSession:
         return max(small, 1e-6), num_blocks * (_LARGE - _SMALL) / max(large - small, 1e-6)
 
     def _bounce(self, workers: tuple[int, int], num_blocks: int, num_bytes: int) -> float:
-        """Returns seconds per hop of payloads of so many bytes for each block; nobody computes."""
+        """Returns seconds per hop of payloads of this size in bytes for each block, without computation."""
         blocks, step_context = tuple(range(num_blocks)), StepContext(0, chunk_step=num_bytes)
         (refs,) = self._inner.submit([(workers[0], Call(METER.name, "step", step_context, blocks), [])])
         self._inner.fetch([refs[-1]], METER.name)

@@ -19,7 +19,7 @@ from rlinf_embodied.runtime.session import Ref, Session
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What an iteration is a function of, beside the run's progress."""
+    """The inputs of an iteration other than the run's progress."""
 
     iteration: int  # the one that is to come
     states: dict[str, tuple[Ref, ...]]  # by stage, in the order of its workers

@@ -89,7 +89,7 @@ class EnvSpec:
     backend: str  # which physics ran, for example "physx_cpu (batched)"
     has_success: bool = True  # whether the task can be solved; where not, its return is what counts
     categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
-    execute_steps: int = 0  # of a chunk's actions, the first so many are executed; 0: all C
+    execute_steps: int = 0  # how many of a chunk's first actions are executed; 0: all C
 
     @property
     def executed(self) -> int:

@@ -30,7 +30,7 @@ class Distribution(StrEnum):
     """What noise is drawn from."""
 
     uniform = "uniform"  # of (0, 1)
-    normal = "normal"  # of mean 0 and deviation 1
+    normal = "normal"  # of mean 0 and standard deviation 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class HasRunningStatistics(Protocol):
 class ReparameterizedPolicy(Policy, Protocol):
     """A policy whose actions are differentiable functions of its parameters and of noise."""
 
-    state_dim: int  # P of the observations that it acts on, which critics see beside its actions
+    state_dim: int  # P of the observations that it acts on, which critics receive in addition to its actions
 
     def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions [B, C, A] in [-1, 1] and the logarithm of their density [B, C]; both have gradients.

@@ -231,7 +231,7 @@ def _aside(target: Path) -> Path:
 
 
 def point_latest(target: Path) -> None:
-    """Has `latest` beside a checkpoint point to it.
+    """Points `latest`, in a checkpoint's parent folder, to the checkpoint.
 
     Raises:
         OSError: the folder cannot be written.
@@ -292,7 +292,7 @@ class Manifest:
 
 
 def find_latest(root: Path) -> Path | None:
-    """Returns the checkpoint below `root` that was written last and is complete; None if there is none."""
+    """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
     with contextlib.suppress(OSError):  # a reader may lack the right to write
         _take_back(root)
     found = _complete(root)

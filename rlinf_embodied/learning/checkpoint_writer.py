@@ -5,7 +5,7 @@
     thread                 writes the copies, waits for the disk, hashes, seals, renames, drops old checkpoints
     caller   wait()        before anybody reads the checkpoint, and at the end; raises what failed
 
-A process that is told to end meanwhile ends when the thread is done, so what was to be saved is saved.
+A process that is asked to exit meanwhile exits when the thread is done, so what was to be saved is saved.
 
 Memory: until the thread is done the process holds one copy of the optimizer's state and of what else a checkpoint has
 beside the policy, on the CPU; the policy's files are in the system's cache.

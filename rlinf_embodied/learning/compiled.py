@@ -27,7 +27,7 @@ def compiled(device: str) -> Differentiate:
     """Returns what compiles a pass when it meets it first, and then runs it.
 
     A pass is a `functools.partial` of a method, whose arguments change from call to call; tensors of other shapes are
-    compiled anew, eight times at most.
+    recompiled, eight times at most.
 
     Raises:
         ConfigError: this torch or machine cannot compile for the device; or, later, a pass.

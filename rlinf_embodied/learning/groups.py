@@ -113,5 +113,5 @@ class ThreadGroup:
 
 
 def _copied(value: Tensor | float, like: Tensor) -> Tensor:
-    """Returns a tensor of its own on this rank's device; plain numbers (of emulated stages) nobody can change."""
+    """Returns a separate tensor on this rank's device; plain numbers (of emulated stages) nobody can change."""
     return cast("Tensor", value) if isinstance(value, (float, int)) else value.to(like.device, copy=True)

@@ -55,7 +55,7 @@ class Learner(Protocol):
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Names of what passes add up beside the loss, in their order."""
+        """Names of the values that passes sum in addition to the loss, in their order."""
         ...
 
     def start(self) -> None:

@@ -51,7 +51,7 @@ class Moment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """What another stage adds to a checkpoint: groups of tensors, plain values, files beside the policy's."""
+    """What another stage adds to a checkpoint: groups of tensors, plain values, files in addition to the policy's."""
 
     tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     state: Mapping[str, object] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class LearnerStage:
             rank: the worker's number in its group.
             device: torch's name.
             learners: optimizers by their names in a checkpoint; the mapping may change between calls.
-            modules: networks apart from the model, by their names in a checkpoint.
+            modules: networks other than the model, by their names in a checkpoint.
             policy: whose weights they are, where those who receive them hold several.
         """
         self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
@@ -114,7 +114,7 @@ class LearnerStage:
         return weights_sha256({**self.shared.policy.module.state_dict(), **own})
 
     def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
-        """Returns weights that a checkpoint holds apart from the learner's: (folder, place, version)."""
+        """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
         folder, number, version = asked
         return earlier_weights.read(Path(folder), number, version) if self.rank == 0 else None
 

@@ -165,7 +165,7 @@ def _norm(gradient: Tensor, spans: Sequence[slice]) -> float:
 
 
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
-    """Checks that a state is that of so many groups of parameters with `size` entries in all.
+    """Checks that a state belongs to this number of parameter groups with `size` entries in all.
 
     Raises:
         CheckpointError: it is missing or that of other parameters.

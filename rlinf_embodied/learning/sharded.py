@@ -132,7 +132,7 @@ class ShardedLearner:
             parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
             view: another copy, which other stages read.
             settings: of Adam.
-            statistics: names of what passes add up beside the loss.
+            statistics: names of the values that passes sum in addition to the loss.
             zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.

@@ -1,9 +1,9 @@
-"""All that training goes on from: a policy's weights with their version, and what belongs to them by name.
+"""All that training resumes from: a policy's weights with their version, and what belongs to them by name.
 
-    export -> write    a checkpoint: groups of tensors by name beside the policy's own files
+    export -> write    a checkpoint: groups of tensors by name, and the policy's own files
     load               the same, in a stage whose policy was loaded from that checkpoint
     snapshot           weights and groups, kept in memory from the start of an iteration on
-    go_on_from         what a snapshot kept, also in a stage that was made anew
+    go_on_from         what a snapshot kept, also in a rebuilt stage
 
 All workers of a group make the same calls; the first one speaks for them.
 """
@@ -44,13 +44,13 @@ class TrainingState:
             shared: the worker's copy of the policy, whose version counts.
             rank: the worker's number in its group.
             learners: optimizers.
-            modules: networks beside the policy.
+            modules: networks other than the policy.
         """
         self._shared, self._rank, self._learners, self._modules = shared, rank, learners, modules
         self._writer = CheckpointWriter()
 
     def move(self, device: str) -> None:
-        """Brings everything beside the policy to a device."""
+        """Moves everything except the policy to a device."""
         for module in self._modules.values():
             move(module, device)
         for learner in self._learners.values():

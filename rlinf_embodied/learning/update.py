@@ -50,7 +50,7 @@ def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches:
 def minibatches(
     shuffle: Shuffle, sizes: Mapping[int, int], num_minibatches: int, epochs: int = 1
 ) -> Iterator[dict[int, Tensor]]:
-    """Yields the row indices of each minibatch by block: one slice of every block, so many per epoch."""
+    """Yields the row indices of each minibatch by block: one slice of every block, `num_minibatches` per epoch."""
     for epoch in range(epochs):
         cut = {block: slices(shuffle, epoch, block, size, num_minibatches) for block, size in sizes.items()}
         for k in range(num_minibatches):

@@ -15,7 +15,7 @@ from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.workflow.graph import WHOLE, Workflow
 
-MOST_DEVICES = 16  # that a search tells apart
+MOST_DEVICES = 16  # that a search distinguishes
 MOST_BLOCKS = 128
 
 
@@ -49,7 +49,7 @@ class Coarse:
             blocks = tuple(n for n, d in zip(each, place.devices, strict=True) for _ in self.members[d])
             if sum(blocks) == work.num_blocks and not any(n % unit for n in blocks) and min(blocks) > 0:
                 return Place(place.stage, devices, blocks)
-        if len(devices) > most:  # every so many of them, so that each unit keeps its part
+        if len(devices) > most:  # at a regular interval, so that each unit keeps its part
             devices = tuple(devices[i * len(devices) // most] for i in range(most))
         return Place(place.stage, devices)
 
@@ -77,7 +77,7 @@ def coarse(pricer: Pricer) -> Coarse | None:
 
 
 def _in_units(work: Workflow, blocks: int) -> Workflow:
-    """Returns a workflow with so many blocks as one."""
+    """Returns a workflow that merges this number of blocks into one."""
     number = max(1, work.num_blocks // blocks)
 
     def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ def _in_units(work: Workflow, blocks: int) -> Workflow:
 
 
 def _of_units(cluster: Cluster, units: list[int]) -> Cluster:
-    """Returns a cluster with so many devices in each group, spread over its nodes."""
+    """Returns a cluster with this number of devices in each group, spread over its nodes."""
     groups: list[NodeGroup] = []
     for group, number in zip(cluster.node_groups(), units, strict=True):
         nodes = math.gcd(number, group.num_nodes) if group.beside is None else groups[group.beside].num_nodes

@@ -1,4 +1,4 @@
-"""When a plan is due to be made anew: measured seconds that stay away from the predicted ones.
+"""Decides when to replan: when measured seconds stay away from the predicted ones.
 
 A stage drifts when it takes over 15 % more (or less) than predicted in five iterations in a row.  Then every stage's
 times are scaled by what was measured, and the planner is asked again; another plan has to win by a margin, since

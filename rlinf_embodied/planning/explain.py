@@ -16,7 +16,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.search import Found, Search
 from rlinf_embodied.planning.simulate import Simulator
 
-LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need lines of their own
+LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need separate lines
 SEARCH_S = 10.0  # limit of a search
 WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
 _SAME = 1e-6  # of the best plan's seconds: as fast

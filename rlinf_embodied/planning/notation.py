@@ -18,7 +18,7 @@ other, unless they are the sides of a loop.  A file holds the items as a list:
     {"name": "mine", "num_devices": 2, "items": ["env+policy on 0-1", "actor on 0-1"]}
 
 or `variants`, a list of such mappings; of those whose min_devices and max_devices suit a cluster the one with the
-largest min_devices is taken.  `cores: true` marks those for clusters with cores beside accelerators.
+largest min_devices is taken.  `cores: true` marks those for clusters with both cores and accelerators.
 """
 
 from __future__ import annotations

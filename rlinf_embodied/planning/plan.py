@@ -107,7 +107,7 @@ class Plan:
         return excluded_by(self.exclusive, self.places())
 
     def kind(self, workflow: Workflow) -> Kind:
-        """Returns the word for the plan; stages that run on cores beside accelerators do not count."""
+        """Returns the word for the plan; stages that run on cores next to accelerators do not count."""
         apart = set(workflow.of_cores())
         places = self.places()
         others = {device for stage, place in places.items() if stage not in apart for device in place.devices}
@@ -194,7 +194,7 @@ def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", c
         workflow: whose stages.
         num_devices: that count.
         name: of the plan.
-        cores: devices beside these, for the stages that run on cores only; as many of them are used.
+        cores: additional devices, for the stages that run on cores only; as many of them are used.
     """
     places = {}
     for stage in workflow.stages:

@@ -87,7 +87,7 @@ class Pricer:
         return self._slowdown[stage, self.group_of[device]] < math.inf
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
-        """Returns the seconds of a call (or chunk-step) for so many blocks on one of `num_devices` devices."""
+        """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
             slowdown = self._slowdown[stage, key[3]]

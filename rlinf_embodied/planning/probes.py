@@ -171,7 +171,7 @@ def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
 
 
 def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
-    """Returns the workflow with loops of at most so many chunk-steps; shorter ones run once, or none would succeed."""
+    """Returns the workflow with loops of at most `chunk_steps`; shortened loops run once, or none would succeed."""
     loops = {
         name: replace(loop, chunk_steps=chunk_steps, max_rounds=1, expected_rounds=1.0)
         if chunk_steps < loop.chunk_steps
@@ -363,7 +363,7 @@ def _slower(reference: StageProfile, cells: Mapping[Cell, Sequence[float]]) -> f
 
 
 def _resident(stage: str, measured: Measurements) -> tuple[dict[Cell, float], float]:
-    """Returns a stage's resident bytes in a worker of its own, and those that it shares with its weights' other end.
+    """Returns a stage's resident bytes in a separate worker, and those that it shares with its weights' other end.
 
     Where a probe showed it both ways the difference is shared, otherwise the weights that it would hold.
     """

@@ -1,4 +1,4 @@
-"""What can be said about an answer at once, and what math-verify is allowed to see.
+"""Which answers are decided directly, and which are passed to math-verify.
 
 Texts decide first, a clock last: whatever could make a computer algebra system run for long is refused by length,
 digits, nesting and powers, so that a reward depends on the answer and the reference only.
@@ -25,7 +25,7 @@ from rlinf_embodied.data.problems import Countdown
 
 LONGEST = 256  # characters of a final answer
 _LONGEST_LITERAL = 40  # characters of a number that is not compared exactly
-_FAR = Fraction(1, 10**5)  # numbers as far apart differ for math-verify, which rounds decimals to six places
+_FAR = Fraction(1, 10**5)  # numbers with this difference differ for math-verify, which rounds decimals to six places
 _MOST_DIGITS = 15  # of a number within a formula
 _DEEPEST = 8  # brackets within each other
 _MOST_POWERS, _LARGEST_POWER = 4, 1000  # signs for powers; product of all integer exponents
@@ -175,7 +175,7 @@ def _is_unit(text: str) -> bool:
 
 
 def _decide_number(answer: str | None, reference: str) -> bool | tuple[str, str]:
-    """Compares literals: what is exactly equal or clearly apart at once, the rest by math-verify."""
+    """Compares literals: directly if exactly equal or clearly different, otherwise by math-verify."""
     if answer is None or re.search(r"/0*$", answer):
         return False
     if _INTEGER.fullmatch(reference):

@@ -104,7 +104,7 @@ class Rewards:
     """What a block's completions earned; [K, G] each."""
 
     rewards: Tensor  # float32
-    raw: Tensor  # float32, the raw metric: right (1) or wrong (0), or what the user's function said
+    raw: Tensor  # float32, the raw metric: right (1) or wrong (0), or the value of the user's function
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ class AnswerResult:
     num_asked: int  # eval.num_problems: more than there are for tests, where all of these were taken
     length: float  # mean tokens of a greedy answer
     truncated: float  # share of greedy answers that were cut off
-    reward: float | None  # mean of what reward._target_ said of greedy answers; None: it is not used
+    reward: float | None  # mean value of reward._target_ over greedy answers; None: it is not used
     sampled: Sampled | None
     forced: Rate | None
     shown: tuple[Answer, ...]

@@ -78,7 +78,7 @@ class FineTuningStage:
         return total / count
 
     def _rows(self, block: int, step: int) -> Tensor:
-        """The examples of a block in a step: the next ones of a permutation that is drawn anew when it is used up."""
+        """The examples of a block in a step: the next ones of a permutation that is redrawn when it is used up."""
         examples, part = len(self._examples[block]), self._config.warm_start.batch_size // NUM_BLOCKS
         epoch, place = divmod(step, examples // part)
         if self._order[0] != epoch:
@@ -108,7 +108,7 @@ class FineTuningStage:
 
 
 def _parts(lengths: list[int]) -> list[list[int]]:
-    """Returns the rows of one or two microbatches: direct answers have one of their own where it saves padding."""
+    """Returns the rows of one or two microbatches: direct answers have a separate one where it saves padding."""
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     whole = lengths[order[0]] * len(order)
     cuts = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]

@@ -99,7 +99,7 @@ def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
 
 
 class _Decoding:
-    """One block under way: which row sits in which slot, and what each has said so far."""
+    """One block under way: which row is in which slot, and the tokens of each so far."""
 
     def __init__(
         self, policy: LanguagePolicy, block: GenerationBlock, sampling: SamplingParams, noise: Noise, max_num_seqs: int
@@ -120,7 +120,7 @@ class _Decoding:
         self.uniforms = torch.zeros(rows, length, device=device)
         self.open = [block.group_size] * len(block.prompts)  # rows of each group that have not ended
         self.row_of = torch.zeros(0, dtype=torch.long, device=device)  # [n] of each slot
-        self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] token that each slot said last
+        self.last = torch.zeros(0, dtype=torch.long, device=device)  # [n] last token of each slot
         self.next_row = 0
         self.prefix: Prefix | None = None
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`

@@ -238,7 +238,7 @@ class ReasoningJob:
         progress.counts[_IDLE] = number
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; each is said when it begins to be true, not in every iteration."""
+        """See Job; each is reported when it becomes true, not in every iteration."""
         found = [] if self._warned_of_format else self._format_is_dropped()
         self._warned_of_format = True
         return found + self._many_are_cut(metrics)

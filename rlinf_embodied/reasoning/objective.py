@@ -19,14 +19,14 @@ from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.dynamic_batching import dynamic_batches
 from rlinf_embodied.reasoning.training_rows import TrainingRows
 
-# what is summed beside the loss, over all tokens that were sampled
+# summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
 _WATCHED = 8  # rows without a gradient of a block and minibatch that are read for the metrics, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a loss is made of beside its rows."""
+    """The inputs of a loss other than its rows."""
 
     policy: LanguagePolicy
     algorithm: ReasoningAlgorithmConfig

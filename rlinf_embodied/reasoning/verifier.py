@@ -32,7 +32,7 @@ _RIGHT = 1.0  # what a function gives a right answer, at least
 
 
 def reward_function(config: RewardConfig) -> RewardFunction | None:
-    """Returns the function that reward._target_ names, None where there is none.
+    """Returns the function that reward._target_ names, None otherwise.
 
     Raises:
         ConfigError: it cannot be imported, or does not take (completion, problem).
@@ -48,7 +48,7 @@ class Verification:
 
     correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
     formatted: np.ndarray  # bool [B]: it came to its end and follows the template
-    raw: np.ndarray  # float32 [B]: 1 where correct, or what the user's function said; 0 where it did not end
+    raw: np.ndarray  # float32 [B]: 1 where correct, or the value of the user's function; 0 where it did not end
     rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
 
 

@@ -1,4 +1,4 @@
-"""Generation by vLLM, an engine of its own: generation.engine=vllm, run.exact=false.
+"""Generation by vLLM, a separate engine: generation.engine=vllm, run.exact=false.
 
     first call      an engine starts from a folder (vllm_process.py), and is kept for later calls of this process
     other weights   they go to the engine; the first log-probs that it then tells are compared with training's

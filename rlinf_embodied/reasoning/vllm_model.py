@@ -36,7 +36,7 @@ def load_folder(folder: str, model: nn.Module) -> None:
 
 @torch.no_grad()
 def process_tied(model: nn.Module) -> list[str]:
-    """Makes anew what vLLM derived from weights that an earlier module owns; returns the modules' names.
+    """Recomputes what vLLM derived from weights that an earlier module owns; returns the modules' names.
 
     vLLM's reload_weights processes shared weights for the first of their modules only: a tied lm_head would go on with
     a packed copy of the old embeddings.

@@ -1,8 +1,8 @@
-"""vLLM's engine in a process of its own: how it starts, takes new weights, and ends.
+"""vLLM's engine in a separate process: how it starts, takes new weights, and ends.
 
     start     policy.save -> a folder -> vllm.LLM(folder)
     load      policy.save -> a folder -> LLM.apply_model: the model reads it into the parameters that it has
-    reload    policy.save -> a folder -> vLLM's reload_weights, which derives anew what it computes with; then the same
+    reload    policy.save -> a folder -> vLLM's reload_weights, which recomputes the derived tensors; then the same
               for tied layers, which that leaves out
     restart   the engine ends, and another starts from a folder: slow, and right for every model
 

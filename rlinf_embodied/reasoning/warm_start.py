@@ -14,7 +14,7 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec
 
-_VERSION = 1  # of what a cached policy depends on beside its key
+_VERSION = 1  # of what a cached policy depends on in addition to its key
 _STAGE = StageSpec("fine_tuning", "rlinf_embodied.reasoning.fine_tuning_stage.FineTuningStage", None, collective=True)
 _STEPS_PER_CALL = 50
 _OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`

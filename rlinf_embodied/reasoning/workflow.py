@@ -6,12 +6,12 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
               +-> reference (kl_coef > 0) -----------+     log-probs under the starting policy
 
-With dynamic sampling all that comes before the actor is done again, with further problems, until enough groups differ.
+With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 
-run_iteration                driver     every step of the plan tree, then metrics of what came back
+run_iteration                driver     every step of the plan, then metrics of the results
   PromptStage.run            worker     problems from the training stream, by position
   GenerationStage.run        worker     continuous batching over a set of blocks; a block is handed on when it has ended
-  RewardStage.run            worker     right or wrong; math-verify in processes of its own where texts do not tell
+  RewardStage.run            worker     right or wrong; math-verify in separate processes where texts do not decide
   LogProbStage.run           worker     only where the algorithm needs it
   CriticStage.run            worker     only for PPO
   ActorStage.run             worker     advantages, microbatches by tokens, gradients summed over blocks, the step
@@ -107,7 +107,7 @@ class DynamicSamplingFilter:
     """
 
     def __init__(self, wanted: int, max_rounds: int) -> None:
-        """Takes how many groups an iteration trains on, and after how many rounds it goes on with fewer."""
+        """Takes how many groups an iteration trains on, and after how many rounds it continues with fewer."""
         self._wanted, self._max_rounds = wanted, max_rounds
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:

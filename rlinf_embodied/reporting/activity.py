@@ -54,7 +54,7 @@ def predicted(run: Run) -> Activity | str:
 
 
 def measured(run: Run) -> Activity | str:
-    """Returns the iteration of median length among those of the trace, the first one apart; or why there is none."""
+    """Returns the iteration of median length in the trace except the first, or the reason why none is available."""
     by_iteration = iterations(run.spans)
     if not by_iteration:
         return "trace.json is not there: it is written at the end of a run"
@@ -93,7 +93,7 @@ def idle_shares(run: Run) -> dict[int, float]:
 
 
 def union_s(spans: Iterable[Span]) -> float:
-    """Returns the seconds in which at least one of the spans goes on."""
+    """Returns the seconds in which at least one of the spans is active."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted((span.start_s, span.end_s) for span in spans):
         total += max(0.0, end - max(start, reached))

@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a line chart shows beside its lines."""
+    """The elements of a line chart other than its lines."""
 
     x_label: str
     y_label: str

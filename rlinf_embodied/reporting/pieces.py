@@ -9,7 +9,7 @@ from typing import Any
 from rlinf_embodied.reporting.drawings import short
 from rlinf_embodied.telemetry.metrics import percent
 
-SHARES = ("success_once", "success_at_end", "accuracy")  # metrics in per cent; others are in units of their own
+SHARES = ("success_once", "success_at_end", "accuracy")  # metrics in per cent; others have separate units
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -42,5 +42,5 @@ def measured(result: Mapping[str, Any], name: str) -> str:
 
 
 def value_of(name: str, value: float | None) -> str:
-    """Returns the value of a metric in its unit; "-" if there is none."""
+    """Returns the value of a metric in its unit; "-" without a value."""
     return "-" if value is None else f"{100 * value:.1f} %" if name in SHARES else short(float(value))

@@ -1,4 +1,4 @@
-"""What a run's configuration says beside the defaults of its command, and beside other runs."""
+"""Compares a run's configuration with the defaults of its command and with other runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _text(value: object) -> str:
 
 
 def defaults(run: Run) -> dict[str, str] | str:
-    """Returns the configuration of the run's command without any override, or why it cannot be told."""
+    """Returns the configuration of the run's command without any override, or why it cannot be determined."""
     compose = next((compose for section, compose in _COMPOSERS.items() if section in run.config), None)
     if compose is None:
         return "config.yaml is missing, or of no command that is known"
@@ -53,7 +53,7 @@ def alike(runs: Sequence[Run]) -> bool:
 
 
 def differing(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Returns the values, run by run, of the keys that all runs have and in which they differ, the run folder apart."""
+    """Returns the values, run by run, of the keys that all runs have and that differ, except the run folder."""
     configs = [flat(run.config) for run in runs]
     shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
     table = {key: [config[key] for config in configs] for key in shared}

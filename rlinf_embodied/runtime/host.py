@@ -160,7 +160,7 @@ class Call:
 
     @property
     def num_results(self) -> int:
-        """Number of results beside the receipt: of all sides of a loop for each block; of a relay its end, too."""
+        """Number of results in addition to the receipt: all sides of a loop per block; for a relay also its end."""
         if not self.blocks:
             return int(self.publishes)
         return len(self.blocks) * len(self.makers) + bool(self.relay)
@@ -180,7 +180,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What comes back beside the block results: the stage's report, and what was timed."""
+    """What is returned in addition to the block results: the stage's report and the timings."""
 
     report: object
     spans: tuple[Span, ...]

@@ -77,7 +77,7 @@ def listing(root: str) -> tuple[Entry, ...]:
 
 
 def portions(entries: Iterable[Entry], most_bytes: int = PORTION_BYTES) -> Iterator[list[Part]]:
-    """Yields the bytes of files in portions of at most so many; a large file is in several of them, in order."""
+    """Yields the bytes of files in portions of limited size; a large file is in several of them, in order."""
     portion: list[Part] = []
     room = most_bytes
     for entry in entries:

@@ -33,7 +33,7 @@ _SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the bac
 class TorchGroup:
     """One member of a group of processes; see learning/reduce.py for the protocol.
 
-    Others may use `store`, under a prefix of their own.  After a HangError or PeerError the group is spent: close it
+    Others may use `store`, under a separate prefix.  After a HangError or PeerError the group is spent: close it
     and build a new one with another rendezvous.
     """
 

@@ -27,7 +27,7 @@ _MOST_BYTES = 32 << 30  # more is a data set, which a node is better given once 
 
 
 class _Clerk:
-    """The Ray actor: does what it is told on its node."""
+    """The Ray actor: executes file requests on its node."""
 
     def do(self, function: Callable[..., object], *arguments: object) -> object:
         return function(*arguments)

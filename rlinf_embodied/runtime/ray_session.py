@@ -174,7 +174,7 @@ class RaySession:
         return answers
 
     def _method(self, worker: int, name: str, num_returns: int) -> Callable[..., Any]:
-        """Returns what submits a worker's method; Ray makes such an object anew at each mention."""
+        """Returns what submits a worker's method; Ray creates such an object at each attribute access."""
         key = (worker, name, num_returns)
         if key not in self._methods:
             self._methods[key] = getattr(self._actors[worker], name).options(num_returns=num_returns).remote

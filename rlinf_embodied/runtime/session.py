@@ -88,14 +88,14 @@ class Session(Protocol):
         ...
 
     def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """Returns what these values take in the object store; None where there is none."""
+        """Returns the bytes of these values in the object store; None without an object store."""
         ...
 
     def replace(self, workers: Sequence[int]) -> None:
-        """Begins a new attempt after an error: these workers are ended and started anew, and have no stages.
+        """Begins a new attempt after an error: these workers are restarted and have no stages.
 
         Calls under way in the others are given up, and their collectives are closed; a worker that cannot let go in
-        time is started anew as well.
+        time is restarted as well.
 
         Raises:
             LostNodeError: a node is gone; the session has no workers any more, and can start others.
@@ -166,7 +166,7 @@ class SerialSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """See Session; collective calls run in threads of their own, all others at once, here."""
+        """See Session; collective calls run in separate threads, all others immediately in this one."""
         calls = [(worker, of_attempt(call, self.attempt), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
             peers = _SerialPeers(self._hosts)

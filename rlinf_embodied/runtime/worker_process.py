@@ -11,7 +11,7 @@ from rlinf_embodied.device import is_accelerator
 _DRIVER = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",  # Ray's default, 15, yields every core to whatever else runs
-    "RAY_prestart_worker_first_driver": "0",  # no actor with variables of its own can use them
+    "RAY_prestart_worker_first_driver": "0",  # no actor with separate variables can use them
     "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # every receipt is fetched, so every error is raised
 }
 

@@ -1,4 +1,4 @@
-"""Where metrics go beside metrics.jsonl: TensorBoard, Weights & Biases and trackio, behind one small protocol."""
+"""Destinations of metrics other than metrics.jsonl: TensorBoard, Weights & Biases and trackio, behind one protocol."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Wandb:
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in <run folder>/wandb, for `wandb sync`."""
 
     def __init__(self, folder: Path, names: WandbConfig, config: Mapping[str, object]) -> None:
-        """Starts or goes on with the run.
+        """Starts or continues the run.
 
         Raises:
             ConfigError: wandb is not installed.
@@ -88,12 +88,12 @@ class Wandb:
 class Trackio:
     """A run of trackio, in its local database (TRACKIO_DIR moves it); `trackio show` serves it.
 
-    trackio knows runs by their names, which have to be new: the one that it gave stays in the run folder, so that a run
-    that goes on finds its curves again and no other run gets mixed with them.
+    trackio knows runs by their names, which have to be new: its name stays in the run folder, so that a run
+    that resumes continues its curves and no other run gets mixed with them.
     """
 
     def __init__(self, folder: Path, names: TrackioConfig, config: Mapping[str, object]) -> None:
-        """Starts or goes on with the run.
+        """Starts or continues the run.
 
         Raises:
             ConfigError: trackio is not installed.

@@ -33,7 +33,7 @@ class Column:
     after: bool = False  # in a line of text the title stands behind the number
 
     def cell(self, metrics: Mapping[str, float]) -> str:
-        """Returns the number as text, "-" where there is none."""
+        """Returns the number as text, "-" without a number."""
         value = metrics.get(self.metric, math.nan) * self.factor
         return f"{value:{self.form}}{self.unit}" if math.isfinite(value) else "-"
 
@@ -62,7 +62,7 @@ class LiveView:
         Args:
             num_iterations: of the run.
             title: for example "PickCube-v1 · ppo".
-            columns: what is shown of an iteration beside its number, the stages' seconds and the time left.
+            columns: what is displayed of an iteration in addition to its number, the stages' seconds and the time left.
             console: where to write; None: standard output.
             log: a file that every line is appended to, besides.
         """

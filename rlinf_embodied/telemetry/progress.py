@@ -1,4 +1,4 @@
-"""Progress within a long call: loops of many steps report each one, so that a long call is told apart from a hang."""
+"""Progress within a long call: loops of many steps report each one, which distinguishes a long call from a hang."""
 
 from __future__ import annotations
 

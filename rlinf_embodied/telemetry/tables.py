@@ -26,7 +26,7 @@ def described_table(
 
     Args:
         rows: of the same columns.
-        long: names of the columns that get a line of their own.
+        long: names of the columns that get a separate line.
         title: above the table.
         width: at which these lines are wrapped, in letters; None: they are not.
     """

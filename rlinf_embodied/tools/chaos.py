@@ -69,7 +69,7 @@ class Options:
 
 
 def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConfig | MathConfig:
-    """Returns the config of a run: small, unless told otherwise, and with a cache of its own.
+    """Returns the config of a run: small, unless overridden, and with a separate cache.
 
     Raises:
         ConfigError: there is no such workflow, or an override is wrong.

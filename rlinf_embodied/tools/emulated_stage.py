@@ -92,7 +92,7 @@ class EmulatedDevice:
         self._held[stage] = num_bytes
 
     def require(self, stage: str, working_bytes: float) -> None:
-        """Checks that a call of a stage fits beside all that is held.
+        """Checks that a call of a stage fits in memory together with everything that is held.
 
         Raises:
             AssertionError: it does not: the plan was infeasible, or its switches were not made.

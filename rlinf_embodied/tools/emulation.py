@@ -31,7 +31,7 @@ S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submissio
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """A plan's iterations on emulated devices; seconds are emulated ones where nothing else is said."""
+    """A plan's iterations on emulated devices; seconds are emulated ones unless stated otherwise."""
 
     plan: Plan
     predicted_s: float
@@ -81,7 +81,7 @@ class Emulator:
     def __init__(self, pricer: Pricer, session: Session) -> None:
         assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
         self._pricer, self._session = pricer, session
-        self._iteration = 0  # over all plans: workers tell iterations apart by it
+        self._iteration = 0  # over all plans: workers distinguish iterations by it
         self._clock_s = 0.0  # emulated seconds until the last one ended
 
     def predicted_s(self, plan: Plan) -> float:

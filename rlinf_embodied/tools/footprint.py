@@ -68,7 +68,7 @@ class ByteCounter(TorchDispatchMode):
     ) -> object:
         """Runs an operation and charges the storages that it made."""
         if func is torch.ops.aten._local_scalar_dense.default and self._kind == _META:
-            return True  # there is no value: a check whether all is well is told so
+            return True  # no value: a check whether all is well receives True
         for leaf in tree_leaves((args, kwargs)):
             self._note(leaf, new=False)
         result = func(*args, **(kwargs or {}))

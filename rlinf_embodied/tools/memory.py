@@ -62,7 +62,7 @@ class Envelope:
     lines: tuple[tuple[float, float], ...]  # (fixed, per_row), the flattest first
 
     def at(self, rows: float) -> float:
-        """The peak for so many rows."""
+        """The peak for this number of rows."""
         return max(fixed + per_row * rows for fixed, per_row in self.lines)
 
     @property
@@ -79,7 +79,7 @@ class Envelope:
         return envelope_of([(peak, 0.0), *self.lines])
 
     def most_rows(self, room: float) -> int:
-        """The largest number of rows whose peak is at most `room`; 0 if there is none, or the work knows no rows."""
+        """The largest number of rows whose peak is at most `room`; 0 if no number fits, or the work knows no rows."""
         rising = [(room - fixed) / per_row for fixed, per_row in self.lines if per_row]
         return math.floor(min(rising)) if rising and self.at(0) <= room else 0
 
@@ -106,7 +106,7 @@ def _hidden(hull: Sequence[tuple[float, float]], fixed: float, per_row: float) -
 # ------------------------------------------------------------------------------------------------------------- shapes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassWork:
-    """What a forward and backward pass allocates beside weights; both differ where gradients are large."""
+    """What a forward and backward pass allocates in addition to weights; both differ where gradients are large."""
 
     with_gradients: Envelope  # gradients appear one after the other, as in torch.autograd.grad
     into_gradients: Envelope  # they are added to vectors that exist already
@@ -208,7 +208,7 @@ def units(policy: PolicyShape) -> tuple[int, int]:
 
 # --------------------------------------------------------------------------------------------------------------- work
 def replicated_work(policy: PolicyShape, checkpointing: bool) -> Envelope:
-    """What ReplicatedLearner allocates for passes and a step, beside weights, masters and moments.
+    """What ReplicatedLearner allocates for passes and a step, in addition to weights, masters and moments.
 
         pass   D (1 + earlier sums) + max(activations and gradients, gradients + D)
         step   3 D
@@ -225,7 +225,7 @@ def replicated_work(policy: PolicyShape, checkpointing: bool) -> Envelope:
 
 
 def sharded_work(policy: PolicyShape, num_devices: int, checkpointing: bool) -> Envelope:
-    """What ShardedLearner allocates for several passes and a step, beside slices and moments.
+    """What ShardedLearner allocates for several passes and a step, in addition to slices and moments.
 
         pass             b (root + 2 layers) + 4 P + activations
         last pass, end   b root + 4 P + 4 root (1 + 1 / N)

@@ -1,6 +1,6 @@
 """Where a large policy fits: learners and placements of rollout and actor, by the formulas of memory.py.
 
-both resident    a device holds what rollout and actor need at any time; they work by turns
+both resident    a device holds what rollout and actor need at any time; they run sequentially
 switching        the one whose turn is over leaves the device (docs/planning.md, context switching)
 apart            half of the devices are the actor's, the other half the rollout's
 """
@@ -43,7 +43,7 @@ class Fit:
     placement: Placement
     checkpointing: bool
     actor: Envelope  # of a device that trains, rollouts included where they are on it
-    rollout: float  # of a device that only makes rollouts; 0 where there is none
+    rollout: float  # of a device that only makes rollouts; 0 without such a device
 
     def needed(self, rows: int) -> float:
         """The bytes of the fullest device."""
@@ -136,7 +136,7 @@ def _terms(policy: PolicyShape) -> dict[str, str]:
 
 
 def fit_rows(method: str, found: Sequence[Fit], rows: int, room: float) -> list[dict[str, str]]:
-    """Returns a table of arrangements: bytes with so many rows, what is left or lacks, the largest pass that fits."""
+    """Returns a table of arrangements: bytes with `rows` rows, what is left or missing, the largest pass that fits."""
     table: dict[tuple[str, ...], dict[str, str]] = {}
     for fit in found:
         devices = f"up to {fit.num_devices}" if fit.learner is LearnerKind.replicated else str(fit.num_devices)

@@ -17,7 +17,7 @@ from rlinf_embodied.planning.profile import Profile, load_profile
 
 
 def find_profile(config: ProfiledConfig) -> Profile:
-    """Returns the profile that a planning command names, with `num_items` in the place of its own where given.
+    """Returns the profile that a planning command names, with its `num_items` replaced if given.
 
     Raises:
         ConfigError: there is none of that name, or it breaks a rule of the format.

@@ -27,7 +27,7 @@ Config = TrainConfig | MathConfig
 
 
 def with_block_size(config: Config, size: int) -> Config:
-    """Returns a config whose blocks have so many rows (env.block_size, generation.rows_per_block).
+    """Returns a config whose blocks have this number of rows (env.block_size, generation.rows_per_block).
 
     Raises:
         ConfigError: the rest of the config does not allow it; says what it asks for.
@@ -38,7 +38,7 @@ def with_block_size(config: Config, size: int) -> Config:
 
 
 def sizes_in(texts: Sequence[str]) -> list[int]:
-    """Returns the sizes in the values of `block_sizes`, such as ["8,16"]; [] where there are none.
+    """Returns the sizes in the values of `block_sizes`, such as ["8,16"]; [] otherwise.
 
     Raises:
         ConfigError: they are no positive numbers.

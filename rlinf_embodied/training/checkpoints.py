@@ -90,7 +90,7 @@ class Checkpoints:
             self.begin(executor, root)
 
     def wait(self, executor: Executor) -> None:
-        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training goes on.
+        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training continues.
 
         One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
         checkpoint that is damaged, which a resuming run passes over.
@@ -162,7 +162,7 @@ class Checkpoints:
 
     @contextmanager
     def saved_at_last(self) -> Iterator[None]:
-        """Behind it nothing is being written, also where training failed: the run goes on from that checkpoint.
+        """Behind it nothing is being written, also where training failed: the run resumes from that checkpoint.
 
         Raises:
             CheckpointWriteError: what was learnt last cannot be written.

@@ -41,7 +41,7 @@ class JobConfig(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What a run carries from iteration to iteration beside the stages' own state; part of every checkpoint."""
+    """What a run carries from iteration to iteration in addition to the stages' state; part of every checkpoint."""
 
     iteration: int = 0  # the next one
     global_step: int = 0  # env steps, or tokens
@@ -132,7 +132,7 @@ class Job(Protocol):
         ...
 
     def require_staleness(self, staleness: int) -> None:
-        """Checks that it may train on what weights made that are so many versions behind.
+        """Checks that it may train on data from weights that are this number of versions behind.
 
         Raises:
             ConfigError: nothing corrects for them.
@@ -166,7 +166,7 @@ class Job(Protocol):
         ...
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
-        """Builds the evaluation's stages beside those of training."""
+        """Builds the evaluation's stages in addition to those of training."""
         ...
 
     @property
@@ -190,7 +190,7 @@ class Job(Protocol):
         ...
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """Returns what a person should know about an iteration beside its numbers; asked for once per iteration."""
+        """Returns notices about an iteration, in addition to its numbers; called once per iteration."""
         ...
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
@@ -206,7 +206,7 @@ class Job(Protocol):
         ...
 
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        """Returns what summary.json holds beside what every run has."""
+        """Returns the entries of summary.json in addition to those of every run."""
         ...
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:

@@ -3,7 +3,7 @@
 choose    a forced plan as it is; a single feasible one without measuring; else the profile (cached, or measured now),
           the ranked plans, and the best of them
 observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again;
-          plans that a disturbed profile cannot tell apart run in turn first (trials.py)
+          plans that a disturbed profile cannot distinguish run one after another first (trials.py)
 report    at the end: the ranked table with what was measured, and the error of each prediction
 """
 
@@ -112,7 +112,7 @@ class Planning:
         self.periods: list[Period] = []
 
     def _resolved(self, cluster: Cluster) -> Plan:
-        """Returns the plan that the config names; one without a staleness of its own has plan.max_staleness."""
+        """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
         asked = self._config.plan
         plan = resolve_on(cluster, asked.name, asked.variants, self._workflow)
         if plan.staleness or not asked.max_staleness:
@@ -206,7 +206,7 @@ class Planning:
     def move(self, cluster: Cluster, iteration: int) -> Plan | None:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
 
-        A forced plan stays if it fits; otherwise the best by what was measured; otherwise all stages take turns.  The
+        A forced plan stays if it fits; otherwise the best by measurement; otherwise all stages run sequentially.  The
         staleness stays what it is.
         Returns the plan to go on with, None if none was chosen before.
         """

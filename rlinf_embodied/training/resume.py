@@ -1,4 +1,4 @@
-"""Where a run goes on, and whether it is the same run: what makes a run what it is stays from its start to its end."""
+"""Where a run resumes, and whether it is the same run: the settings that define a run do not change."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STARTS = ("sft.checkpoint", "warm_start.checkpoint")  # the key that begins a r
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """The checkpoint that a run goes on from, whole and undamaged."""
+    """The checkpoint that a run resumes from, complete and undamaged."""
 
     path: Path
     note: str  # says which one, and why not a newer one
@@ -53,7 +53,7 @@ def _used(folder: Path) -> bool:
 
 
 def checkpoint_to_resume(config: JobConfig) -> Resumption | None:
-    """Returns where a run goes on; None for a new run.
+    """Returns where a run resumes; None for a new run.
 
     A damaged newest checkpoint of the run's own folder is passed over; one that resume=<path> names is refused.
 

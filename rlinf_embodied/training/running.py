@@ -1,4 +1,4 @@
-"""The stages of a training that are up, and the copies of its weights beside them."""
+"""The stages of a training that are up, and the copies of its weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Running:
         return shortage(need, stored.room)
 
     def refresh(self, step: int) -> None:
-        """Sends all that the actor holds to copies beside training; later on it may send what changed only."""
+        """Sends all that the actor holds to copies outside training; later on it may send what changed only."""
         for stages in (self.evaluation, self.checking) if self.checkpoint is not None else ():
             if stages is not None:
                 self.update(stages, step)

@@ -1,4 +1,4 @@
-"""Whether what a run keeps in Ray's object store has room there, from the run's own sizes: told before it iterates.
+"""Whether what a run keeps in Ray's object store has room there, from the run's own sizes: reported before it iterates.
 
     snapshots   two: an iteration's start, and its end until the start is let go; the first is measured
     weights     a version on its way to other workers, and one per iteration ahead; as profiled, or at most a snapshot
@@ -41,7 +41,7 @@ def store_need(
     Args:
         workflow: that runs.
         routes: of its edges, with their bytes per item where these are known; others count nothing.
-        staleness: iterations that are under way beside the first.
+        staleness: iterations that are under way in addition to the first.
         snapshot_bytes: of one snapshot; 0 where none are kept.
         weights_bytes: of a version, by (source, target), where that was measured.
     """

@@ -46,7 +46,7 @@ from rlinf_embodied.training.recovery import Recovery, Safely, is_fault
 from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
 from rlinf_embodied.training.running import Running
 
-# what a stage does beside its calls; plans price it apart from them
+# what a stage does in addition to its calls; plans price it separately
 _NOT_COMPUTING = (".export_weights", ".install_weights", ".offload", ".onload")
 _RECOVERIES = "recoveries.jsonl"  # what each fault cost
 _Result = TypeVar("_Result")
@@ -205,7 +205,7 @@ class Trainer:
         snapshot: snapshots.Snapshot | None = None,
     ) -> Running:
         """Builds the stages of training and evaluation from a policy folder, then loads a checkpoint or a snapshot."""
-        if checkpoint is not None:  # stages are made anew from it, or copy files of it, when it may have been dropped
+        if checkpoint is not None:  # stages are rebuilt from it, or copy files of it, when it may have been dropped
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
@@ -233,7 +233,7 @@ class Trainer:
 
     # ----------------------------------------------------------------------------------------------------- recovery
     def _restore(self, running: Running, view: LiveView) -> None:
-        """Builds all stages anew, in the state at the start of the next iteration."""
+        """Rebuilds all stages in the state at the start of the next iteration."""
         checkpoints = self._checkpoints
         progress, saved = checkpoints.progress, checkpoints.saved
         running.session.clear()  # workers that are left finish what they write
@@ -289,7 +289,7 @@ class Trainer:
             )
 
     def _switch(self, running: Running, view: LiveView) -> None:
-        """Goes on under another plan: a checkpoint is the snapshot, and the workers build all stages anew from it."""
+        """Switches to another plan: a checkpoint is the snapshot, and the workers rebuild all stages from it."""
         self._checkpoints.save_once()
         self._checkpoints.settle_at_last()
         latest = find_latest(self._folder.checkpoints)
@@ -297,7 +297,7 @@ class Trainer:
         self._renew(running, latest, view)
 
     def _renew(self, running: Running, checkpoint: Path, view: LiveView) -> None:
-        """Builds all stages anew from a checkpoint that this run wrote."""
+        """Rebuilds all stages from a checkpoint that this run wrote."""
         self._checkpoints.settle()
         verify(checkpoint)
         self._recovery.repeat("new stages", lambda: self._renewed(running, checkpoint, view), lambda: None)
@@ -369,7 +369,7 @@ class Trainer:
         view: LiveView,
         stop: StopRequest,
     ) -> None:
-        """Compares the iteration with its prediction, and goes on under another plan where that is due."""
+        """Compares the iteration with its prediction, and switches to another plan when that is due."""
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in running.executor.workflow.stages}
         rounds = running.executor.workflow.rounds(result.reports)

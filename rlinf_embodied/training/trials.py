@@ -1,6 +1,6 @@
-"""Plans that a doubted profile cannot tell apart: each runs for an iteration or two, and the fastest one stays.
+"""Plans that a doubted profile cannot distinguish: each runs for an iteration or two, and the fastest one stays.
 
-A profile that was taken beside other work may have picked the wrong plan, and the iterations that follow need not show
+A profile that was taken during other work may have picked the wrong plan, and the iterations that follow need not show
 it: what was mismeasured may be the plan that lost.  Only running it tells.  Weights do not depend on the plan, so that
 nothing is lost but the time of the switches.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rlinf_embodied.planning.explain import Ranked
 
-MOST = 2  # plans beside the picked one
+MOST = 2  # plans in addition to the picked one
 _ITERATIONS = (0, 2, 1)  # that each plan gets, by the number of others: at most four in all until the fastest runs
 
 

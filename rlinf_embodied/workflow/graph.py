@@ -30,10 +30,10 @@ class StageSpec:
     granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
     waits: bool = False  # for something that is none of the cluster's: it takes no longer where it has no core
-    blocks_per_batch: int = 1  # so many neighbouring blocks are one batch, in one worker
+    blocks_per_batch: int = 1  # this many neighbouring blocks are one batch, in one worker
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
-        """Returns whether it may be called for so many blocks at a time."""
+        """Returns whether it may be called for this number of blocks at a time."""
         return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
 
 
@@ -51,7 +51,7 @@ class Edge:
     granularities: tuple[int, ...] = (WHOLE,)
 
     def allows(self, blocks_per_chunk: int, num_blocks: int) -> bool:
-        """Returns whether data may flow in chunks of so many blocks."""
+        """Returns whether data may flow in chunks of this number of blocks."""
         return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
 
 
@@ -65,7 +65,7 @@ class WeightEdge:
 
 @dataclass(frozen=True, slots=True)
 class RepeatDecision:
-    """What a repeat decides after a round: stop or not, and what downstream stages are told."""
+    """What a repeat decides after a round: stop or not, and the message to downstream stages."""
 
     enough: bool
     message: object = None
@@ -100,7 +100,7 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """All that comes before a stage, done again until there is enough for it; at most `max_rounds` times.
+    """All stages before a stage, repeated until there is enough data for it; at most `max_rounds` times.
 
     After each round `decide` sees the reports of the stage `decided_by`, of all rounds so far (a list per round, in
     order of workers).  The stage `before` and those behind it get the data of all rounds, and the decision's message.
@@ -284,14 +284,14 @@ class Workflow:
         return found
 
     def with_rounds(self, expected: float) -> Workflow:
-        """Returns the workflow with so many expected rounds of whatever is repeated, at most as many as it allows."""
+        """Returns the workflow with this number of expected rounds of each repeat, at most as many as it allows."""
         within = lambda most: min(max(expected, 1.0), most)  # noqa: E731
         loops = {n: replace(o, expected_rounds=within(o.max_rounds)) for n, o in self.loops.items()}
         again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
         return replace(self, loops=loops, repeat=again)
 
     def most_devices(self, stage: str, blocks: int = WHOLE) -> int:
-        """Returns how many devices can share a stage that is called for so many blocks; WHOLE: for all."""
+        """Returns how many devices can share a stage that is called for this number of blocks; WHOLE: for all."""
         size = self.stages[stage].blocks_per_batch
         return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
 
