@@ -73,21 +73,21 @@ def test_the_peer_trains_for_the_steps_that_it_is_given() -> None:
 def test_what_was_trained_is_not_trained_again(monkeypatch, tmp_path) -> None:
     trained = []
 
-    def train(words, seed, folder, points, command):
+    def train(words, seed, folder, points):
         folder.mkdir(parents=True)
-        trained.append((seed, words[-3], command))
+        trained.append((seed, words[-3]))
         return Curve(seed, [0, 10], [0.0, float(seed)], [], 1.0)
 
     monkeypatch.setattr(ppo_curves, "trained", train)
     monkeypatch.setattr(ppo_curves, "CASES", {"pendulum": replace(PENDULUM, arms=())})
     own = ppo_curves.Options(seeds="4,5", folder=str(tmp_path / "runs"))
     first = ppo_curves.measure(Run(own, [], {}))
-    assert trained == [(seed, "run.num_iterations=1", "train_vla") for seed in (4, 5)]
+    assert trained == [(seed, "run.num_iterations=1") for seed in (4, 5)]
     again = ppo_curves.measure(Run(own, [], {}))
     assert (again.text, len(trained)) == (first.text, 2)
     assert [curve["returns"][-1] for curve in again.content["curves"]["pendulum"]["ours"]] == [4.0, 5.0]
     ppo_curves.measure(Run(replace(own, seeds="4", iterations=3), [], {}))
-    assert trained[2:] == [(4, "run.num_iterations=3", "train_vla")]
+    assert trained[2:] == [(4, "run.num_iterations=3")]
     json.dumps(again.content)
 
 
