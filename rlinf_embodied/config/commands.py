@@ -365,7 +365,7 @@ class PlanningConfig(ProfiledConfig):
 class EmulationConfig(ProfiledConfig):
     """Everything that experiments/emulate.py reads."""
 
-    plan: str = "auto"  # auto, all (what plan.py ranks), temporal, hybrid, spatial, or a path to a plan file
+    plan: str = "auto"  # auto, all (what plan.py ranks), collocated, disaggregated, hybrid, or a plan file
     probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
     time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
     out: str | None = None  # a .json file for the results

@@ -258,10 +258,10 @@ class WorkerHost:
             self.leave_group(stage)
 
     def _pin_threads(self) -> None:
-        """Limits torch's threads, if a stage brought torch with it: a worker without it stays small."""
+        """Limits torch's threads, if a stage brought torch with it; a process of several workers has one thread."""
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(self.spec.threads)
+            torch.set_num_threads(self.spec.threads if self._alone else 1)
 
     def tear_down(self) -> None:
         """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
@@ -471,8 +471,8 @@ class WorkerHost:
         if devices.is_out_of_memory(error):
             return NoRoomError(
                 f"worker {self.spec.worker} ({self.spec.device}) has no room for {where}: {error} (at {path}). "
-                f"Its stages are {', '.join(self.stages)}: let them take turns (a plan with resident: false, or "
-                "plan=auto), give them more devices, or make blocks, microbatches or the model smaller",
+                f"Its stages are {', '.join(self.stages)}: make them exclusive (in a plan, or by plan=auto), give them "
+                "more devices, or make blocks, microbatches or the model smaller",
                 own,
             )
         return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)

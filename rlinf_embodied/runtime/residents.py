@@ -36,7 +36,7 @@ class Residents:
         if exclusive and not can_leave(kind, device):
             raise PlanError(
                 f"the plan takes {name} out of the memory of {device} for {', '.join(sorted(exclusive))}, but a "
-                f"{kind.__name__} stays there: use resident: true in that part, or give {name} devices of its own"
+                f"{kind.__name__} stays there: leave it out of `exclusive`, or give {name} separate devices"
             )
         self._exclusive[name] = exclusive
         self._offloaded.discard(name)

@@ -84,8 +84,9 @@ def test_what_stays_is_hidden_from_the_garbage_collector_in_a_process_of_its_own
             kept.append([[] for _ in range(100)])
             host.invoke(Call("member", "total", StepContext(iteration)), [])
             hidden.append(gc.get_freeze_count())
-        if alone:  # at the start, behind a first iteration, and then no more
-            assert len(gc.get_objects()) < hidden[0] < hidden[1] == hidden[2] == hidden[3]
+        if alone:  # at the start, after a first iteration, and then no more: what is hidden may still be freed
+            assert len(gc.get_objects()) < hidden[0] < hidden[1]
+            assert hidden[1] >= hidden[2] >= hidden[3]
         host.clear()
         assert gc.get_freeze_count() == 0
         assert alone or set(hidden) == {0}
