@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         EvaluateAnswersConfig,
         EvaluateConfig,
         ExportConfig,
-        ImitationConfig,
         MathConfig,
         TrainConfig,
     )
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["evaluate", "export", "train"]
 
 
-def train(config: TrainConfig | ImitationConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
+def train(config: TrainConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
     """Trains, and returns what <run.dir>/summary.json holds.
 
     Args:
@@ -54,19 +53,19 @@ def train(config: TrainConfig | ImitationConfig | MathConfig, started: float | N
 
 def _job(config: object) -> Job:
     """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
-    from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
+    from rlinf_embodied.config import MathConfig, Source, TrainConfig
 
     if isinstance(config, TrainConfig):
         from rlinf_embodied.embodied.starting_point import require_start
 
         require_start(config)
+        if config.algorithm.learns_from is Source.demonstrations:
+            from rlinf_embodied.embodied.fine_tuning_job import FineTuningJob
+
+            return FineTuningJob(config)
         from rlinf_embodied.embodied.job import EmbodiedJob
 
         return EmbodiedJob(config)
-    if isinstance(config, ImitationConfig):
-        from rlinf_embodied.embodied.imitation_job import ImitationJob
-
-        return ImitationJob(config)
     assert isinstance(config, MathConfig)
     from rlinf_embodied.reasoning.job import ReasoningJob
 

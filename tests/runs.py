@@ -15,11 +15,11 @@ from placements import looped
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.config import Source, TrainConfig
 from rlinf_embodied.embodied import job as job_module
+from rlinf_embodied.embodied.fine_tuning_job import FineTuningJob
 from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.warm_start import warm_start
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.warm_start import behaviour_cloned
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
@@ -62,6 +62,11 @@ TINY = {
     "eval.num_videos": 3,
     "eval.video_size": 32,
 }
+SFT = [  # four epochs
+    *("algorithm=sft", "algorithm.epochs=1", "algorithm.head_epochs=3", "run.num_iterations=4"),
+    *("algorithm.head_lr=5e-3", "algorithm.head_batch_size=16", "checkpoint.every=1"),
+    *("algorithm.num_minibatches=-", "algorithm.value_epochs=-", "algorithm.target_kl=-"),
+]
 GRPO = [
     "algorithm=grpo",
     "algorithm.group_size=4",
@@ -72,9 +77,9 @@ GRPO = [
 
 
 def tiny_overrides(*overrides: str) -> list[str]:
-    """Returns the command line of a run that takes about a second; each key is given once, so `overrides` win."""
+    """Returns the command line of a run that takes about a second; `overrides` win, and `-` leaves a key out."""
     given = dict(text.split("=", 1) for text in overrides)
-    return [f"{key}={value}" for key, value in (TINY | given).items()]
+    return [f"{key}={value}" for key, value in (TINY | given).items() if value != "-"]
 
 
 def tiny(*overrides: str) -> TrainConfig:
@@ -96,7 +101,8 @@ def four(folder: Path, *overrides: str) -> TrainConfig:
 
 
 def trainer_of(config: TrainConfig) -> Trainer:
-    return Trainer(EmbodiedJob(config))
+    fine_tunes = config.algorithm.learns_from is Source.demonstrations
+    return Trainer((FineTuningJob if fine_tunes else EmbodiedJob)(config))
 
 
 @contextmanager
@@ -128,8 +134,7 @@ def cluster(devices: int) -> Cluster:
 
 def clone(config: TrainConfig, session: Session | None = None, devices: int = 1) -> Path:
     """Returns the folder of the clone that `config` starts from, made now or found in the cache."""
-    stage = WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
-    return warm_start(stage, session or SerialSession(), cluster(devices), lambda *progress: None)
+    return behaviour_cloned(config, session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
 def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:

@@ -20,7 +20,7 @@ from scripts import call
 
 from rlinf_embodied.learning import checkpoint
 
-VLA, MATH, SFT, EXPORT = "train_vla", "train_llm_math", "train_sft", "export_dataset"
+VLA, MATH, EXPORT = "train_vla", "train_llm_math", "export_dataset"
 SAC = "train_vla algorithm=sac"  # with other sections than VLA
 EVALUATE, PLAN, EMULATE = "evaluate", "plan", "emulate"
 PATIENCE_S = 20.0  # of processor time: what is imported for a message, whatever else the machine does
@@ -198,9 +198,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (MATH, "eval.num_problems=0", ["eval.num_problems is 0", "at least 1", "use 1000"]),
     (MATH, "warm_start.betas=[1]", ["warm_start.betas is [1.0]", "two numbers", "use [0.9,0.98]"]),
     # data sets
-    (SFT, "", ["data is not given", "give data="]),
-    (SFT, "data=/nowhere.h5", ["/nowhere.h5"]),
-    (SFT, "data=x sft.schedule=cosin", ["sft.schedule is 'cosin'", "one_cycle"]),
+    (VLA, "algorithm=sft data=/nowhere.h5", ["/nowhere.h5"]),
     (EXPORT, "out={new}.h5 policy=random", ["policy is 'random'", "checkpoint or expert"]),
     (EXPORT, "out={new}.h5 checkpoint=/nowhere", ["checkpoint is '/nowhere'", "give a checkpoint folder"]),
 ]

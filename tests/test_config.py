@@ -12,7 +12,6 @@ from rlinf_embodied.compose import (
     compose_evaluate,
     compose_export,
     compose_math,
-    compose_sft,
     compose_train,
     groups,
     load,
@@ -24,7 +23,6 @@ from rlinf_embodied.config import (
     EvaluateConfig,
     Exactness,
     GRPOConfig,
-    ImitationConfig,
     MathConfig,
     PPOConfig,
     Reward,
@@ -51,25 +49,23 @@ def test_every_choice_composes(group, name):
     assert config.env.num_blocks * config.env.block_size == config.env.num_envs
 
 
-@pytest.mark.parametrize(("group", "name"), [(g, n) for g in groups(ImitationConfig) for n in choices(g)])
-def test_every_choice_composes_for_fine_tuning(group, name):
-    config = compose_sft([f"{group}={name}", "data=x.h5", *NEEDS.get(name, [])])
-    assert config.run.num_iterations == config.sft.num_epochs
+def test_an_iteration_of_fine_tuning_is_an_epoch_of_the_files_given():
+    config = compose_train(["algorithm=sft", "data=a b.h5,runs/it's"])
+    assert config.files == ["a b.h5", "runs/it's"]
+    assert config.run.num_iterations == config.algorithm.num_epochs == 45
 
 
-def test_files_are_joined_by_commas():
-    assert compose_sft(["data=a b.h5,runs/it's"]).files == ["a b.h5", "runs/it's"]
+SFT = ["algorithm=sft", "data=x"]
 
 
 @pytest.mark.parametrize(
     ("compose", "overrides", "says"),
     [
-        (compose_sft, [], "data is not given, but the command needs it: give data=<file>.h5"),
-        (compose_sft, ["data=x", "run.num_iterations=3"], "run.num_iterations is 3, .* sft.epochs"),
-        (compose_sft, ["data=x", "sft.held_out=1"], r"sft.held_out is 1.0, but it is a share .*use 0.1"),
-        (compose_sft, ["data=x", "sft.lr=0"], "sft.lr is 0.0, but it must be positive"),
-        (compose_sft, ["data=x", "sft.schedule=cosin"], "sft.schedule is 'cosin', but it must be one of one_cycle"),
-        (compose_sft, ["data=x", "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
+        (compose_train, [*SFT, "run.num_iterations=3"], "run.num_iterations is 3, .* algorithm.epochs"),
+        (compose_train, [*SFT, "algorithm.held_out=1"], r"algorithm.held_out is 1.0, but it is a share .*use 0.1"),
+        (compose_train, [*SFT, "algorithm.head_lr=0"], "algorithm.head_lr is 0.0, but it must be positive"),
+        (compose_train, [*SFT, "algorithm.schedule=cosin"], "algorithm.schedule is 'cosin', .* one of one_cycle"),
+        (compose_train, [*SFT, "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
         (compose_export, ["policy=expert"], "out is not given, but the command needs it"),
         (compose_export, ["out=x"], "checkpoint is None, but a checkpoint folder is needed"),
         (compose_export, ["out=x", "policy=random"], "policy is 'random', but it is checkpoint or expert"),
@@ -86,7 +82,7 @@ def test_every_file_under_configs_is_a_choice_or_a_main_config():
     expected = {f"{group}/{name}.yaml" for group, name in ALL_CHOICES}
     expected |= {f"reasoning/{group}/{name}.yaml" for group, name in MATH_CHOICES if group != "cluster"}
     expected |= {"train_vla.yaml", "evaluate.yaml"}
-    expected |= {"train_llm_math.yaml", "evaluate_answers.yaml", "train_sft.yaml", "export_dataset.yaml"}
+    expected |= {"train_llm_math.yaml", "evaluate_answers.yaml", "export_dataset.yaml"}
     assert {file for file in files if not file.startswith(("profiles/", "models/"))} == expected
 
 

@@ -75,7 +75,7 @@ class OpenVLAPolicy(ImitationPolicy):
         """
         raise ConfigError(
             f"policy.name is {config.name!r}, which begins with the network of a folder: give an OpenVLA folder as "
-            "warm_start.checkpoint=<dir> (or sft.checkpoint=<dir>); experiments/examples/small_openvla.py makes a "
+            "warm_start.checkpoint=<dir>; experiments/examples/small_openvla.py makes a "
             "small one with random weights"
         )
 

@@ -1,41 +1,78 @@
-"""Behaviour cloning and DAgger: the policy learns to do what was done, or what the expert would have done."""
+"""Behaviour cloning: the policy learns what was done, or what the expert would have done.
+
+    Imitation      from batches of transitions: recorded ones (bc), or what the policy meets itself (DAgger)
+    FineTuning     from demonstrations (sft, the warm start): epochs of the whole policy, then of all but its stem,
+                   whose features are computed once
+
+A minibatch of demonstrations is one slice of every block, as in RL, so that the weights are the same under every plan.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.algorithms.transitions import ACTION, EXPERT_ACTION, Columns, length, observation_of
-from rlinf_embodied.interfaces.policies import ImitationPolicy
+from rlinf_embodied.config import SFTConfig
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.update import Fitted
+from rlinf_embodied.learning.optimizer import scheduled
+from rlinf_embodied.learning.update import Fitted, Shuffle, minibatches
+from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER = "policy_optimizer"
+_WHOLE, _HEAD = "whole_optimizer", "head_optimizer"
+_PROPRIO_JITTER = 0.005
+_ROWS = 64  # of a call that computes without a gradient
 
 
-class Imitation(Algorithm):
+class _Imitating(Algorithm):
+    """An algorithm that minimises the policy's imitation loss."""
+
+    def __init__(self, training: Training) -> None:
+        """Checks the policy.
+
+        Raises:
+            ConfigError: it cannot imitate.
+        """
+        super().__init__(training)
+        usable = isinstance(training.policy, ImitationPolicy)
+        training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")
+        self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
+
+    def _noise(self, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
+        """Returns what a flow policy's loss draws, keyed."""
+        noise = self._policy.imitation_noise
+        return {} if noise is None else {"noise": noise.draw(self.training.seed, purpose, *ids).to(self._device)}
+
+    def _loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> LossSums:
+        value = self._policy.imitation_loss(features, actions, targets)
+        return LossSums(value, value.new_tensor(float(len(actions))), value.detach().reshape(1))
+
+
+class Imitation(_Imitating):
     """One optimizer of the whole policy; policies that see learn from images, too."""
 
     def __init__(self, training: Training) -> None:
-        """Makes the optimizer.
-
-        Raises:
-            ConfigError: the policy cannot imitate.
-        """
         super().__init__(training)
-        policy, algorithm = training.policy, self.algorithm
-        usable = isinstance(policy, ImitationPolicy)
-        training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")
-        assert isinstance(policy, ImitationPolicy)
-        self._policy = policy
-        parameters, adam = policy.imitation_parameters(whole=True), AdamSettings(algorithm.lr, (0.9, 0.999), math.inf)
-        self.learners[_OPTIMIZER] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer, algorithm.compile)
+        parameters, adam = (
+            self._policy.imitation_parameters(True),
+            AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf),
+        )
+        compile = self.algorithm.compile
+        self.learners[_OPTIMIZER] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer, compile)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         learner = self.learners[_OPTIMIZER]
@@ -43,21 +80,151 @@ class Imitation(Algorithm):
         for k in range(length(next(iter(data.values())))):
             columns = {b: {name: column[k] for name, column in part.items()} for b, part in data.items()}
             rows = {block: torch.arange(length(part)) for block, part in columns.items()}
-            noise = {b: self._noise(step_context.iteration, k, b, length(part)) for b, part in columns.items()}
+            keys = (step_context.iteration, k)
+            noise = {b: self._noise("imitation", *keys, b, range(length(part))) for b, part in columns.items()}
             passes = lambda b, r, c=columns, n=noise: [Pass(float(len(r)), partial(self._sums, c[b], n[b]))]  # noqa: E731
             fitted.add(learner.step(rows, passes))
         return {"losses/imitation_loss": fitted.loss}
 
-    def _noise(self, iteration: int, update: int, block: int, rows: int) -> dict[str, torch.Tensor]:
-        """Returns what a flow policy's loss draws, keyed."""
-        noise = self._policy.imitation_noise
-        if noise is None:
-            return {}
-        drawn = noise.draw(self.training.seed, "imitation", iteration, update, block, range(rows))
-        return {"noise": drawn.to(self.training.context.device)}
-
-    def _sums(self, columns: Columns, helped: dict[str, torch.Tensor]) -> LossSums:
+    def _sums(self, columns: Columns, targets: dict[str, Tensor]) -> LossSums:
         actions = columns[EXPERT_ACTION if EXPERT_ACTION in columns else ACTION]
-        features = self._policy.encode_trainable(observation_of(columns))
-        loss = self._policy.imitation_loss(features, actions[:, None], helped)
-        return LossSums(loss, loss.new_tensor(float(len(actions))), loss.detach()[None])
+        return self._loss(self._policy.encode_trainable(observation_of(columns)), actions[:, None], targets)
+
+
+class FineTuning(_Imitating):
+    """An iteration is an epoch; each of the two phases has an optimizer.
+
+    `fresh`: whether the policy is new, so that its inputs are standardised by the demonstrations.
+    """
+
+    algorithm: SFTConfig
+    fresh = True
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training)
+        self._features: dict[int, Features] = {}
+        for name, epochs in ((_WHOLE, self.algorithm.epochs), (_HEAD, self.algorithm.head_epochs)):
+            if epochs:
+                lr = self.algorithm.lr if name == _WHOLE else self.algorithm.head_lr
+                adam = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
+                parameters = self._policy.imitation_parameters(name == _WHOLE)
+                self.learners[name] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer)
+
+    # ----------------------------------------------------------------------------------------------------- statistics
+    def measure(self, data: Mapping[int, Demonstrations]) -> None:
+        """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
+
+        Privileged state is left out where a block's demonstrations do not show it.
+        """
+        self._set_statistics("proprio", {b: d.observation.proprio for b, d in data.items()})
+        privileged = {b: d.observation.privileged for b, d in data.items()}
+        if all(value is not None for value in privileged.values()):
+            self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
+
+    def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
+        """Global mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
+        sum_blocks, count = self.training.reducer.sum_blocks, float(sum(self.sizes(columns).values()))
+        mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
+        square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
+        self._policy.set_statistics(name, mean.float(), square.sqrt().float())
+
+    def sizes(self, data: Mapping[int, Demonstrations | Tensor | Sequence]) -> dict[int, int]:
+        """Returns the number of chunks in every block of all workers."""
+        own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
+        return {block: int(size[0]) for block, size in self.training.reducer.gather_blocks(own).items()}
+
+    # --------------------------------------------------------------------------------------------------------- update
+    def update(self, step_context: StepContext, data: Mapping[int, Demonstrations]) -> dict[str, float]:
+        """Makes one epoch over the demonstrations of this worker's blocks."""
+        algorithm, iteration = self.algorithm, step_context.iteration
+        if iteration < algorithm.epochs:
+            self._features = {}
+            return self._fit(data, True, iteration, algorithm.epochs, algorithm.batch_size, algorithm.lr)
+        epoch = iteration - algorithm.epochs
+        if not self._features:
+            self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
+        return self._fit(data, False, epoch, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr)
+
+    @torch.no_grad()
+    def _cache_features(self, data: Mapping[int, Demonstrations], measure: bool) -> None:
+        self._features = {b: self._encode(d.observation) for b, d in data.items()}
+        if measure:
+            vision = {block: self._policy.pooled(features) for block, features in self._features.items()}
+            self._set_statistics("vision", vision)
+
+    def _encode(self, observation: Observation) -> Features:
+        parts = [self._policy.encode_frozen(part.to(self._device)) for part in _parts(observation)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _fit(
+        self, data: Mapping[int, Demonstrations], whole: bool, epoch: int, epochs: int, batch_size: int, lr: float
+    ) -> dict[str, float]:
+        algorithm, learner = self.algorithm, self.learners[_WHOLE if whole else _HEAD]
+        number = max(1, sum(self.sizes(data).values()) // batch_size)
+        shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
+        fitted, loss = Fitted(dict.fromkeys(learner.statistics, 0.0)), self._whole_loss if whole else self._head_loss
+        passes = lambda b, index: [Pass(float(len(index)), partial(loss, data[b], epoch, b, index))]  # noqa: E731
+        for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
+            step = epoch * number + k
+            learner.lr = scheduled(algorithm.schedule, step, epochs * number, lr, algorithm.warmup)
+            fitted.add(learner.step(rows, passes))
+        return {
+            "losses/imitation_loss": fitted.loss,
+            "losses/updates": float(number),
+            "charts/learning_rate": learner.lr,
+        }
+
+    def _whole_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
+        positions = data.object_positions
+        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
+        jitter = self._jitter(data, epoch, block, index)
+        observation = data.observation.rows(index.tolist()).to(self._device)
+        features = self._policy.encode_trainable(replace(observation, proprio=observation.proprio + jitter))
+        helped = targets | self._noise("flow", epoch, block, index.numpy())
+        return self._loss(features, data.actions[index].to(self._device), helped)
+
+    def _head_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
+        features = {name: value[index] for name, value in self._features[block].items()}
+        if "proprio" in features:
+            features["proprio"] = features["proprio"] + self._jitter(data, epoch, block, index)
+        noise = self._noise("flow", epoch, block, index.numpy())
+        return self._loss(features, data.actions[index].to(self._device), noise)
+
+    def _jitter(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> Tensor:
+        shape = tuple(data.observation.proprio.shape[1:])
+        drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
+        return torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+
+    # ------------------------------------------------------------------------------------------------------- held out
+    @torch.no_grad()
+    def held_out(self, data: Mapping[int, Demonstrations | None]) -> dict[str, float]:
+        """Returns how well the policy imitates other chunks, without jitter and helper targets; {} without any.
+
+        The loss is per chunk, the action error mean |greedy action - demonstrated action|, in [-1, 1].
+
+        Args:
+            data: of every block of this worker; None where it has none.
+        """
+        sums = self.training.reducer.sum_blocks({block: self._imitated(part) for block, part in data.items()})
+        loss, error, entries, chunks = sums.tolist()
+        if not chunks:
+            return {}
+        return {"losses/held_out_loss": loss / chunks, "losses/held_out_action_error": error / entries}
+
+    def _imitated(self, data: Demonstrations | None) -> Tensor:
+        """Sums over a block, float64 [4]: losses, absolute errors of actions, entries of actions, chunks."""
+        sums = torch.zeros(4, dtype=torch.float64)
+        if data is None:
+            return sums
+        for observation, shown in zip(_parts(data.observation), data.actions.split(_ROWS), strict=True):
+            features, actions = self._policy.encode_frozen(observation.to(self._device)), shown.to(self._device)
+            loss = self._policy.imitation_loss(features, actions, self._noise("held out", range(len(actions))))
+            off = (self._policy.act(features, None, 1.0).actions - actions).abs()
+            sums += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])
+        return sums
+
+
+def _parts(observation: Observation) -> Iterator[Observation]:
+    """Yields the rows in calls of a bearable size."""
+    for k in range(0, len(observation), _ROWS):
+        yield observation.rows(range(k, min(k + _ROWS, len(observation))))

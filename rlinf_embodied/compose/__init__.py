@@ -25,7 +25,7 @@ from rlinf_embodied.compose.composition import (
 )
 from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.overrides import chosen, names_of
-from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
+from rlinf_embodied.config import MathConfig, TrainConfig
 
 __all__ = [
     "CONFIG_DIR",
@@ -37,7 +37,6 @@ __all__ = [
     "compose_evaluate",
     "compose_export",
     "compose_math",
-    "compose_sft",
     "compose_train",
     "groups",
     "keys",
@@ -53,11 +52,6 @@ __all__ = [
 def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""
     return compose(TrainConfig, overrides)
-
-
-def compose_sft(overrides: Sequence[str] = ()) -> ImitationConfig:
-    """Returns the config of experiments/train_sft.py; raises ConfigError as `compose` does."""
-    return compose(ImitationConfig, overrides)
 
 
 def compose_math(overrides: Sequence[str] = ()) -> MathConfig:

@@ -28,7 +28,6 @@ from rlinf_embodied.config import (
     EvaluateAnswersConfig,
     EvaluateConfig,
     ExportConfig,
-    ImitationConfig,
     MathConfig,
     TrainConfig,
 )
@@ -41,7 +40,6 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a pres
 # the file that lists the presets of a command; other schemas have none
 _FILES: dict[type, str] = {
     TrainConfig: "train_vla",
-    ImitationConfig: "train_sft",
     MathConfig: "train_llm_math",
     EvaluateConfig: "evaluate",
     EvaluateAnswersConfig: "evaluate_answers",
@@ -49,7 +47,6 @@ _FILES: dict[type, str] = {
 }
 _GOOD_VALUES = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # of what presets leave open (`???`)
 _EXAMPLES = {  # of keys without a default
-    "data": "data=<file>.h5, data=<LeRobot folder>, or several of them joined by commas",
     "out": "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot",
 }
 _PPO = "rlinf_embodied.config.PPOConfig"

@@ -1,7 +1,7 @@
 """The configuration: one typed dataclass per section, checked when built; imports neither torch, ray nor omegaconf.
 
     env.py        the section `env`
-    learning.py   the sections `policy`, `warm_start`, `sft`
+    learning.py   the sections `policy` and `warm_start`
     algorithms.py the section `algorithm`, a dataclass for each algorithm
     hierarchy.py  the section `hierarchy` of training in simulators
     language.py   the sections `data`, `policy` of the reasoning workflow
@@ -29,6 +29,7 @@ from rlinf_embodied.config.algorithms import (
     Reduction,
     ReplayConfig,
     SACConfig,
+    SFTConfig,
     Sharding,
     Source,
 )
@@ -39,7 +40,6 @@ from rlinf_embodied.config.commands import (
     EvaluateAnswersConfig,
     EvaluateConfig,
     ExportConfig,
-    ImitationConfig,
     MathConfig,
     PlanningConfig,
     ProfiledConfig,
@@ -49,11 +49,9 @@ from rlinf_embodied.config.env import Backend, EnvConfig, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import (
-    CloningConfig,
     Critic,
     PolicyConfig,
     Schedule,
-    StartConfig,
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig, TransportMode
@@ -82,7 +80,6 @@ __all__ = [
     "Backend",
     "BehaviourCloningConfig",
     "CheckpointConfig",
-    "CloningConfig",
     "ClusterConfig",
     "Critic",
     "CriticsConfig",
@@ -101,7 +98,6 @@ __all__ = [
     "GenerationConfig",
     "HierarchyConfig",
     "IQLConfig",
-    "ImitationConfig",
     "LanguagePolicyConfig",
     "Level",
     "LoraSettings",
@@ -124,11 +120,11 @@ __all__ = [
     "RewardConfig",
     "RunConfig",
     "SACConfig",
+    "SFTConfig",
     "SamplesConfig",
     "Schedule",
     "Sharding",
     "Source",
-    "StartConfig",
     "TinyLMConfig",
     "TrackioConfig",
     "TrainConfig",

@@ -4,6 +4,7 @@
       OnPolicyConfig    from rollouts of the newest weights         PPOConfig, GRPOConfig
       ReplayConfig      from transitions that are kept or recorded  SACConfig (with demonstrations RLPD), IQLConfig,
                                                                     BehaviourCloningConfig, DaggerConfig
+      SFTConfig         from demonstrations
 
 A custom algorithm is a subclass in a separate module (docs/own_algorithm.md).
 """
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.language import Precision
+from rlinf_embodied.config.learning import Schedule, require_phases
+from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.config.run import Exactness
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Source(StrEnum):
 
     rollouts = "rollouts"  # whole rollouts of the weights that are trained, used once
     transitions = "transitions"  # single env steps from the replay buffer
+    demonstrations = "demonstrations"  # episodes of files, of a teacher or of the scripted expert, again and again
 
 
 class Level(StrEnum):
@@ -459,6 +463,55 @@ class DaggerConfig(ReplayConfig):
         rule = "DAgger begins with what the expert does"
         require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
         ReplayConfig.check(self, config)
+
+
+# ---------------------------------------------------------------------------------------------------- demonstrations
+@dataclass(kw_only=True, slots=True)
+class SFTConfig(AlgorithmConfig):
+    """Supervised fine-tuning on demonstrations: those of `data`, or those of a warm start.
+
+    An iteration is an epoch.
+    """
+
+    name = "sft"
+    implementation = "rlinf_embodied.algorithms.imitation.FineTuning"
+    learns_from = Source.demonstrations
+    acts = False
+    policy_method = "imitation_loss"
+
+    epochs: int = 7  # of the whole policy
+    head_epochs: int = 38  # then, of everything but the stem, on cached features
+    batch_size: int = 32  # chunks
+    head_batch_size: int = 32
+    lr: float = 1e-3
+    head_lr: float = 2e-3
+    schedule: Schedule = Schedule.one_cycle  # of both phases
+    warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
+    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss chooses the checkpoint
+    keep_best: bool = True  # end with the weights of the lowest held-out loss, not with the last ones
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        require_phases(self, "algorithm")
+        require(0 <= self.warmup < 1, "algorithm.warmup", self.warmup, "it is a share of steps, in [0, 1)", "use 0.1")
+        rule, action = "it is a share of episodes, in [0, 0.5]", "use 0.1, or 0 to learn from all"
+        require(0 <= self.held_out <= 0.5, "algorithm.held_out", self.held_out, rule, action)
+        plain = self.precision is Precision.float32
+        require(plain, "algorithm.precision", self.precision.value, "fine-tuning computes in float32", "use float32")
+        require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of both phases."""
+        return self.epochs + self.head_epochs
+
+    def check(self, config: TrainConfig) -> None:
+        require_no_cores(config.cluster)
+        target, rule = config.run.until_success, "fine-tuning continues for its epochs"
+        require(target is None, "run.until_success", target, rule, "leave it out")
+        number, epochs = config.run.num_iterations, self.num_epochs
+        rule = f"an iteration is an epoch, and algorithm.epochs + algorithm.head_epochs = {epochs}"
+        require(number == epochs, "run.num_iterations", number, rule, "leave it out, and set algorithm.epochs")
 
 
 def _require_counts(config: AlgorithmConfig, *names: str) -> None:

@@ -9,7 +9,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
-from rlinf_embodied.config.learning import CloningConfig, PolicyConfig, StartConfig, WarmStartConfig
+from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import (
     ClusterConfig,
     PlanConfig,
@@ -54,7 +54,8 @@ class TrainConfig:
     algorithm: AlgorithmConfig
     plan: PlanConfig
     cluster: ClusterConfig
-    data: str | None = None  # recorded transitions: checkpoints of runs that acted, joined by commas
+    data: str | None = None  # what is learned from, joined by commas: of algorithm=sft files of demonstrations (.h5 of
+    # ManiSkill, LeRobot v3 folders); otherwise recorded transitions, the checkpoints of runs that acted
     run: RunConfig = field(default_factory=RunConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
@@ -93,46 +94,13 @@ class TrainConfig:
             require_exact(self.run.exact, path, one.reduction, one.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
-        unused = self.data is None or algorithm.learns_from is Source.transitions
-        require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql or bc")
-
-    @property
-    def files(self) -> list[str]:
-        """The folders that `data` names."""
-        return [part.strip() for part in (self.data or "").split(",") if part.strip()]
-
-
-@dataclass(kw_only=True, slots=True)
-class ImitationConfig:
-    """Everything that experiments/train_sft.py reads."""
-
-    data: str  # trajectory files of ManiSkill (.h5) and LeRobot v3 folders, joined by commas
-    env: EnvConfig
-    policy: PolicyConfig
-    cluster: ClusterConfig
-    plan: PlanConfig = field(default_factory=PlanConfig)
-    run: RunConfig = field(default_factory=RunConfig)
-    sft: CloningConfig = field(default_factory=CloningConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
-    warm_start: StartConfig = field(default_factory=StartConfig)
-
-    def __post_init__(self) -> None:
-        require_no_cores(self.cluster)
-        target, rule = self.run.until_success, "fine-tuning goes on for its epochs"
-        require(target is None, "run.until_success", target, rule, "leave it out")
-        number, epochs = self.run.num_iterations, self.sft.num_epochs
-        rule = f"an iteration is an epoch, and sft.epochs + sft.head_epochs = {epochs}"
-        require(number == epochs, "run.num_iterations", number, rule, "leave it out, and set sft.epochs")
+        unused = self.data is None or algorithm.learns_from is not Source.rollouts
+        require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")
 
     @property
     def files(self) -> list[str]:
         """The files and folders that `data` names."""
-        return [part.strip() for part in self.data.split(",") if part.strip()]
+        return [part.strip() for part in (self.data or "").split(",") if part.strip()]
 
 
 @dataclass(kw_only=True, slots=True)

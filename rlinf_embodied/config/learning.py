@@ -1,4 +1,4 @@
-"""The sections `policy`, `warm_start` and `sft`: what is trained, and what it starts from."""
+"""The sections `policy` and `warm_start`: what is trained, and what it starts from."""
 
 from __future__ import annotations
 
@@ -88,28 +88,14 @@ class WarmStartConfig:
             require(False, f"warm_start.{name}", ways[name], rule, "give one of the two")
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
-        for name in ("batch_size", "head_batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
-        for name in ("epochs", "head_epochs", "noise_steps"):
-            value = getattr(self, name)
-            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
-        for name in ("lr", "head_lr"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"warm_start.{name}", value, "it must be positive", "use 1e-3")
+        require_phases(self, "warm_start")
+        steps = self.noise_steps
+        require(steps >= 0, "warm_start.noise_steps", steps, "it must not be negative", "use 0 for none")
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
         holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
         require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")
-
-
-@dataclass(kw_only=True, slots=True)
-class StartConfig:
-    """What supervised fine-tuning has of the section `warm_start`, so that files under configs/ serve both commands."""
-
-    from_nothing: bool = False  # set by policy=state; a policy that is fine-tuned without sft.checkpoint is new anyway
-    cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
 
 class Schedule(StrEnum):
@@ -121,37 +107,18 @@ class Schedule(StrEnum):
     constant = "constant"  # up in a straight line, then as it is
 
 
-@dataclass(kw_only=True, slots=True)
-class CloningConfig:
-    """Supervised fine-tuning of a policy on demonstrations; the defaults are those of the warm start."""
+def require_phases(config: object, path: str) -> None:
+    """Checks the numbers of behaviour cloning in two phases, in the section at `path`.
 
-    checkpoint: str | None = None  # a policy folder to start from, its statistics included; None: random weights
-    epochs: int = 7  # of the whole policy
-    head_epochs: int = 38  # then, of everything but the stem, on cached features
-    batch_size: int = 32  # chunks
-    head_batch_size: int = 32
-    lr: float = 1e-3
-    head_lr: float = 2e-3
-    schedule: Schedule = Schedule.one_cycle  # of both phases
-    warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
-    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss chooses the checkpoint
-    keep_best: bool = True  # end with the weights of the lowest held-out loss, not with the last ones
-
-    def __post_init__(self) -> None:
-        for name in ("batch_size", "head_batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"sft.{name}", value, "it must be at least 1", "use 32")
-        for name in ("epochs", "head_epochs"):
-            value = getattr(self, name)
-            require(value >= 0, f"sft.{name}", value, "it must not be negative", "use 0 to leave the phase out")
-        for name in ("lr", "head_lr"):
-            value = getattr(self, name)
-            require(value > 0, f"sft.{name}", value, "it must be positive", "use 1e-3")
-        require(0 <= self.warmup < 1, "sft.warmup", self.warmup, "it is a share of steps, in [0, 1)", "use 0.1")
-        rule = "it is a share of episodes, in [0, 0.5]"
-        require(0 <= self.held_out <= 0.5, "sft.held_out", self.held_out, rule, "use 0.1, or 0 to learn from all")
-
-    @property
-    def num_epochs(self) -> int:
-        """Epochs of both phases."""
-        return self.epochs + self.head_epochs
+    Raises:
+        ConfigError: one is out of range.
+    """
+    for name in ("batch_size", "head_batch_size"):
+        value = getattr(config, name)
+        require(value >= 1, f"{path}.{name}", value, "it must be at least 1", "use 32")
+    for name in ("epochs", "head_epochs"):
+        value = getattr(config, name)
+        require(value >= 0, f"{path}.{name}", value, "it must not be negative", "use 0 to leave the phase out")
+    for name in ("lr", "head_lr"):
+        value = getattr(config, name)
+        require(0 < value < math.inf, f"{path}.{name}", value, "it must be positive", "use 1e-3")

@@ -1,40 +1,257 @@
-"""What cloning learns from: chunks of what was seen and of what was done then."""
+"""How demonstrations are made: an expert or a teacher acts, a recording is replayed, recorded images are read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.algorithms.demonstrations import Demonstrations, join
+from rlinf_embodied.config import EnvConfig, WarmStartConfig
+from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
+from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
+from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation, VectorEnv
+from rlinf_embodied.randomness import normal, reset_seed
+from rlinf_embodied.telemetry.progress import report_progress
+
+ROWS = 16  # env rows per worker while demonstrating
+_MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
+
+Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
 
 
-@dataclass(slots=True)
-class Demonstrations:
-    """Chunks of one data block: what was seen, and what the demonstrator did.  M chunks."""
-
-    observation: Observation  # M rows
-    actions: Tensor  # float32 [M, C, A]
-    object_positions: Tensor | None  # float32 [M, 3]
-
-    def __len__(self) -> int:
-        return len(self.actions)
+def for_demonstrations(env: EnvConfig) -> EnvConfig:
+    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
+    return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 
-def join(parts: Sequence[tuple[Observation, Tensor, Tensor | None]]) -> Demonstrations:
-    """Returns chunks that were seen one by one as one demonstration."""
-    positions = None if parts[0][2] is None else torch.stack([cast(Tensor, part[2]) for part in parts])
-    return Demonstrations(Observation.concatenate([p[0] for p in parts]), torch.stack([p[1] for p in parts]), positions)
+class Demonstrator(Protocol):
+    """The episodes of a source in an env."""
+
+    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        """Returns what the episodes of these numbers demonstrate; None for one that does not solve the task."""
+        ...
 
 
-def join_all(parts: Sequence[Demonstrations]) -> Demonstrations:
-    """Returns the chunks of several demonstrations, in order."""
-    positions = [part.object_positions for part in parts]
-    return Demonstrations(
-        Observation.concatenate([part.observation for part in parts]),
-        torch.cat([part.actions for part in parts]),
-        None if positions[0] is None else torch.cat(cast(list[Tensor], positions)),
-    )
+def demonstrator(
+    source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int, device: str
+) -> Demonstrator:
+    """Returns what makes a source's demonstrations.
+
+    Args:
+        source: whose.
+        env: see `for_demonstrations`; of ROWS rows, or of one for a LeRobot dataset.
+        start: how an expert or a teacher acts.
+        seed: of the run.
+        device: of a teacher.
+
+    Raises:
+        DataError: vectors of a file have other sizes than those of the env.
+        ConfigError: the run's instruction is none of a dataset's tasks.
+        CheckpointError: the teacher was trained on another state than the one that the env shows.
+    """
+    if source.kind is Kind.maniskill:
+        return _Replay(source, env)
+    if source.kind is Kind.lerobot:
+        return _RecordedImages(source, env)
+    teacher = Teacher(source.path, env, device, source.named) if source.kind is Kind.teacher else None
+    return _Expert(env, start, seed, teacher)
+
+
+def _run(
+    env: VectorEnv,
+    observation: Observation,
+    act: Callable[[int, list[Tensor]], Controller],
+    number: int,
+    lengths: Sequence[int] | None = None,
+) -> list[Demonstrations | None]:
+    """Runs one episode in each of the first rows, up to the chunk that solves it, or for `lengths` chunks.
+
+    Args:
+        env: at the beginning of all episodes.
+        observation: what it shows there.
+        act: is given the number of the chunk-step and a list; returns a controller, which adds to that list the
+            demonstrated action [N, A] of every sub-step.
+        number: of episodes.
+        lengths: of the episodes, in chunks.
+    """
+    seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in range(number)]
+    solved = [False] * number
+    for step in range(env.spec.chunks_per_episode):
+        live = [row for row in range(number) if (not solved[row] if lengths is None else step < lengths[row])]
+        if not live:
+            break
+        positions = env.object_positions()
+        labels: list[Tensor] = []
+        result = env.step_chunk(act(step, labels))
+        report_progress()
+        actions = torch.stack(labels, 1)
+        for row in live:
+            where = None if positions is None else positions[row].cpu()
+            seen[row].append((observation.rows([row]).to("cpu"), actions[row].cpu(), where))
+            solved[row] |= bool(result.success[row].any())
+        observation = result.observation
+    return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+
+
+# --------------------------------------------------------------------------------------------------- expert and teacher
+class Teacher:
+    """A trained policy on the simulator's state: any sub-step gets the first action of its chunk, greedy."""
+
+    def __init__(self, folder: str, env: VectorEnv, device: str, named: str) -> None:
+        """Loads the policy; `named` is the config path that gave the folder, for errors.
+
+        Raises:
+            CheckpointError: it was trained on another state than the one that `env` shows.
+        """
+        self._policy = load_policy(trained_under(folder).policy, folder, device).policy
+        self._device = device
+        state = env.state().privileged
+        size = 0 if state is None else state.shape[1]
+        theirs = getattr(self._policy, "env", env.spec)  # policies of this project know theirs
+        if (theirs.privileged_dim, theirs.action_dim) != (size, env.spec.action_dim):
+            raise CheckpointError(
+                f"{named} is {folder!r}, whose state and actions have {theirs.privileged_dim} and "
+                f"{theirs.action_dim} dimensions, but those of this env have {size} and {env.spec.action_dim}: "
+                "train it on the same env"
+            )
+
+    @torch.no_grad()
+    def actions(self, env: VectorEnv) -> Tensor:
+        """Returns the next action of every row, float32 [N, A]."""
+        features = self._policy.encode(env.state().to(self._device))
+        return self._policy.act(features, None, 1.0).actions[:, 0]
+
+
+class _Expert:
+    """The scripted expert, or a teacher in its place: noisy actions are executed, clean ones are the labels."""
+
+    def __init__(self, env: VectorEnv, start: WarmStartConfig, seed: int, teacher: Teacher | None) -> None:
+        self._env, self._start, self._seed, self._teacher = env, start, seed, teacher
+
+    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        observation = self._reset(numbers)
+        return _run(self._env, observation, lambda *step: self._controller(numbers, *step), len(numbers))
+
+    def _reset(self, numbers: Sequence[int]) -> Observation:
+        """Starts an episode per row; where a region is given, restarts it until the object lies in it.
+
+        Raises:
+            SimulatorError: the object hardly ever lies there.
+        """
+        env, rows, seed = self._env, list(range(len(numbers))), self._seed
+        observation = env.reset([int(reset_seed(seed, -1, number)) for number in numbers], rows)
+        region = self._start.region
+        for attempt in range(1, _MOST_STARTS):
+            places = env.object_positions()
+            if region is None or places is None:
+                return observation
+            x, y = places[rows, 0], places[rows, 1]
+            inside = (x >= region[0]) & (x <= region[1]) & (y >= region[2]) & (y <= region[3])
+            again = (~inside).nonzero()[:, 0].tolist()
+            if not again:
+                return observation
+            observation = env.reset([int(reset_seed(seed, -1, numbers[row], attempt)) for row in again], again)
+        raise SimulatorError(
+            f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
+            "draws: use a larger region, in metres"
+        )
+
+    def _controller(self, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]) -> Callable[[int], Tensor]:
+        env = self._env
+
+        def act(substep: int) -> Tensor:
+            clean = (env.expert_actions() if self._teacher is None else self._teacher.actions(env)).clamp(-1.0, 1.0)
+            labels.append(clean)
+            step = chunk_step * env.spec.chunk + substep
+            noise = torch.zeros_like(clean)
+            moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
+            drawn = normal(self._seed, "demonstration", list(numbers), step, shape=(moved,))
+            levels = torch.tensor(noise_levels(self._start, numbers, step)).to(noise)[:, None]
+            noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * levels
+            return (clean + noise).clamp(-1.0, 1.0)
+
+        return act
+
+
+def noise_levels(start: WarmStartConfig, numbers: Sequence[int], step: int) -> list[float]:
+    """Returns the standard deviation of each episode's noise in an env step; the largest one disturbs beginnings."""
+    levels, late = start.noise, step >= start.noise_steps
+    chosen = [levels[number % len(levels)] for number in numbers]
+    return [0.0 if late and len(levels) > 1 and level == max(levels) else level for level in chosen]
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+class _Replay:
+    """A ManiSkill recording: its seeds and actions are run again, for the run's own cameras, up to its recorded end."""
+
+    def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
+        self._env, self._episodes = env, read_recording(Path(source.path), source.named).episodes
+        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.robot")
+
+    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        env, episodes = self._env, [self._episodes[number] for number in numbers]
+        observation = env.reset([episode.seed for episode in episodes], list(range(len(episodes))))
+        chunks = torch.zeros(env.spec.num_envs, env.spec.chunks_per_episode, env.spec.chunk, env.spec.action_dim)
+        chunks[: len(episodes)] = torch.stack([_chunks(episode, env.spec) for episode in episodes])
+
+        def act(step: int, labels: list[Tensor]) -> Tensor:
+            labels.extend(chunks[:, step].unbind(1))
+            return chunks[:, step]
+
+        lengths = [-(-len(episode.actions) // env.spec.chunk) for episode in episodes]
+        return _run(env, observation, act, len(episodes), lengths)
+
+
+def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
+    """Returns the actions as chunks [H, C, A] that reach the horizon; the last one is repeated."""
+    index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
+    return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
+
+
+class _RecordedImages:
+    """A LeRobot dataset: its images are recorded, so the simulator is asked for its sizes only."""
+
+    def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
+        self._spec, self._dataset = env.spec, LeRobotDataset(Path(source.path), source.named)
+        info, spec = self._dataset.info, env.spec
+        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
+        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
+        instruction, tasks = env.state().instruction[0], self._dataset.tasks
+        if instruction not in tasks:
+            known = ", ".join(repr(task) for task in tasks)
+            raise ConfigError(
+                f"env.instruction is {instruction!r}, but the tasks of {source.named}={source.path} are {known}, "
+                f"and a policy knows the words that it learned: set env.instruction={tasks[0]!r}"
+            )
+
+    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
+        episodes = self._dataset.read(numbers, slice(None, None, self._spec.chunk), self._spec.cameras)
+        return [self._demonstration(episode) for episode in episodes]
+
+    def _demonstration(self, episode: LeRobotEpisode) -> Demonstrations:
+        spec, starts = self._spec, np.arange(0, len(episode), self._spec.chunk)
+        index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
+        images = np.stack([episode.images[name] for name in spec.cameras], 1)
+        observation = Observation(
+            proprio=torch.from_numpy(episode.state[starts]),
+            instruction=(episode.task,) * len(starts),
+            images=torch.from_numpy(images),
+        )
+        return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
+
+
+def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ours: int, settings: str) -> None:
+    if theirs != ours:
+        raise DataError(
+            f"{source.where}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
+            f"{settings} as they were when it was recorded"
+        )

@@ -15,15 +15,13 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
+from rlinf_embodied.embodied.demonstrations import ROWS, Teacher, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.file_checks import is_recording
 from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
+from rlinf_embodied.embodied.sources import is_recording, require_teacher
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
-from rlinf_embodied.embodied.teacher import Teacher
-from rlinf_embodied.embodied.warm_start_source import require_teacher
-from rlinf_embodied.embodied.warm_start_stage import ROWS, for_demonstrations
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import HasSimulatorStates, Observation, VectorEnv
 from rlinf_embodied.randomness import reset_seed

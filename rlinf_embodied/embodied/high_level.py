@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, HierarchyConfig, TrainConfig, WarmStartConfig
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, TrainConfig
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.embodied.hierarchy import choice_spec
-from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
+from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.policy_check import new_policy, require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder, trained_under
 from rlinf_embodied.embodied.sizes import differing_sizes, env_facts, saved_sizes
-from rlinf_embodied.embodied.warm_start import cache_folder
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.warm_start import new_policy as new_policy_folder
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.training.warm_start import made_once
-from rlinf_embodied.workflow.graph import StageSpec
 
 
 def levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
@@ -68,7 +65,7 @@ def _require_choices(hierarchy: HierarchyConfig, checkpoint: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class NewHighLevelConfig(WarmStartStageConfig):
+class NewHighLevelConfig(NewPolicyConfig):
     """What the stage needs to know."""
 
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
@@ -118,9 +115,7 @@ def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster,
                 f"{'; '.join(differences)}: use one that was trained in this env, or leave it out"
             )
         return folder
-    start = WarmStartConfig(from_nothing=True, cache_dir=config.warm_start.cache_dir)
-    asked = NewHighLevelConfig((config.env,), hierarchy.policy, start, config.run.seed, hierarchy=hierarchy)
-    stage = StageSpec("high_level", f"{__name__}.NewHighLevelStage", asked)
+    asked = NewHighLevelConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
     of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "goals", "columns")}
-    cached = cache_folder(asked, cluster.kind, {"level": "high", **of_choices, "policy": asdict(hierarchy.policy)})
-    return made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)
+    more, target = {"level": "high", **of_choices}, f"{__name__}.NewHighLevelStage"
+    return new_policy_folder(asked, config.warm_start.cache_dir, session, cluster, spare, more, target)

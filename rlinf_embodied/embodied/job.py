@@ -28,9 +28,9 @@ from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require
 from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
 from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
+from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
-from rlinf_embodied.embodied.warm_start_source import require_source
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -142,7 +142,8 @@ class EmbodiedJob:
             "set env.carry_over=false or env.backend=batched",
         )
         start = config.warm_start
-        require_policy_class(config.policy, not (checkpoint or start.checkpoint or start.from_nothing))
+        clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_nothing)
+        require_policy_class(config.policy, clones)
         require_options(config.policy)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
@@ -160,7 +161,8 @@ class EmbodiedJob:
                 require_conditions("warm_start.checkpoint", folder, config.env, config.policy, kind, free, told=PHYSICS)
         else:
             require_start(config)
-            require_source(config)
+        if clones:
+            sources_of(config)
 
     def _require_algorithm(self) -> None:
         """Checks that the policy has what the algorithm needs, and that recorded transitions can be used.
@@ -173,14 +175,23 @@ class EmbodiedJob:
         target, rule = config.policy._target_, f"algorithm={config.algorithm.name} needs its `{needed}`"
         found = hasattr(load_target(target), needed)
         require(found, "policy._target_", target, rule, "use policy=soft_actor (docs/control.md)")
-        require_recorded(config.files, config.env)
+        if not self._fine_tunes:
+            require_recorded(config.files, config.env)
+
+    @property
+    def _fine_tunes(self) -> bool:
+        return self.config.algorithm.learns_from is Source.demonstrations
+
+    def _digests(self) -> list[str]:
+        """Returns the SHA-256 of all that is learned from files."""
+        return digests(self.config.files)
 
     def _require_same_data(self, checkpoint: Path) -> None:
-        files = self.config.files
-        if files and load_state(checkpoint).get(_DATA) != digests(files):
+        found = self._digests()
+        if found and load_state(checkpoint).get(_DATA) != found:
             raise CheckpointError(
                 f"data is {self.config.data!r}, but what it holds is not what {checkpoint} has learned from: name the "
-                "folder below checkpoints/ in place of latest, or begin anew in another run.dir"
+                "folder below checkpoints/ in place of latest, bring the files back, or begin anew in another run.dir"
             )
 
     def require_staleness(self, staleness: int) -> None:
@@ -263,8 +274,8 @@ class EmbodiedJob:
         if parts is None:
             parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
-        if self.config.files:
-            state[_DATA] = digests(self.config.files)
+        if found := self._digests():
+            state[_DATA] = found
         keep = self.config.checkpoint.keep
         argument = (str(root), progress.iteration, keep, driver_part(state, of_type(parts, dict)))
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied.demonstrations import for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import trained_under
-from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import EnvSpec

@@ -6,7 +6,7 @@ import inspect
 from pathlib import Path
 from typing import cast
 
-from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.options import NoOptions, typed
 from rlinf_embodied.plug_ins import load_plug_in, load_target
@@ -22,7 +22,9 @@ def require_start(config: TrainConfig) -> None:
         ConfigError: there is neither.
     """
     start, env = config.warm_start, config.env
-    given = start.checkpoint or start.demonstrations or start.teacher or start.from_nothing
+    fine_tunes = config.algorithm.learns_from is Source.demonstrations
+    given = config.files if fine_tunes else start.checkpoint or start.from_nothing
+    given = given or start.demonstrations or start.teacher
     if given or may_resume(config):
         return
     why = why_no_expert(env)

@@ -1,149 +1,169 @@
-"""The warm start: the policy that RL starts from, made once and cached; docs/warm_start.md tells the ways to one."""
+"""The policy that RL starts from, made once and cached; docs/warm_start.md describes the ways to one."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, TrainConfig
-from rlinf_embodied.embodied.new_policy_stage import NewPolicyStage
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, SFTConfig, Source, TrainConfig
+from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
+from rlinf_embodied.embodied.graph import ACTOR
+from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.policy_folder import is_published
-from rlinf_embodied.embodied.warm_start_source import source_of
-from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
+from rlinf_embodied.embodied.sources import sources_of
+from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
 from rlinf_embodied.plug_ins import source_digest
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
-from rlinf_embodied.workflow.graph import StageSpec
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_LOG = logging.getLogger(__name__)
-_VERSION = 1  # of what a cached checkpoint depends on in addition to its key
-_STAGE = "warm_start"
+_VERSION = 2  # of what a cached checkpoint depends on in addition to its key
+_STAGE, _NEW = "new policy", f"{NewPolicyStage.__module__}.NewPolicyStage"
+_PHASES = (
+    "epochs",
+    "head_epochs",
+    "batch_size",
+    "head_batch_size",
+    "lr",
+    "head_lr",
+)  # of `warm_start`, as in an SFT run
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
-# of the env's section, how it is trained in
-_SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
-_REWARD = ("hold_steps", "reward", "success_bonus")
-_SPEED = ("control_hz",)
+_OF_TRAINING = (  # of the env's section: scale, reward and speed
+    *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
+    *("hold_steps", "reward", "success_bonus", "control_hz"),
+)
 _NOTHING: Mapping[str, object] = {}
 
 
-def cache_folder(config: WarmStartStageConfig, kind: str, more: Mapping[str, object] = _NOTHING) -> Path:
-    """Returns where the clone of this configuration is cached: keyed by all that it is a function of, `more` included.
-
-    `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
-    """
-    key = {
-        "version": _VERSION,
-        "observations": OBSERVATION_VERSION,
-        "envs": [_relevant(env) for env in config.envs],
-        "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature" and v != {}},
-        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},
-        "source": config.source and (config.source.kind, config.source.digest),
-        "seed": config.seed,
-        "cpu": kind == "cpu",
-        **({"backend": "physx_cuda"} if any(env.runs_on_gpu(kind) for env in config.envs) else {}),
-        **_own_code(config),
-        **_published(config),
-        **more,
-    }
-    libraries = ("torch", "mani_skill", "sapien", "transformers")
-    return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)
-
-
-def _published(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns names, sizes and times of the files of a published folder, whose bytes are many."""
-    given = config.warm_start.checkpoint
-    if given is None:
-        return {}
-    files = sorted(path for path in Path(given).iterdir() if path.is_file())
-    return {"published": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
-
-
-def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns digests of the files of a custom env and policy, so that an edited file is trained again."""
-    targets = [config.policy._target_, *(env._target_ for env in config.envs)]
-    own = [target for target in targets if not target.startswith(("policies.", "envs."))]
-    return {"code": {target: source_digest(target) for target in own}} if own else {}
-
-
-def _relevant(env: EnvConfig) -> dict[str, object]:
-    return {name: value for name, value in asdict(env).items() if name not in (*_SCALE, *_REWARD, *_SPEED)}
-
-
 def starting_policy(
-    config: TrainConfig,
-    session: Session,
-    cluster: Cluster,
-    progress: ShowProgress,
-    spare: Path | None = None,
+    config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
 ) -> Path:
-    """Returns the checkpoint that a training starts from: the given one, a clone, or a new policy.
+    """Returns the checkpoint that a training starts from: the given one, a behaviour-cloned policy, or a new one.
 
-    A published folder is made one of this project first, which says what it acts in.  What is made is kept in the
-    cache; below `spare` where that cannot be written.
+    A published folder is made one of this project first, which says what it acts in.
+
+    Args:
+        config: of the training.
+        session: where the work runs.
+        cluster: its devices.
+        progress: called with (what, done, total, remark).
+        spare: what is made goes below it where the cache cannot be written.
+
+    Raises:
+        ConfigError: the cache cannot be written, and there is no `spare`.
     """
     given = config.warm_start.checkpoint
     published = given is not None and is_published(given, config.policy)
     if given is not None and not published:
         return Path(given)
-    stage = WarmStartStageConfig(
-        (config.env,), config.policy, config.warm_start, config.run.seed, source_of(config.warm_start)
-    )
-    if config.warm_start.from_nothing or published:
-        return new_policy(stage, session, cluster, spare)
-    return warm_start(stage, session, cluster, progress, spare)
+    cloned = not (config.warm_start.from_nothing or published)
+    if cloned and config.algorithm.learns_from is not Source.demonstrations:
+        return behaviour_cloned(config, session, cluster, progress, spare)
+    new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
+    more = {"published": _files(Path(given))} if given is not None else {}
+    return new_policy(new, config.warm_start.cache_dir, session, cluster, spare, more)
 
 
-def new_policy(config: WarmStartStageConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder of a policy that has learned nothing here; what standardises its inputs is measured."""
-    stage = StageSpec(_STAGE, f"{NewPolicyStage.__module__}.NewPolicyStage", config)
-    cached = cache_folder(config, cluster.kind)
-    return common.made_once(cached, stage, 1, session, cluster, lambda executor: None, spare)
-
-
-def warm_start(
-    config: WarmStartStageConfig,
+def new_policy(
+    config: NewPolicyConfig,
+    cache_dir: str,
     session: Session,
     cluster: Cluster,
-    progress: ShowProgress,
-    spare: Path | None = None,
+    spare: Path | None,
+    more: Mapping[str, object] = _NOTHING,
+    target: str = _NEW,
 ) -> Path:
-    """Returns the folder of the cloned policy, made now or found in the cache.
+    """Returns the folder of a policy that has learned nothing here, made by the stage `target`; `more` of its key."""
+    key = {"seed": config.seed, "measures": config.measures, **more}
+    cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
+    make = lambda folder: _make_new(folder, config, target, session, cluster)  # noqa: E731
+    return common.made_once(cached, make, spare)
 
-    Args:
-        config: envs, policy, cloning settings and seed.
-        session: where the work runs.
-        cluster: its devices; up to NUM_DATA_BLOCKS of them are used.
-        progress: called with (what, done, total, remark).
-        spare: the clone goes below it where the cache cannot be written.
 
-    Raises:
-        ConfigError: the cache cannot be written, and there is no `spare`.
+def _make_new(folder: Path, config: NewPolicyConfig, target: str, session: Session, cluster: Cluster) -> None:
+    workflow = Workflow(_STAGE, 1, {_STAGE: StageSpec(_STAGE, target, config)})
+    common.make_policy(folder, workflow, _STAGE, session, cluster)
+
+
+# ------------------------------------------------------------------------------------------------------------- cloning
+def behaviour_cloned(
+    config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+) -> Path:
+    """Returns the folder of the policy that the run's warm start makes, an SFT run; arguments as `starting_policy`."""
+    make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
+    return common.made_once(clone_folder(config, cluster.kind), make, spare)
+
+
+def fine_tuning_of(config: TrainConfig) -> TrainConfig:
+    """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
+    numbers = {name: getattr(config.warm_start, name) for name in _PHASES}
+    algorithm = SFTConfig(**numbers, held_out=0.0, keep_best=False)
+    return replace(
+        config,
+        algorithm=algorithm,
+        data=None,
+        hierarchy=HierarchyConfig(),
+        run=replace(config.run, num_iterations=algorithm.num_epochs, until_success=None),
+        cluster=replace(config.cluster, cpu_devices=0),
+    )
+
+
+def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> None:
+    algorithm, sources = config.algorithm, sources_of(config)
+    assert isinstance(algorithm, SFTConfig)
+    with TemporaryDirectory(prefix="rlinf_embodied-") as place:
+        new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False)
+        _make_new(Path(place) / "new", new, _NEW, session, cluster)
+        stage = fine_tuning_stage(config, sources, f"{place}/new")
+
+        def train(executor: Executor) -> None:
+            demonstrate(executor, stage, progress)
+            for number in range(algorithm.num_epochs):
+                _, metrics = run_iteration(executor, number)
+                whole, told = number < algorithm.epochs, f"loss {metrics['losses/imitation_loss']:.3f}"
+                what, total = ("cloning", algorithm.epochs) if whole else ("cloning the head", algorithm.head_epochs)
+                progress(what, 1 + (number if whole else number - algorithm.epochs), total, told)
+
+        common.make_policy(folder, fine_tuning_workflow(stage), ACTOR, session, cluster, train)
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+def clone_folder(config: TrainConfig, kind: str) -> Path:
+    """Returns where the behaviour-cloned policy of a training is cached: keyed by all that it is a function of.
+
+    `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
     """
-    stage = StageSpec(_STAGE, f"{WarmStartStage.__module__}.WarmStartStage", config, collective=True)
-    cached = cache_folder(config, cluster.kind)
-    teach = lambda executor: _clone(executor, config, progress)  # noqa: E731
-    return common.made_once(cached, stage, NUM_DATA_BLOCKS, session, cluster, teach, spare)
+    start = config.warm_start
+    key = {
+        "warm_start": {k: v for k, v in asdict(start).items() if k not in _PLACES},
+        "sources": [(source.kind, source.num_episodes, source.digest) for source in sources_of(config)],
+        "seed": config.run.seed,
+    }
+    return _cache_folder(start.cache_dir, config.env, config.policy, kind, key)
 
 
-def _clone(executor: Executor, config: WarmStartStageConfig, progress: ShowProgress) -> None:
-    """Collects demonstrations, then fits the whole policy, then all but its stem."""
-    total = sum(len(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS))
-    done = solved = 0
-    for number in range(max(of_type(executor.facts[_STAGE], int))):
-        answers = of_type(executor.call(_STAGE, "collect", StepContext(number)), dict)
-        done += sum(answer["episodes"] for answer in answers)
-        solved += sum(answer["solved"] for answer in answers)
-        progress("demonstrations", done, total, f"{solved} solved")
-    if config.source is not None and solved < total:
-        _LOG.warning("%d of %d episodes of %s do not solve the task here", total - solved, total, config.source.path)
-    executor.call(_STAGE, "prepare", StepContext(0))
-    for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        executor.call(_STAGE, "begin_phase", StepContext(0), whole)
-        common.fit(executor, _STAGE, epochs, 1, "cloning" if whole else "cloning the head", progress)
+def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, more: Mapping[str, object]) -> Path:
+    own = [target for target in (policy._target_, env._target_) if not target.startswith(("policies.", "envs."))]
+    key = {
+        "version": _VERSION,
+        "observations": OBSERVATION_VERSION,
+        "env": {name: value for name, value in asdict(env).items() if name not in _OF_TRAINING},
+        "policy": {k: v for k, v in asdict(policy).items() if k != "temperature" and v != {}},
+        "cpu": kind == "cpu",
+        "backend": "physx_cuda" if env.runs_on_gpu(kind) else None,
+        "code": {target: source_digest(target) for target in own},  # a custom one that is edited is trained again
+        **more,
+    }
+    return common.cache_folder(root, env.task, key, ("torch", "mani_skill", "sapien", "transformers"))
+
+
+def _files(folder: Path) -> list[tuple[str, int, int]]:
+    """Returns names, sizes and times of the files of a published folder, whose bytes are many."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -62,7 +62,9 @@ class LearnerStage:
     """Holds a model, its optimizers and the networks that only training uses; see the module."""
 
     user = "learner"  # of the worker's copy of the model
-    sends_frozen = False  # whether messages hold weights that are frozen now, since they are trained at other times
+    sends_frozen = (
+        False  # whether messages and snapshots hold weights that are frozen now, since they are trained at other times
+    )
 
     def hold(
         self,
@@ -91,6 +93,11 @@ class LearnerStage:
     def write_policy(self, folder: Path) -> None:
         """Writes the model's own files; a subclass's."""
         raise NotImplementedError
+
+    def save_policy(self, step_context: Moment, folder: str) -> None:
+        """Writes the model's own files without the state of training; the first worker does."""
+        if self.rank == 0:
+            self.write_policy(Path(folder))
 
     # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, step_context: Moment) -> None:
@@ -173,7 +180,7 @@ class LearnerStage:
 
     # ------------------------------------------------------------------------------------------------------ snapshots
     def export_snapshot(self, step_context: Moment) -> StageState | None:
-        return self.training.snapshot()
+        return self.training.snapshot(self.sends_frozen)
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
         self.training.go_on_from(parts)

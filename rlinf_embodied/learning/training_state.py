@@ -106,10 +106,13 @@ class TrainingState:
         self._shared.version = version
 
     # ------------------------------------------------------------------------------------------------------ snapshots
-    def snapshot(self) -> StageState | None:
-        """Returns a copy of weights, networks and moments; None in workers but the first, and all take part."""
-        groups = self.export()
-        return StageState.of(self._shared.policy.module, self._shared.version, groups) if self._rank == 0 else None
+    def snapshot(self, whole: bool = False) -> StageState | None:
+        """Returns a copy of weights, networks and moments; None in workers but the first, and all take part.
+
+        `whole`: see export_weights.
+        """
+        groups, shared = self.export(), self._shared
+        return StageState.of(shared.policy.module, shared.version, groups, whole) if self._rank == 0 else None
 
     def go_on_from(self, parts: Iterable[StageState | None]) -> None:
         """Restores what `snapshot` returned in all workers."""

@@ -101,7 +101,7 @@ class FineTuningStage:
         loss = -found.log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
-    def save(self, step_context: StepContext, folder: str) -> None:
+    def save_policy(self, step_context: StepContext, folder: str) -> None:
         """Writes the policy (the first worker does)."""
         if self._rank == 0:
             save_policy(self._policy, Path(folder), self._config)

@@ -12,7 +12,7 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
-from rlinf_embodied.workflow.graph import StageSpec
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _VERSION = 1  # of what a cached policy depends on in addition to its key
 _STAGE = StageSpec("fine_tuning", "rlinf_embodied.reasoning.fine_tuning_stage.FineTuningStage", None, collective=True)
@@ -36,8 +36,9 @@ def starting_policy(
     def teach(executor: Executor) -> None:
         common.fit(executor, _STAGE.name, config.warm_start.steps, _STEPS_PER_CALL, "fine-tuning", progress)
 
-    cached, stage = cache_folder(config, cluster.kind == "cpu"), replace(_STAGE, config=config)
-    return common.made_once(cached, stage, NUM_BLOCKS, session, cluster, teach, spare)
+    workflow = Workflow("warm start", NUM_BLOCKS, {_STAGE.name: replace(_STAGE, config=config)})
+    make = lambda folder: common.make_policy(folder, workflow, _STAGE.name, session, cluster, teach)  # noqa: E731
+    return common.made_once(cache_folder(config, cluster.kind == "cpu"), make, spare)
 
 
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:

@@ -66,7 +66,7 @@ def _rate_lines(run: Run, name: str, colour: str, several: bool) -> list[Line]:
 def _small_charts(runs: Sequence[Run]) -> str:
     """Returns the other metrics, each small, iteration by iteration and as a mean over five."""
     names = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
-    groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
+    groups = ("rollout/", "losses/", "check/", "charts/")
     shown = [
         name
         for name in names

@@ -7,12 +7,11 @@ from typing import Any
 
 import yaml
 
-from rlinf_embodied.compose import compose_math, compose_sft, compose_train, to_yaml
+from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.runs import Run
 
 _COMPOSERS: dict[str, Callable[[], object]] = {  # by a section that only this command has
-    "sft": lambda: compose_sft(["data=none"]),
     "generation": lambda: compose_math([]),
     "env": lambda: compose_train([]),
 }

@@ -19,12 +19,12 @@ from rlinf_embodied.training.job import JobConfig, Progress
 # keys whose values are places of files
 _PATH_KEYS = (
     *("run.dir", "resume", "plan.file", "plan.profile", "policy.folder", "data", "data.files"),
-    *("sft.checkpoint", "hierarchy.checkpoint", "warm_start.checkpoint", "warm_start.demonstrations"),
+    *("hierarchy.checkpoint", "warm_start.checkpoint", "warm_start.demonstrations"),
     *("warm_start.teacher", "warm_start.cache_dir"),
 )
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
-_STARTS = ("sft.checkpoint", "warm_start.checkpoint")  # the key that begins a run with another one's policy
+_START = "warm_start.checkpoint"  # the key that begins a run with another one's policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,21 +136,20 @@ def _require_same(config: JobConfig, checkpoint: Path, theirs: Mapping[str, obje
     different = list(_differences(config, theirs))
     if not different:
         return
-    start = next(key for key in _STARTS if key in keys(type(config)))
     listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_SHOWN])
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
         "go on with its own values, or begin a new run in another run.dir (resume=never sees to it that it is a new "
-        f"one; {start}={checkpoint} begins with what this one has learned)"
+        f"one; {_START}={checkpoint} begins with what this one has learned)"
     )
 
 
 def _differences(config: JobConfig, theirs: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
     """Yields (key, value there, value here) of what must be the same; keys that the checkpoint does not know may be."""
     mine = cast(dict, yaml.safe_load(to_yaml(config)))
-    for key, kind in keys(type(config)).items():
-        if is_dataclass(kind) or (key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME):
+    for key in _entries(mine, keys(type(config))):
+        if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
         before, here = _at(theirs, key), _at(mine, key)
         if before in (_ABSENT, here):
@@ -162,6 +161,16 @@ def _differences(config: JobConfig, theirs: Mapping[str, object]) -> Iterator[tu
                     yield f"{key}.{name}", old, new
         elif not _equal(key, before, here):
             yield key, before, here
+
+
+def _entries(tree: Mapping[str, object], known: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    """Yields the key of every entry that is no section; the section `algorithm` has more than its base class says."""
+    for name, value in tree.items():
+        key = prefix + name
+        if is_dataclass(known.get(key)) and isinstance(value, Mapping):
+            yield from _entries(value, known, f"{key}.")
+        else:
+            yield key
 
 
 def _at(tree: object, key: str) -> object:

@@ -17,7 +17,7 @@ from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
-from rlinf_embodied.workflow.graph import StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Workflow
 
 _LOG = logging.getLogger(__name__)
 _MARKER = "config.json"  # of a folder that holds a policy
@@ -38,24 +38,12 @@ def cache_folder(root: str, name: str, key: Mapping[str, object], libraries: Ite
     return cache_root(root) / "warm_start" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def made_once(
-    cached: Path,
-    stage: StageSpec,
-    num_blocks: int,
-    session: Session,
-    cluster: Cluster,
-    teach: Callable[[Executor], None],
-    spare: Path | None = None,
-) -> Path:
-    """Returns the folder of a policy, made now or found in the cache; the session's workers are left without stages.
+def made_once(cached: Path, make: Callable[[Path], None], spare: Path | None = None) -> Path:
+    """Returns the folder of a policy, made now or found in the cache.
 
     Args:
         cached: where it is kept, see `cache_folder`.
-        stage: makes it; its `save(step_context, folder)` writes it.
-        num_blocks: of the stage's data.
-        session: where the work runs.
-        cluster: its devices; at most `num_blocks` of them are used.
-        teach: calls the stage until the policy is what it is to be.
+        make: fills a folder with the policy.
         spare: the policy goes below it where the cache cannot be written.
 
     Raises:
@@ -64,17 +52,34 @@ def made_once(
     folder = writable_place(cached, spare)
     if (folder / _MARKER).exists():
         _LOG.info("warm start: cached policy in %s", folder)
-        return folder
-    executor = Executor.on_all_devices(Workflow("warm start", num_blocks, {stage.name: stage}), session, cluster)
-    teach(executor)
-
-    def write(partial: Path) -> None:
-        executor.call(stage.name, "save", StepContext(0), str(partial.absolute()))
-        executor.collect(stage.name, partial, of_first=True)
-
-    write_whole(folder, write, _MARKER)
-    session.clear()
+    else:
+        write_whole(folder, make, _MARKER)
     return folder
+
+
+def make_policy(
+    folder: Path,
+    workflow: Workflow,
+    stage: str,
+    session: Session,
+    cluster: Cluster,
+    train: Callable[[Executor], None] = lambda executor: None,
+) -> None:
+    """Fills a folder with the policy of a stage; the session's workers are left without stages.
+
+    Args:
+        folder: on this machine.
+        workflow: of the stage; it runs on all devices that its blocks suffice for.
+        stage: its `save_policy(step_context, folder)` writes the policy (in its first worker).
+        session: where the work runs.
+        cluster: its devices.
+        train: calls the stage until the policy is what it is to be.
+    """
+    executor = Executor.on_all_devices(workflow, session, cluster)
+    train(executor)
+    executor.call(stage, "save_policy", StepContext(0), str(folder.absolute()))
+    executor.collect(stage, folder, of_first=True)
+    session.clear()
 
 
 def fit(executor: Executor, stage: str, total: int, per_call: int, what: str, progress: ShowProgress) -> None:

@@ -10,18 +10,17 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from runs import TINY, clone, tiny
+from runs import SFT, TINY, clone, tiny
 
 from envs.point_reach import REACHED
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.data.maniskill_h5 import read_recording
 from rlinf_embodied.embodied import export
+from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.export import export_dataset
-from rlinf_embodied.embodied.recorded import open_recorded
-from rlinf_embodied.embodied.warm_start_source import file_source
-from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
+from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 
 OF_ENV = {key: value for key, value in TINY.items() if key.startswith(("env", "run.seed"))}
@@ -50,8 +49,9 @@ def test_both_forms_are_cloned_alike(tmp_path: Path) -> None:
         assert (found.run, found.solved, found.written) == (20, 20, 20)
     assert steps == [(16, 20), (20, 20)] * 2
     env = make_env(for_demonstrations(tiny().env), 20, "cpu")
-    read = [open_recorded(file_source(str(tmp_path / name), "data")) for name in ("demos.h5", "set")]
-    for ours, theirs in zip(*(recorded.demonstrate(env, range(20)) for recorded in read), strict=True):
+    config = tiny(f"data={tmp_path / 'demos.h5'},{tmp_path / 'set'}", *SFT)
+    read = [demonstrator(source, env, config.warm_start, 0, "cpu") for source in sources_of(config)]
+    for ours, theirs in zip(*(recorded.demonstrate(range(20)) for recorded in read), strict=True):
         assert torch.equal(ours.actions, theirs.actions)
         assert torch.equal(ours.observation.images, theirs.observation.images)
 

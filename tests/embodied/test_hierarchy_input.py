@@ -10,7 +10,7 @@ import pytest
 from hierarchical_runs import executor_for, folders, placed, two_levels
 from runs import iterate, train, trainer_of
 
-from rlinf_embodied.embodied.warm_start_source import require_teacher
+from rlinf_embodied.embodied.sources import require_teacher
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.runtime.session import SerialSession
 

@@ -15,8 +15,7 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied import paced_env
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.paced_env import PacedEnv
-from rlinf_embodied.embodied.warm_start import cache_folder
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.warm_start import clone_folder
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import HasSimulatorStates, VectorEnv
@@ -154,9 +153,8 @@ def test_only_an_env_with_a_rate_is_said_to_wait() -> None:
 
 
 def test_a_clone_is_for_robots_of_any_rate() -> None:
-    configs = [tiny(f"env.control_hz={hz}") for hz in (0, 20)]
-    keys = [cache_folder(WarmStartStageConfig((c.env,), c.policy, c.warm_start, 0), "cpu") for c in configs]
-    assert keys[0] == keys[1]
+    slow, fast = (clone_folder(tiny(f"env.control_hz={hz}"), "cpu") for hz in (0, 20))
+    assert slow == fast
 
 
 def test_shards_in_workers_of_their_own_train_the_weights_of_one_worker(clock: Clock) -> None:

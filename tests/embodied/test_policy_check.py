@@ -17,8 +17,7 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.embodied.warm_start import cache_folder
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
+from rlinf_embodied.embodied.warm_start import clone_folder
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, Record
@@ -296,7 +295,7 @@ def test_an_edited_file_is_another_policy(tmp_path, monkeypatch) -> None:
     config = tiny("policy=state", "policy._target_=edited_policy.Mine")
 
     def place() -> Path:
-        return cache_folder(WarmStartStageConfig((config.env,), config.policy, config.warm_start, 0), "cpu")
+        return clone_folder(config, "cpu")
 
     before = place()
     assert place() == before

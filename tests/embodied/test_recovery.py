@@ -13,7 +13,7 @@ from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStage
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
 
 CARRIED = "env.carry_over=true"
@@ -77,7 +77,7 @@ def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatc
 
 def test_a_warm_start_is_made_again(tmp_path, monkeypatch) -> None:
     cloned = ["warm_start.from_nothing=false", "run.num_iterations=1"]
-    calls = once(monkeypatch, WarmStartStage, "fit", 2, lost())
+    calls = once(monkeypatch, FineTuningLearner, "run", 2, lost())
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "disturbed cache"))
     found = train(three(tmp_path / "disturbed", *cloned))
     assert len(calls) > 3

@@ -20,7 +20,6 @@ from rlinf_embodied.compose import (
     compose_evaluate,
     compose_export,
     compose_math,
-    compose_sft,
     compose_train,
 )
 from rlinf_embodied.config import EmulationConfig, PlanningConfig
@@ -56,7 +55,6 @@ def training(overrides: list[str]) -> object:
 
 COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/train_vla.py": training,
-    "experiments/train_sft.py": compose_sft,
     "experiments/export_dataset.py": compose_export,
     "experiments/train_llm_math.py": compose_math,
     "experiments/evaluate.py": evaluation,

@@ -20,7 +20,7 @@ PAGES = [
     *CHECKS,
 ]
 USED = {
-    *("train_vla", "train_sft", "train_llm_math", "evaluate", "export_dataset"),
+    *("train_vla", "train_llm_math", "evaluate", "export_dataset"),
     *("plan", "emulate", "profile_stages", "compare_runs", "report"),
 }
 

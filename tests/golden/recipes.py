@@ -20,16 +20,19 @@ from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
+from rlinf_embodied.embodied.learner import LearnerReport
+from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
+from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
+from rlinf_embodied.embodied.warm_start import fine_tuning_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
 from rlinf_embodied.reasoning.warm_start import starting_policy
-from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -95,26 +98,39 @@ class Stages:
 def clone(stages: Stages) -> None:
     """Demonstrations and a clone of the toy's expert, then two iterations of PPO on it."""
     config = compose_train(CLONE)
-    stage = WarmStartStage(WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed))
-    blocks = tuple(range(NUM_DATA_BLOCKS))
-    context = StageContext(0, "cpu", blocks, (blocks,), len(blocks), (0,) * len(blocks), SoloGroup(), {})
-    for number in range(stage.setup(context)):
-        stage.collect(StepContext(number))
-    stage.prepare(StepContext(0))
-    data = stage._blocks_data.values()
-    stages.add("initial weights", *_weights(stage._policy.module))
+    tuned = fine_tuning_of(config)
+    with tempfile.TemporaryDirectory() as folder:
+        _untrained(config, folder)
+        learner = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), folder))
+        learner.setup(solo_context(range(NUM_DATA_BLOCKS)))
+    for number in range(learner.open(StepContext(0))):
+        learner.collect(StepContext(number))
+    learner.prepare(StepContext(0))
+    module, data = learner.shared.policy.module, learner._data.values()
+    stages.add("initial weights", *_weights(module))
     stages.add("demonstrations", *(part.actions for part in data))
     stages.add("images", *(part.observation.images for part in data))
-    for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
-        stage.begin_phase(StepContext(0), whole)
-        if not whole:
-            stages.add("features", *(part["maps"] for part in stage._cloning._features.values()))
-        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
-        stages.add("losses of the whole" if whole else "losses of the head", losses)
-        stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
+    first, last, losses = config.warm_start.epochs, tuned.run.num_iterations, list[float]()
+    for number in range(last):
+        report = learner.run(StepContext(number), {}).report
+        losses.append(cast(LearnerReport, report).metrics["losses/imitation_loss"])
+        if number + 1 == first:
+            stages.add("losses of the whole", losses)
+            stages.add("cloned weights", *_weights(module))
+            losses = []
+        if number == first:
+            stages.add("features", *(part["maps"] for part in learner._made._features.values()))
+    stages.add("losses of the head", losses)
+    stages.add("weights of the clone", *_weights(module))
     with tempfile.TemporaryDirectory() as folder:
-        stage.save(StepContext(0), folder)
+        learner.save_policy(StepContext(0), folder)
         stages.add_iterations("PPO", config, embodied.training_workflow(config, folder), COLLOCATED)
+
+
+def _untrained(config: TrainConfig, folder: str) -> None:
+    stage = NewPolicyStage(NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False))
+    stage.setup(solo_context((0,)))
+    stage.save_policy(StepContext(0), folder)
 
 
 def pick(stages: Stages) -> None:

@@ -62,7 +62,7 @@ def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, t
     first, _, last = (stage.fit(StepContext(steps[0]), steps) for steps in ((0, 1), (1, 11), (11, 12)))
     assert first == pytest.approx(math.log(24), rel=0.2)  # 25 tokens without <pad>, nearly uniform
     assert last < first - 0.3
-    stage.save(StepContext(0), str(tmp_path / "policy"))
+    stage.save_policy(StepContext(0), str(tmp_path / "policy"))
     assert trained_on(tmp_path / "policy").data.level == "sum1-2-9"
 
 

@@ -1,11 +1,9 @@
-"""A policy that has learned nothing here, as a stage: random weights or those of a published folder.
-
-What it standardises its inputs with is what random actions see.
-"""
+"""A policy that has learned nothing here, as a stage: random weights, or those of a published folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config import EnvConfig, PolicyConfig
+from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.embodied.warm_start_stage import ROWS, WarmStartStageConfig, for_demonstrations
 from rlinf_embodied.interfaces.envs import EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
 from rlinf_embodied.learning.shared_policy import move
@@ -24,33 +23,42 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
 
-_LEAST_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
+_MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
+
+
+@dataclass(frozen=True, slots=True)
+class NewPolicyConfig:
+    """What the stage needs to know."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    seed: int
+    published: str | None = None  # a folder that others wrote, with the weights
+    measures: bool = True  # whether inputs are standardised with what random actions see; demonstrations may say better
 
 
 class NewPolicyStage:
-    """Makes a policy, looks at a few episodes of random actions, and saves it."""
+    """Makes a policy and saves it."""
 
-    _rows, _measures = ROWS, True
-
-    def __init__(self, config: WarmStartStageConfig) -> None:
+    def __init__(self, config: NewPolicyConfig) -> None:
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Notes where to work."""
         self._device = context.device
 
-    def save(self, step_context: StepContext, folder: str) -> None:
+    def save_policy(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
-        config = self._config
-        env = make_env(for_demonstrations(config.envs[0]), self._rows, self._device)
+        config, own = self._config, is_own(self._config.policy)
+        rows = ROWS if config.measures or own else 1
+        env = make_env(for_demonstrations(config.env), rows, self._device)
         try:
             policy = self._policy(env.spec)
-            if is_own(config.policy):
-                seen = env.reset(range(self._rows)).to(self._device)
+            if own:
+                seen = env.reset(range(rows)).to(self._device)
                 check_policy(policy, config.policy, self._acts_in(env.spec), seen)
-            if self._measures and isinstance(policy, ImitationPolicy):
+            if config.measures and isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
-            save_policy(policy, Path(folder), config.envs[0], config.policy, self._device)
+            save_policy(policy, Path(folder), config.env, config.policy, self._device)
         finally:
             env.close()
 
@@ -59,22 +67,22 @@ class NewPolicyStage:
         return env
 
     def _policy(self, env: EnvSpec) -> Policy:
-        config, published = self._config, self._config.warm_start.checkpoint
-        if published is None:
+        config = self._config
+        if config.published is None:
             return new_policy(config.policy, env, config.seed, self._device)
         kind = cast(type[Policy], load_target(config.policy._target_))
-        policy = kind.from_folder(Path(published), env, config.policy)
+        policy = kind.from_folder(Path(config.published), env, config.policy)
         move(policy.module, self._device)
         return policy
 
     def _set_statistics(self, env: VectorEnv, policy: ImitationPolicy) -> None:
         for name, column in self._seen(env, policy).items():
             mean, std = column.double().mean(0), column.double().std(0, correction=0)
-            policy.set_statistics(name, mean.float(), std.float().clamp(min=_LEAST_STD))
+            policy.set_statistics(name, mean.float(), std.float().clamp(min=_MIN_STD))
 
     @torch.no_grad()
     def _seen(self, env: VectorEnv, policy: ImitationPolicy) -> Mapping[str, Tensor]:
-        """Columns [M, D] of what ROWS episodes of random actions show at the beginning of each chunk."""
+        """Returns columns [M, D]: what ROWS episodes of random actions show at the beginning of each chunk."""
         seed, spec = self._config.seed, env.spec
         observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
         columns: dict[str, list[Tensor]] = {}
@@ -87,9 +95,3 @@ class NewPolicyStage:
             observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
         joined = {name: torch.cat(parts) for name, parts in columns.items()}
         return {name: column for name, column in joined.items() if column.shape[1] > 0}
-
-
-class UntrainedPolicyStage(NewPolicyStage):
-    """Makes a policy for data that will tell what its inputs are standardised with, and saves it."""
-
-    _rows, _measures = 1, False

@@ -1,0 +1,202 @@
+"""The graph of fine-tuning, a learner alone: its workers make the demonstrations once, then an iteration is an epoch.
+
+    open --> collect (rounds) --> prepare --> run (an epoch) --> held_out
+    `demonstrate` (driver)                    workflow.py's `run_iteration`
+
+Demonstrations lie in a fixed number of data blocks, in the order of their sources, so that weights are the same under
+every plan; some of each block are held out, drawn by (seed, block).  They stay in the CPU's memory of the worker that
+learns from them, which uses them in every epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from rlinf_embodied.algorithms.demonstrations import Demonstrations, join_all
+from rlinf_embodied.algorithms.imitation import FineTuning
+from rlinf_embodied.config import SFTConfig, TrainConfig, WarmStartConfig
+from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.graph import ACTOR
+from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport, PolicyLearner
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, DemonstrationSource, Kind
+from rlinf_embodied.errors import DataError, SimulatorError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.interfaces.envs import VectorEnv
+from rlinf_embodied.randomness import permutation
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.session import of_type
+from rlinf_embodied.workflow.graph import StageSpec, Workflow
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuningConfig(LearnerConfig):
+    """What the stage needs to know."""
+
+    algorithm: SFTConfig
+    sources: tuple[DemonstrationSource, ...]
+    start: WarmStartConfig  # how an expert or a teacher acts, and whether the policy is new
+
+    def episodes(self, block: int) -> list[tuple[int, int, bool]]:
+        """Returns (source, its episode, whether it is held out) of a data block's episodes; one at least is not."""
+        every = [(k, number) for k, source in enumerate(self.sources) for number in range(source.num_episodes)]
+        mine = every[len(every) * block // NUM_DATA_BLOCKS : len(every) * (block + 1) // NUM_DATA_BLOCKS]
+        share = self.algorithm.held_out
+        number = max(1, round(len(every) * share)) if share else 0
+        wanted = number * (block + 1) // NUM_DATA_BLOCKS - number * block // NUM_DATA_BLOCKS
+        order = permutation(self.model.seed, "held out", block, size=len(mine)).tolist()
+        apart = set(order[: min(wanted, len(mine) - 1)])
+        return [(*episode, k in apart) for k, episode in enumerate(mine)]
+
+    @property
+    def num_held_out(self) -> int:
+        """Episodes of all blocks."""
+        return sum(out for block in range(NUM_DATA_BLOCKS) for *_, out in self.episodes(block))
+
+
+def fine_tuning_stage(
+    config: TrainConfig, sources: tuple[DemonstrationSource, ...], policy_folder: str
+) -> FineTuningConfig:
+    """Returns what the stage needs to know; it starts from the policy in a folder."""
+    assert isinstance(config.algorithm, SFTConfig)
+    return FineTuningConfig(
+        PolicyStageConfig(config.policy, policy_folder, config.run.seed, config.env.block_size),
+        env=config.env,
+        num_iterations=config.run.num_iterations,
+        exact=config.run.exact.holds,
+        algorithm=config.algorithm,
+        sources=sources,
+        start=config.warm_start,
+    )
+
+
+def fine_tuning_workflow(stage: FineTuningConfig) -> Workflow:
+    """Returns the graph of the one stage."""
+    spec = StageSpec(ACTOR, f"{__name__}.FineTuningLearner", stage, collective=True)
+    return Workflow("fine-tuning", NUM_DATA_BLOCKS, {ACTOR: spec})
+
+
+def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgress) -> None:
+    """Has new stages make their demonstrations, round by round.
+
+    Raises:
+        SimulatorError: a block is left without any.
+        DataError: files do not fit the env.
+    """
+    total = sum(source.num_episodes for source in stage.sources)
+    done = used = 0
+    for number in range(max(of_type(executor.call(ACTOR, "open", StepContext(0)), int))):
+        answers = of_type(executor.call(ACTOR, "collect", StepContext(number)), dict)
+        done += sum(answer["episodes"] for answer in answers)
+        used += sum(answer["used"] for answer in answers)
+        progress("demonstrations", done, total, f"{used} solved")
+    if used < total and (source := stage.sources[0]).kind is not Kind.expert:
+        _LOG.warning("%d of %d episodes of %s do not solve the task here", total - used, total, source.named)
+    executor.call(ACTOR, "prepare", StepContext(0))
+
+
+class FineTuningLearner(PolicyLearner):
+    """Learns from demonstrations; every worker holds the whole policy and some of the data blocks."""
+
+    sends_frozen = True  # what one phase freezes the other trains
+    _config: FineTuningConfig
+    _made: FineTuning
+
+    def setup(self, context: StageContext) -> None:
+        super().setup(context)
+        self._blocks = context.blocks
+        self._made.fresh = self._config.start.checkpoint is None
+        self._found: dict[tuple[int, bool], list[Demonstrations]] = {}
+
+    # ------------------------------------------------------------------------------------------------ demonstrations
+    def open(self, step_context: StepContext) -> int:
+        """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for.
+
+        Raises:
+            DataError: vectors of a file have other sizes than those of the env.
+            ConfigError: the run's instruction is none of a dataset's tasks.
+            CheckpointError: a teacher was trained on another state than the one that the env shows.
+        """
+        config, kinds = self._config, {source.kind for source in self._config.sources}
+        rows = 1 if kinds == {Kind.lerobot} else ROWS
+        self._env: VectorEnv = make_env(for_demonstrations(config.env), rows, self.device)
+        settings = (self._env, config.start, config.model.seed, self.device)
+        self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
+        episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
+        of_source = [[e for e in episodes if e[0] == k] for k in range(len(config.sources))]
+        self._rounds = [part[i : i + ROWS] for part in of_source for i in range(0, len(part), ROWS)]
+        return len(self._rounds)
+
+    def collect(self, step_context: StepContext) -> dict[str, int]:
+        """Makes the demonstrations of one round; returns how many episodes it has, and how many of them are used."""
+        if step_context.iteration >= len(self._rounds):
+            return {"episodes": 0, "used": 0}
+        batch = self._rounds[step_context.iteration]
+        found = self._demonstrators[batch[0][0]].demonstrate([number for _, number, _, _ in batch])
+        for (_, _, block, out), part in zip(batch, found, strict=True):
+            if part is not None:
+                self._found.setdefault((block, out), []).append(self._of_images(part))
+        return {"episodes": len(batch), "used": sum(part is not None for part in found)}
+
+    def _of_images(self, part: Demonstrations) -> Demonstrations:
+        """Returns what all sources can show: a dataset knows neither the simulator's state nor where objects are."""
+        if all(source.kind is not Kind.lerobot for source in self._config.sources):
+            return part
+        return replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
+
+    def prepare(self, step_context: StepContext) -> None:
+        """Closes the simulator, and measures the demonstrations where the policy is new.
+
+        Raises:
+            SimulatorError: a block is left without a demonstration to learn from.
+            DataError: none is left that could be held out.
+        """
+        self._env.close()
+        blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
+        if min(self._made.sizes(blocks).values()) == 0:
+            raise SimulatorError(self._nothing_solved())
+        self._data = {block: join_all(parts) for block, parts in blocks.items()}
+        out = {block: self._found.pop((block, True), []) for block in self._blocks}
+        self._held_out = {block: join_all(parts) if parts else None for block, parts in out.items()}
+        if self._config.num_held_out and not sum(self._made.sizes(out).values()):
+            raise DataError(
+                f"algorithm.held_out is {self._config.algorithm.held_out}, but none of the episodes that are held out "
+                f"solves {self._config.env.task} here: give more episodes, or use algorithm.held_out=0"
+            )
+        if self._made.fresh:
+            self._made.measure(self._data)
+
+    def _nothing_solved(self) -> str:
+        source, task = self._config.sources[0], self._config.env.task
+        if source.kind is Kind.expert:
+            return (
+                f"the expert of {task} solved none of a block's episodes: check the task's expert, or give "
+                "warm_start.checkpoint"
+            )
+        if source.kind is Kind.teacher:
+            return (
+                f"{source.where}, but it solved none of a block's episodes of {task}: train it for longer, and look at "
+                "its own evaluation"
+            )
+        paths = ", ".join(source.path for source in self._config.sources)
+        return (
+            f"{source.named} is {paths!r}, but none of a block's episodes solves {task} when it is replayed: check "
+            "env.robot, env.horizon and the simulator (physx_cpu or physx_cuda) against those it was recorded with"
+        )
+
+    # ------------------------------------------------------------------------------------------------------- learning
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Makes the epoch `step_context.iteration`, counted over both phases."""
+        metrics = self._made.update(step_context, self._data)
+        self.shared.version = step_context.iteration + 1
+        return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
+
+    def held_out(self, step_context: StepContext) -> dict[str, float]:
+        """Returns how well the policy imitates the held-out episodes; {} without held-out episodes."""
+        return self._made.held_out(self._held_out)
