@@ -18,7 +18,18 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, alternate, chosen, commands, ratios
+from experiments.bench.harness import (
+    Benchmark,
+    Goal,
+    Report,
+    Run,
+    Spread,
+    Table,
+    alternate,
+    chosen,
+    command_text,
+    ratios,
+)
 from experiments.bench.llm.arms import ARMS, Arm, Measured, measured, read_steps, run_arm
 from experiments.bench.llm.trl_peer import require_trl
 from experiments.bench.llm.work import Start, Work, greedy_accuracy, make_start
@@ -119,7 +130,7 @@ def report(run: Run[Options], found: Runs) -> Report:
     table = Table(HEADER, [row(name, runs) for name, runs in found.items()]).markdown()
     page = [
         "# GRPO beside TRL and the no-framework baseline",
-        f"{commands('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
+        f"{command_text('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
         f"{own.new_tokens} tokens at most, level {own.level}, lr {own.lr:g}, {own.steps} steps of which "
         f"the first {own.skip} are not timed, {own.rounds} rounds. Medians (smallest - largest).",
         table,
