@@ -3,12 +3,12 @@
 python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0]
                                  [out=docs/results/auto.json] [overrides of train_vla.py or train_llm_math.py]
 
-For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
+For each workload: the stages are profiled, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation; with next_best=2 also those two of other shapes that the
-planner ranks behind the picked one.  Printed, and written as JSON, Markdown and a scatter plot beside `out`: predicted
+planner ranks behind the picked one.  Printed, and written as JSON, Markdown and a scatter plot next to `out`: predicted
 against measured seconds per iteration of each plan; whether the picked one is the fastest, or within 3 % of it, or
 within the spread of the measurement (the exit code is 1 where it is neither); by what factor the slowest one is slower
-than the fastest; after how many iterations the time that the profile took is had back, beside turns without one; and
+than the fastest; after how many iterations the profile has paid for itself, compared with plan=collocated; and
 the share of an iteration that the busiest worker spent in no stage.  With settle=2 two iterations of a plan go before
 each one that is timed: after the other plans' turns a worker's first one is slower, which shows where they are short.
 
@@ -157,7 +157,7 @@ def begun(config: ClusterConfig, throttled: Mapping[int, float]) -> Session:
 
 
 def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
-    """Makes the policy that training starts from, and measures the stages anew; the session is left without any.
+    """Makes the policy that training starts from and profiles the stages; the session is left without stages.
 
     Returns the graph, its prices, and the seconds that measuring took.
     """
@@ -178,7 +178,7 @@ def shown(what: str, done: int, total: int, remark: str) -> None:
 
 @contextmanager
 def judge(overrides: Sequence[str]) -> Iterator[None]:
-    """Runs the judge beside, in a process of its own, where a workload asks it."""
+    """Runs the judge in a separate process for a workload that asks one."""
     if not any("http_judge" in text for text in overrides):
         yield
         return
@@ -230,9 +230,9 @@ def _trained(
     count: int,
     settle: int,
 ) -> dict[str, Outcome]:
-    """Runs the plans' iterations in turn, each with workers of its own, which rest between them.
+    """Runs the plans' iterations in turn, each with separate workers, which rest between them.
 
-    `first` lends its workers to one plan: idle ones beside them would only take memory.
+    `first` lends its workers to one plan: idle ones would only take memory.
     """
     cluster = cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
@@ -294,13 +294,13 @@ def wrong_choice(found: Outcomes) -> str:
     return f"{slowest} takes {medians[slowest] / medians[fastest]:.2f} times as long as {fastest}"
 
 
-def had_back(found: Outcomes, profile_s: float) -> str:
-    """Returns when the time of the profile is had back, beside turns on all devices without one."""
+def paid_back(found: Outcomes, profile_s: float) -> str:
+    """Returns after how many iterations the profile has paid for itself, compared with plan=collocated."""
     auto, turns = found["auto"], found.get("collocated")
     saved = 0.0 if turns is None else turns.measured_s.median - auto.measured_s.median
     if turns is None or saved <= 0 or turns.plan == auto.plan:
-        return f"the profile took {profile_s:.0f} s, which nothing brings back"
-    return f"the profile took {profile_s:.0f} s, had back after {math.ceil(profile_s / saved)} iterations"
+        return f"the profile took {profile_s:.0f} s, which is not paid back"
+    return f"the profile took {profile_s:.0f} s, paid back after {math.ceil(profile_s / saved)} iterations"
 
 
 def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
@@ -358,7 +358,7 @@ def measure(run: Run[Options]) -> Report:
             more = {"next_best": own.next_best, "settle": own.settle}
             more |= {"names": FEW.get(case, ()), "throttled": THROTTLED.get(case)}
             measured[case], profile_s = run_case(asked, own.iterations, **more)
-        notes[case] = [wrong_choice(measured[case]), had_back(measured[case], profile_s)]
+        notes[case] = [wrong_choice(measured[case]), paid_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print("\n".join(notes[case]), flush=True)
         outside = (f"{name} {found.outside_stages.median:.1%}" for name, found in measured[case].items())

@@ -15,7 +15,7 @@ CODE_RUNS = {  # what of a task's own code runs row by row, see envs/batched/sin
     "initialisation": "episodes initialised row by row",
     "everything": "row by row",
 }
-HEADER = """# Every ManiSkill task on the batched CPU backend, beside stock ManiSkill
+HEADER = """# Every ManiSkill task on the batched CPU backend, compared with stock ManiSkill
 
 {command}, {date}, {processor}, {versions}.
 

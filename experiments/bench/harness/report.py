@@ -41,14 +41,14 @@ class Table:
 class Report:
     """What a benchmark has found."""
 
-    content: Mapping[str, object]  # of the JSON, beside what is known of the run
+    content: Mapping[str, object]  # of the JSON, in addition to the head of the run
     text: str = ""  # printed at the end
-    markdown: str = ""  # of the page beside the JSON; "": there is none
-    draw: Callable[[Path], None] | None = None  # the picture beside them
+    markdown: str = ""  # of the page next to the JSON; "": no page
+    draw: Callable[[Path], None] | None = None  # of the picture next to them
     exit_code: int = 0
 
     def write(self, out: str, known: Mapping[str, object]) -> None:
-        """Writes what there is beside `out`, unless it is empty."""
+        """Writes the files named after `out`, unless it is empty."""
         write_results(out, {**known, **self.content})
         if out and self.markdown:
             Path(out).with_suffix(".md").write_text(self._page(known) + "\n", encoding="utf-8")
@@ -56,7 +56,7 @@ class Report:
             self.draw(Path(out).with_suffix(".png"))
 
     def _page(self, known: Mapping[str, object]) -> str:
-        """Returns the page beside the JSON, whose title is the command where it has none of its own."""
+        """Returns the page; its title is the command if it has none."""
         if self.markdown.startswith("# "):
             return self.markdown
         command = [f"python -m experiments.bench.{known['benchmark']}", *cast("list[str]", known["arguments"])]

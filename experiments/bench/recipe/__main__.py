@@ -1,4 +1,4 @@
-"""The demo's recipe on seeds that tuning never saw, each from nothing: how good, how sure, how long.
+"""The demo's recipe on seeds that tuning never saw, each from scratch: success, confidence, time.
 
 python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_side=2] [recipe=pick] [out=...] [overrides]
 
@@ -91,7 +91,7 @@ def command(
 
 
 def started(words: Sequence[str], folder: Path, seed: int, cache: Path) -> Child:
-    """Starts one seed's training with a cache of its own; what it prints goes to a log in its folder."""
+    """Starts one seed's training with a separate cache; its output goes to a log in its folder."""
     shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
     folder.mkdir(parents=True)
     return Child(f"the run of seed {seed}", words, folder / "log.txt", {"RLINF_EMBODIED_CACHE": str(cache)})

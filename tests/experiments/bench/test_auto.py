@@ -42,14 +42,14 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
     assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
-def test_a_profile_is_had_back_by_what_the_picked_plan_saves_beside_turns() -> None:
+def test_a_profile_is_paid_back_by_what_the_picked_plan_saves() -> None:
     plans = found(collocated=[2.0], pipelined=[3.0], auto=[1.5])
     assert bench.wrong_choice(plans) == "pipelined takes 2.00 times as long as auto"
-    nothing = "the profile took 31 s, which nothing brings back"
-    assert bench.had_back(plans, 31.0) == nothing  # `found` gives all plans one tree: turns were picked
+    nothing = "the profile took 31 s, which is not paid back"
+    assert bench.paid_back(plans, 31.0) == nothing  # `found` gives all plans one list: the collocated plan was picked
     auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, (Item((Place("env", (0, 1)),)),)), [(1.5, 0.0)], "d")
-    assert bench.had_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, had back after 62 iterations"
-    assert bench.had_back({"auto": auto}, 31.0) == nothing
+    assert bench.paid_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, paid back after 62 iterations"
+    assert bench.paid_back({"auto": auto}, 31.0) == nothing
 
 
 def test_errors_are_over_all_plans_of_all_workloads() -> None:
