@@ -3,7 +3,7 @@
 python -m experiments.bench.coverage                                      # everything that has no result yet
 python -m experiments.bench.coverage tasks=PickCube-v1,PushT-v1 robots=panda modes=pd_joint_delta_pos out=/tmp/c.json
 
-Every (task, robot, control mode) is compared with stock envs: an episode with actions over the whole range, with a partial
+Every (task, robot, control mode) is compared with stock envs: an episode with actions over the whole range, a partial
 reset, and a second one; see runs.py.  Each task has a separate process, for `limit_s` seconds at most.
 Results go to <out> as they come, and tasks that are there already are not run again (fresh=true forgets them; named
 robots or modes are always run).  A Markdown table is written next to the JSON.  What the backend looks up comes from
