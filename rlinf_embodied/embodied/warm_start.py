@@ -25,18 +25,11 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
 _STAGE, _NEW = "new policy", f"{NewPolicyStage.__module__}.NewPolicyStage"
-_PHASES = (
-    "epochs",
-    "head_epochs",
-    "batch_size",
-    "head_batch_size",
-    "lr",
-    "head_lr",
-)  # of `warm_start`, as in an SFT run
+_PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
-    *("hold_steps", "reward", "success_bonus", "control_hz"),
+    *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),
 )
 _NOTHING: Mapping[str, object] = {}
 
