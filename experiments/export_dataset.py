@@ -1,4 +1,4 @@
-"""Writes episodes of a checkpoint, or of the scripted expert, as a dataset: for ManiSkill, LeRobot, or train_sft.py.
+"""Writes episodes of a checkpoint, or of the scripted expert, as a dataset: for ManiSkill, LeRobot, or algorithm=sft.
 
 python experiments/export_dataset.py checkpoint=runs/demo/checkpoints/latest out=runs/rollouts.h5
 python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/pick.h5    actions, seeds, states

@@ -198,7 +198,6 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (MATH, "eval.num_problems=0", ["eval.num_problems is 0", "at least 1", "use 1000"]),
     (MATH, "warm_start.betas=[1]", ["warm_start.betas is [1.0]", "two numbers", "use [0.9,0.98]"]),
     # data sets
-    (VLA, "algorithm=sft data=/nowhere.h5", ["/nowhere.h5"]),
     (EXPORT, "out={new}.h5 policy=random", ["policy is 'random'", "checkpoint or expert"]),
     (EXPORT, "out={new}.h5 checkpoint=/nowhere", ["checkpoint is '/nowhere'", "give a checkpoint folder"]),
 ]

@@ -119,7 +119,7 @@ class EmbodiedJob:
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
-        return lines, f"before RL {shown(before)}; after {after}"
+        return lines, f"before {self.work} {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; a policy that training starts from was trained under the same conditions.

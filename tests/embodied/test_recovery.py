@@ -11,9 +11,9 @@ from training_faults import lost, once
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
-from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
 
 CARRIED = "env.carry_over=true"

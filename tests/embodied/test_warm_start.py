@@ -1,31 +1,28 @@
-"""Demonstrations and cloning: what is kept, what is learned, and when the work is not done again."""
+"""Warm starts: a behaviour-cloned or a new policy is made once, the same under every plan, and found again."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from runs import clone, cluster, tiny
-from torch import Tensor
+from recordings import point_episodes, write_recording
+from runs import SFT, clone, cluster, tiny, train
 
-from envs.point_reach import STEP
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.warm_start import cache_folder, warm_start
-from rlinf_embodied.embodied.warm_start_stage import (
-    NUM_DATA_BLOCKS,
-    Demonstrations,
-    WarmStartStage,
-    WarmStartStageConfig,
-)
-from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.warm_start import clone_folder, starting_policy
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.session import SerialSession
 
+STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
+SHORT = ["warm_start.num_demos=4", "warm_start.head_epochs=0"]
 
-@pytest.fixture
-def fresh_cache(monkeypatch, tmp_path):
+
+@pytest.fixture(autouse=True)
+def fresh_cache(monkeypatch, tmp_path) -> Callable[[], Path]:
     """Returns a function that empties the cache by moving on to another folder."""
     numbers = iter(range(100))
 
@@ -42,75 +39,89 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def stage_config(config: TrainConfig) -> WarmStartStageConfig:
-    return WarmStartStageConfig((config.env,), config.policy, config.warm_start, config.run.seed)
+def new(config: TrainConfig) -> Path:
+    return starting_policy(config, SerialSession(), cluster(1), lambda *progress: None)
 
 
-def collected(config: WarmStartStageConfig) -> tuple[WarmStartStage, dict[int, list[Demonstrations]]]:
-    """Runs all rounds of demonstrations in one worker."""
-    stage = WarmStartStage(config)
-    rounds = stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
-    attempts = sum(stage.collect(StepContext(number))["episodes"] for number in range(rounds))
-    assert attempts == config.warm_start.num_demos
-    return stage, stage._data
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    return write_recording(tmp_path / "demos.h5", point_episodes(tiny().env, 20))
 
 
-def expert(observation_proprio: Tensor) -> Tensor:
-    """What envs/point_reach.py's expert does where proprioception is (point, goal)."""
-    return ((observation_proprio[:, 2:] - observation_proprio[:, :2]) / STEP).clamp(-1, 1)
-
-
-# ------------------------------------------------------------------------------------------------------------- clones
+# ------------------------------------------------------------------------------------------------- the same everywhere
 @pytest.mark.slow
-def test_the_clone_has_the_same_bytes_for_every_number_of_workers(fresh_cache) -> None:
-    config = tiny()
+@pytest.mark.parametrize("of_files", [False, True])
+def test_the_clone_has_the_same_bytes_for_every_number_of_workers(recording: Path, fresh_cache, of_files) -> None:
+    config = tiny(*([f"warm_start.demonstrations={recording}"] if of_files else []))
     expected = files(clone(config))
     assert {"config.json", "model.safetensors", "dataset_statistics.json", "evaluation.json"} <= set(expected)
     for devices in (2, 3, 4):
         fresh_cache()
         assert files(clone(config, devices=devices)) == expected
+
+
+def test_a_warm_start_is_a_fine_tuning_run_with_the_same_numbers(tmp_path: Path) -> None:
+    weights = files(clone(tiny("warm_start.head_epochs=3")))["model.safetensors"]
+    rest = ["algorithm.held_out=0", "algorithm.batch_size=32", f"run.dir={tmp_path / 'run'}"]
+    summary = train(tiny(*SFT, *rest))
+    assert summary["held_out_loss"] is None
+    assert (tmp_path / "run/checkpoints/latest/model.safetensors").read_bytes() == weights
+
+
+def test_a_new_policy_is_a_function_of_the_seed_and_knows_the_scale_of_its_inputs(fresh_cache) -> None:
+    first = files(new(tiny(*STATE)))
     fresh_cache()
-    other = files(clone(tiny("run.seed=4")))
-    assert other["model.safetensors"] != expected["model.safetensors"]
+    assert files(new(tiny(*STATE))) == first
+    assert files(new(tiny(*STATE, "run.seed=4")))["model.safetensors"] != first["model.safetensors"]
+    columns = json.loads(first["dataset_statistics.json"])["PointReach-v0"]["privileged"]
+    assert all(0.1 <= std < 2 for std in columns["std"])
+    seeing = json.loads(files(new(tiny("warm_start.from_nothing=true")))["dataset_statistics.json"])
+    assert {"vision", "proprio"} <= set(seeing["PointReach-v0"])
 
 
+# ------------------------------------------------------------------------------------------------------------ the cache
 def test_a_cached_clone_starts_no_worker() -> None:
     class NoWorkers(SerialSession):
         def start(self, workers) -> None:
             raise AssertionError("a worker was started")
 
-    folder = clone(tiny())
-    assert clone(tiny(), session=NoWorkers()) == folder
+    folder = clone(tiny(*SHORT))
+    assert clone(tiny(*SHORT), session=NoWorkers()) == folder
     with pytest.raises(AssertionError, match="a worker was started"):
-        clone(tiny("warm_start.num_demos=8"), session=NoWorkers())
+        clone(tiny("warm_start.num_demos=8", "warm_start.head_epochs=0"), session=NoWorkers())
 
 
-def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
-    def where(*overrides: str) -> Path:
-        return cache_folder(stage_config(tiny(*overrides)), "cpu")
+def test_the_cache_knows_what_a_clone_is_a_function_of() -> None:
+    def where(*overrides: str, kind: str = "cpu") -> Path:
+        return clone_folder(tiny(*overrides), kind)
 
-    same = [
-        "policy.temperature=1.0",
-        "env.num_envs=8",
-        "env.hold_steps=0",
-        "env.reward=sparse",
-        "env.success_bonus=0",
-        "run.exact=false",
-    ]
-    other = [
-        "run.seed=4",
-        "env.obs_size=32",
-        "warm_start.lr=1",
-        "warm_start.noise=[0]",
-        "policy.num_bins=5",
-        "env.chunk=3",
-    ]
+    same = ["policy.temperature=1.0", "env.num_envs=8", "env.hold_steps=0", "env.reward=sparse", "env.success_bonus=0"]
+    same += ["run.exact=false", "env.rows_per_call=4"]
+    other = ["run.seed=4", "env.obs_size=32", "warm_start.lr=1", "warm_start.noise=[0]", "policy.num_bins=5"]
+    other += ["env.chunk=3"]
     assert {where(override) for override in same} == {where()}
     assert len({where(), *(where(override) for override in other)}) == 1 + len(other)
+    pick, batched = ["env=maniskill_pick"], ["env=maniskill_pick", "env.backend=batched"]
+    assert where(*pick, kind="cuda") != where(*pick, kind="npu")  # where PhysX does not run a CPU simulates
+    assert where(*batched, kind="cuda") == where(*batched, kind="npu")
+
+
+def test_the_cache_knows_a_file_by_what_it_holds(recording: Path, tmp_path: Path) -> None:
+    def where(path: Path) -> Path:
+        return clone_folder(tiny(f"warm_start.demonstrations={path}"), kind="cpu")
+
+    other = write_recording(tmp_path / "elsewhere/other name.h5", point_episodes(tiny().env, 8))
+    before = where(recording)
+    assert before not in (clone_folder(tiny(), kind="cpu"), where(other))
+    for suffix in (".h5", ".json"):
+        other.with_suffix(suffix).write_bytes(recording.with_suffix(suffix).read_bytes())
+    assert where(other) == before
+    recording.with_suffix(".json").write_text(recording.with_suffix(".json").read_text() + "\n")
+    assert where(recording) != before
 
 
 def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypatch) -> None:
-    for method in ("fit", "save"):
+    for method in ("run", "save_policy"):
         root = fresh_cache()
 
         def stop(self, step_context, folder):
@@ -120,135 +131,48 @@ def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypa
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(WarmStartStage, method, stop)
+            patch.setattr(FineTuningLearner, method, stop)
             with pytest.raises(KeyboardInterrupt):
-                clone(tiny("warm_start.num_demos=4", "warm_start.head_epochs=0"))
+                clone(tiny(*SHORT))
         assert [path for path in root.rglob("*") if path.is_file()] == []
-    assert (clone(tiny("warm_start.num_demos=4", "warm_start.head_epochs=0")) / "config.json").exists()
+    assert (clone(tiny(*SHORT)) / "config.json").exists()
 
 
-def test_a_clone_that_is_made_leaves_no_stages_in_the_workers(fresh_cache) -> None:
-    session = SerialSession()
-    warm_start(stage_config(tiny("warm_start.num_demos=4")), session, cluster(2), lambda *_: None)
-    assert [host.stages for host in session._hosts.values()] == [{}, {}]
-
-
-def test_progress_counts_every_demonstration_and_epoch(fresh_cache) -> None:
+def test_a_clone_reports_every_demonstration_and_epoch_and_leaves_no_stages_in_the_workers() -> None:
     seen: list[tuple[str, int, int]] = []
-    config = stage_config(tiny("warm_start.num_demos=18", "warm_start.epochs=2", "warm_start.head_epochs=3"))
-    warm_start(config, SerialSession(), cluster(1), lambda what, done, total, remark: seen.append((what, done, total)))
-    assert [item for item in seen if item[0] == "demonstrations"] == [("demonstrations", n, 18) for n in (16, 18)]
+    config, session = (
+        tiny("warm_start.num_demos=18", "warm_start.epochs=2", "warm_start.head_epochs=3"),
+        SerialSession(),
+    )
+    note = lambda what, done, total, remark: seen.append((what, done, total))  # noqa: E731
+    starting_policy(config, session, cluster(1), note)
+    assert seen[:2] == [("demonstrations", n, 18) for n in (16, 18)]
     assert seen[2:] == [("cloning", n, 2) for n in (1, 2)] + [("cloning the head", n, 3) for n in (1, 2, 3)]
+    assert [host.stages for host in session._hosts.values()] == [{}]
 
 
-# ----------------------------------------------------------------------------------------------------- demonstrations
-def test_labels_are_the_clean_actions_while_noisy_ones_were_executed() -> None:
-    config = tiny("warm_start.noise=[0.5]")
-    _, noisy = collected(stage_config(config))
-    for parts in noisy.values():
-        for part in parts:
-            assert torch.equal(part.actions[:, 0], expert(part.observation.proprio))
-    # without noise, four steps of the expert lead from one observation to the next; with it they do not
-    _, clean = collected(stage_config(tiny("warm_start.noise=[0.0]")))
-    assert largest_surprise(clean) < 1e-5
-    assert largest_surprise(noisy) > 0.02
+# ------------------------------------------------------------------------------------------------------ whole trainings
+def test_a_whole_training_starts_from_a_recording(recording: Path, tmp_path: Path) -> None:
+    short = [f"run.dir={tmp_path / 'run'}", "run.num_iterations=1", "warm_start.head_epochs=2"]
+    summary = train(tiny(f"warm_start.demonstrations={recording}", *short))
+    assert summary["before"]["num_episodes"] == 6
 
 
-def largest_surprise(data: dict[int, list[Demonstrations]]) -> float:
-    """How far any chunk ended from where its labels lead."""
-    worst = 0.0
-    for part in (part for parts in data.values() for part in parts if len(part) > 1):
-        point = part.observation.proprio[:-1, :2].clone()
-        for k in range(part.actions.shape[1]):
-            point = (point + part.actions[:-1, k] * STEP).clamp(-1, 1)
-        worst = max(worst, float((point - part.observation.proprio[1:, :2]).abs().max()))
-    return worst
+def test_a_state_policy_trained_without_images_is_a_teacher(tmp_path: Path) -> None:
+    assert train(tiny(*STATE, "run.num_iterations=2", f"run.dir={tmp_path / 'run'}"))["iterations"] == 2
+    latest = tmp_path / "run/checkpoints/latest"
+    assert json.loads((latest / "evaluation.json").read_text())["fingerprint"]["cameras"] == []
+    student = tiny(f"warm_start.teacher={latest}", "warm_start.num_demos=8")
+    EmbodiedJob(student).require_checkpoint(None)
 
 
-def test_the_largest_noise_only_disturbs_the_beginning() -> None:
-    stage = WarmStartStage(stage_config(tiny("warm_start.noise=[0.1,0.3]", "warm_start.noise_steps=5")))
-    like = torch.zeros(1)
-    assert stage._noise_levels([0, 1, 2, 3], 4, like)[:, 0].tolist() == pytest.approx([0.1, 0.3, 0.1, 0.3])
-    assert stage._noise_levels([0, 1, 2, 3], 5, like)[:, 0].tolist() == pytest.approx([0.1, 0.0, 0.1, 0.0])
-
-
-def test_failed_episodes_are_dropped_and_the_others_end_with_the_chunk_that_solves_them() -> None:
-    config = tiny("env.horizon=8", "warm_start.noise=[0.0]", "warm_start.num_demos=40")  # too short for long ways
-    stage, _ = collected(stage_config(config))
-    counts = stage.prepare(StepContext(0))
-    assert 0 < counts["successes"] < counts["attempts"] == 40
-    for block in stage._blocks_data.values():
-        first = block.observation.proprio
-        steps = ((first[:, 2:] - first[:, :2]).abs() / STEP).amax(1)
-        assert float(steps.max()) <= 8 + 1.5  # those farther away than 8 steps and the goal's radius are not there
-
-
-def test_a_block_without_any_success_is_an_error_of_the_expert() -> None:
-    config = tiny("env.horizon=1", "env.chunk=1", "warm_start.num_demos=4")
-    stage, _ = collected(stage_config(config))
-    with pytest.raises(SimulatorError, match=r"expert of PointReach-v0 solved none .* or give warm_start.checkpoint"):
-        stage.prepare(StepContext(0))
-
-
-@pytest.mark.parametrize("number", [4, 5, 6, 9, 32, 41])
-def test_every_demonstration_is_in_one_block_and_blocks_are_alike(number: int) -> None:
-    config = stage_config(tiny(f"warm_start.num_demos={number}"))
-    blocks = [list(config.demonstrations(block)) for block in range(NUM_DATA_BLOCKS)]
-    assert [n for block in blocks for n in block] == list(range(number))
-    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
-
-
-def test_fewer_demonstrations_than_blocks_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"warm_start.num_demos is 3, .* at least one: use 480"):
-        tiny("warm_start.num_demos=3")
-
-
-def test_demonstrations_of_a_region_begin_there_and_those_that_did_before_are_the_same() -> None:
-    def starts(*overrides: str) -> list[list[float]]:
-        _, data = collected(stage_config(tiny("warm_start.noise=[0.0]", *overrides)))
-        return [part.object_positions[0].tolist() for parts in data.values() for part in parts]
-
-    everywhere, corner = starts(), starts("warm_start.region=[0.0,1.0,-1.0,0.2]")
-    inside = [x >= 0.0 and y <= 0.2 for x, y, _ in everywhere]
-    assert 0 < sum(inside) < len(everywhere)
-    assert len(corner) == len(everywhere)
-    assert all(x >= 0.0 and y <= 0.2 for x, y, _ in corner)
-    assert [place for place, holds in zip(everywhere, inside, strict=True) if holds] == [
-        place for place, holds in zip(corner, inside, strict=True) if holds
-    ]
-
-
-def test_a_region_where_nothing_begins_or_that_is_none_is_refused() -> None:
-    with pytest.raises(
-        SimulatorError, match=r"warm_start.region is \[3.0, 4.0, 0.0, 1.0\], but .* use a larger region"
-    ):
-        collected(stage_config(tiny("warm_start.region=[3.0,4.0,0.0,1.0]")))
-    with pytest.raises(ConfigError, match=r"warm_start.region is \[1.0, 0.0, 0.0, 1.0\], but it is a rectangle"):
-        tiny("warm_start.region=[1.0,0.0,0.0,1.0]")
-
-
-def test_several_envs_share_the_demonstrations_and_none_is_forgotten() -> None:
-    config = tiny("warm_start.num_demos=50", "warm_start.noise=[0.0]")
-    envs = tuple(replace(config.env, instruction=f"do {word}") for word in ("this", "that", "these"))
-    stage = stage_config(config)
-    _, data = collected(replace(stage, envs=envs))
-    told = [part.observation.instruction[0] for parts in data.values() for part in parts]
-    assert {text: told.count(text) for text in set(told)} == {"do this": 17, "do that": 17, "do these": 16}
-
-
-def test_inputs_are_standardised_by_the_demonstrations() -> None:
-    stage, data = collected(stage_config(tiny()))
-    proprio = torch.cat([part.observation.proprio for parts in data.values() for part in parts])
-    stage.prepare(StepContext(0))
-    scale = stage._policy.module.get_submodule("proprio_scale")
-    torch.testing.assert_close(scale.get_buffer("mean"), proprio.mean(0), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(scale.get_buffer("std"), proprio.std(0, correction=0), rtol=1e-3, atol=1e-4)
-
-
-def test_cloning_lowers_the_loss_in_both_phases() -> None:
-    stage, _ = collected(stage_config(tiny()))
-    stage.prepare(StepContext(0))
-    for whole, epochs in ((True, 4), (False, 4)):
-        assert stage.begin_phase(StepContext(0), whole) >= 1
-        losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
-        assert losses[-1] < losses[0]
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["warm_start.num_demos=3"], r"warm_start.num_demos is 3, .* at least one: use 480"),
+        (["warm_start.region=[1.0,0.0,0.0,1.0]"], r"warm_start.region is \[1.0, 0.0, 0.0, 1.0\], but it is a rectang"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(overrides, says) -> None:
+    with pytest.raises(ConfigError, match=says):
+        tiny(*overrides)

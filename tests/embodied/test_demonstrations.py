@@ -1,0 +1,333 @@
+"""Demonstrations of the expert, a teacher and files: what is kept, and what is refused before anything is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from recordings import point_episodes, record_maniskill, write_recording
+from runs import SFT, cluster, tiny
+from torch import Tensor
+
+from envs.point_reach import STEP
+from policies.state_policy import StatePolicy
+from rlinf_embodied.algorithms.demonstrations import Demonstrations
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations, noise_levels
+from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
+from rlinf_embodied.embodied.warm_start import fine_tuning_of, starting_policy
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
+from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.runtime.session import SerialSession
+
+STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """Twenty solved episodes, and one whose actions lead nowhere."""
+    solved = point_episodes(tiny().env, 20)
+    return write_recording(tmp_path / "demos.h5", [*solved, (500, np.full((6, 2), 0.01, np.float32))])
+
+
+def from_files(path: Path, *overrides: str) -> TrainConfig:
+    return tiny(f"warm_start.demonstrations={path}", *overrides)
+
+
+def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
+    """Runs all rounds of a warm start in one worker; returns the stage and the sums of its answers."""
+    tuned, one = fine_tuning_of(config), cluster(1)
+    new = replace(tuned, warm_start=replace(config.warm_start, teacher=None, demonstrations=None, from_nothing=True))
+    folder = starting_policy(new, SerialSession(), one, lambda *progress: None)
+    stage = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), str(folder)))
+    stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
+    answers = [stage.collect(StepContext(number)) for number in range(stage.open(StepContext(0)))]
+    return stage, {name: sum(answer[name] for answer in answers) for name in answers[0]}
+
+
+def shown(stage: FineTuningLearner) -> list[Demonstrations]:
+    """Returns all demonstrations, block by block."""
+    return [part for block in range(NUM_DATA_BLOCKS) for part in stage._found[block, False]]
+
+
+def expert(observation_proprio: Tensor) -> Tensor:
+    """What envs/point_reach.py's expert does where proprioception is (point, goal)."""
+    return ((observation_proprio[:, 2:] - observation_proprio[:, :2]) / STEP).clamp(-1, 1)
+
+
+# ----------------------------------------------------------------------------------------------------------- the expert
+def test_labels_are_the_clean_actions_while_noisy_ones_were_executed() -> None:
+    noisy = shown(collected(tiny("warm_start.noise=[0.5]"))[0])
+    for part in noisy:
+        assert torch.equal(part.actions[:, 0], expert(part.observation.proprio))
+    # without noise, four steps of the expert lead from one observation to the next; with it they do not
+    assert largest_surprise(shown(collected(tiny("warm_start.noise=[0.0]"))[0])) < 1e-5
+    assert largest_surprise(noisy) > 0.02
+
+
+def largest_surprise(data: list[Demonstrations]) -> float:
+    """How far any chunk ended from where its labels lead."""
+    worst = 0.0
+    for part in (part for part in data if len(part) > 1):
+        point = part.observation.proprio[:-1, :2].clone()
+        for k in range(part.actions.shape[1]):
+            point = (point + part.actions[:-1, k] * STEP).clamp(-1, 1)
+        worst = max(worst, float((point - part.observation.proprio[1:, :2]).abs().max()))
+    return worst
+
+
+def test_the_largest_noise_only_disturbs_the_beginning() -> None:
+    start = tiny("warm_start.noise=[0.1,0.3]", "warm_start.noise_steps=5").warm_start
+    assert noise_levels(start, [0, 1, 2, 3], 4) == [0.1, 0.3, 0.1, 0.3]
+    assert noise_levels(start, [0, 1, 2, 3], 5) == [0.1, 0.0, 0.1, 0.0]
+
+
+def test_failed_episodes_are_dropped_and_the_others_end_with_the_chunk_that_solves_them() -> None:
+    config = tiny("env.horizon=8", "warm_start.noise=[0.0]", "warm_start.num_demos=40")  # too short for long ways
+    stage, counts = collected(config)
+    assert 0 < counts["used"] < counts["episodes"] == 40
+    for part in shown(stage):
+        first = part.observation.proprio
+        steps = ((first[:, 2:] - first[:, :2]).abs() / STEP).amax(1)
+        assert float(steps.max()) <= 8 + 1.5  # those farther away than 8 steps and the goal's radius are not there
+
+
+def test_a_block_without_any_success_is_an_error_of_the_expert() -> None:
+    stage, _ = collected(tiny("env.horizon=1", "env.chunk=1", "warm_start.num_demos=4"))
+    with pytest.raises(SimulatorError, match=r"expert of PointReach-v0 solved none .* or give warm_start.checkpoint"):
+        stage.prepare(StepContext(0))
+
+
+def test_demonstrations_of_a_region_begin_there_and_those_that_did_before_are_the_same() -> None:
+    def starts(*overrides: str) -> list[list[float]]:
+        return [
+            part.object_positions[0].tolist()
+            for part in shown(collected(tiny("warm_start.noise=[0.0]", *overrides))[0])
+        ]
+
+    everywhere, corner = starts(), starts("warm_start.region=[0.0,1.0,-1.0,0.2]")
+    inside = [x >= 0.0 and y <= 0.2 for x, y, _ in everywhere]
+    assert 0 < sum(inside) < len(everywhere) == len(corner)
+    assert all(x >= 0.0 and y <= 0.2 for x, y, _ in corner)
+    assert [p for p, holds in zip(everywhere, inside, strict=True) if holds] == [
+        p for p, holds in zip(corner, inside, strict=True) if holds
+    ]
+    with pytest.raises(
+        SimulatorError, match=r"warm_start.region is \[3.0, 4.0, 0.0, 1.0\], but .* use a larger region"
+    ):
+        collected(tiny("warm_start.region=[3.0,4.0,0.0,1.0]"))
+
+
+def test_inputs_are_standardised_by_the_demonstrations() -> None:
+    stage, _ = collected(tiny())
+    proprio = torch.cat([part.observation.proprio for part in shown(stage)])
+    stage.prepare(StepContext(0))
+    scale = stage.shared.policy.module.get_submodule("proprio_scale")
+    torch.testing.assert_close(scale.get_buffer("mean"), proprio.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scale.get_buffer("std"), proprio.std(0, correction=0), rtol=1e-3, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------------- ManiSkill recordings
+def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task_is_left_out(recording: Path) -> None:
+    config = from_files(recording)
+    episodes = point_episodes(config.env, 20)
+    stage, counts = collected(config)
+    assert counts == {"episodes": 21, "used": 20}
+    for part, (seed, actions) in zip(shown(stage), episodes, strict=True):
+        assert len(part) == -(-len(actions) // config.env.chunk)
+        first = make_env(config.env, 1, "cpu").reset([seed])
+        assert torch.equal(part.observation.proprio[:1], first.proprio)
+        assert torch.equal(part.observation.images[:1], first.images)
+        flat = part.actions.flatten(0, 1).numpy()
+        assert np.array_equal(flat[: len(actions)], actions)
+        assert (flat[len(actions) :] == actions[-1]).all()  # the last action fills its chunk
+
+
+def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> None:
+    still = write_recording(tmp_path / "still.h5", [(k, np.full((6, 2), 0.01, np.float32)) for k in range(1, 9)])
+    stage, _ = collected(from_files(still))
+    with pytest.raises(SimulatorError, match=r"still.h5', but none of a block's episodes solves .* check env.robot"):
+        stage.prepare(StepContext(0))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"task": "PushCube-v1"}, ConfigError, "task 'PushCube-v1', but env.task is 'PointReach-v0': set env."),
+        ({"control_mode": "pd_joint_pos"}, ConfigError, "but env.control_mode is 'pd_ee_delta_pose'.*replay_traj"),
+        ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
+        ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
+        ({"number": 3}, DataError, "holds 3 episodes, .* record more"),
+        ({"steps": 13}, ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=13"),
+    ],
+)
+def test_a_recording_that_does_not_fit_is_refused(tmp_path: Path, change, error, words) -> None:
+    number = change.pop("number", 6)
+    episodes = [(k, np.full((change.get("steps", 4), 2), 0.1, np.float32)) for k in range(number)]
+    if "bad" in change:
+        episodes[3][1][2, 1] = change["bad"]
+    kind = {name: value for name, value in change.items() if name in ("task", "control_mode")}
+    with pytest.raises(error, match=rf"(?s)warm_start.demonstrations.*{words}"):
+        sources_of(from_files(write_recording(tmp_path / "demos.h5", episodes, **kind)))
+
+
+def test_a_path_that_holds_no_demonstrations_is_refused(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("no demonstrations")
+    whole = recording.read_bytes()
+    (tmp_path / "cut.h5").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "cut.json").write_text(recording.with_suffix(".json").read_text())
+    for name, error, words in (
+        ("none.h5", ConfigError, r"data is '.*none.h5', but there is nothing: give a trajectory file"),
+        ("notes.txt", DataError, r"data is '.*notes.txt', but a file is known by its ending .h5: give"),
+        ("empty", DataError, r"data is '.*empty', but .*info.json cannot be read .*: give the folder"),
+        ("cut.h5", DataError, r"data is '.*cut.h5', but it is no trajectory file .*: give a file"),
+    ):
+        with pytest.raises(error, match=words):
+            sources_of(tiny(*SFT, f"data={tmp_path / name}"))
+
+
+def test_a_recording_is_known_by_the_name_of_a_link_to_it(recording: Path, tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    for suffix in (".h5", ".json"):
+        recording.with_suffix(suffix).rename(tmp_path / f"blobs/sha{suffix[1]}")
+        recording.with_suffix(suffix).symlink_to(tmp_path / f"blobs/sha{suffix[1]}")
+    assert collected(from_files(recording))[1]["used"] == 20
+
+
+# ------------------------------------------------------------------------------------------------------ LeRobot folders
+def dataset(folder: Path, config: TrainConfig, video: bool = False, **change) -> Path:
+    """Writes what point_reach's expert does and sees, frame by frame."""
+    pytest.importorskip("pyarrow")
+    from rlinf_embodied.data.lerobot import LeRobotEpisode
+    from rlinf_embodied.data.lerobot_writer import write_dataset
+
+    env = make_env(for_demonstrations(replace(config.env, chunk=1)), 1, "cpu")
+    episodes = []
+    for seed, actions in point_episodes(config.env, 8):
+        seen = [env.reset([seed])]
+        for action in actions[:-1]:
+            seen.append(env.step_chunk(torch.from_numpy(action)[None, None]).observation)
+        state = torch.cat([o.proprio for o in seen]).numpy()
+        images = torch.cat([o.images for o in seen if o.images is not None]).numpy()
+        cameras = {name: images[:, k] for k, name in enumerate(config.env.cameras)}
+        fields = {"actions": actions, "state": state, "images": cameras} | {k: v(actions) for k, v in change.items()}
+        episodes.append(LeRobotEpisode("move the point to the goal", **fields))
+    write_dataset(folder, episodes, 20, "point", video)
+    return folder
+
+
+def test_a_dataset_gives_the_same_demonstrations_as_the_replay_of_its_episodes(tmp_path: Path) -> None:
+    config = tiny()
+    recorded = write_recording(tmp_path / "demos.h5", point_episodes(config.env, 8))
+    images, replayed = (collected(from_files(path))[0] for path in (dataset(tmp_path / "set", config), recorded))
+    for ours, theirs in zip(shown(images), shown(replayed), strict=True):
+        assert torch.equal(ours.actions, theirs.actions)
+        assert torch.equal(ours.observation.images, theirs.observation.images)
+        assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
+        assert ours.observation.instruction == theirs.observation.instruction
+        assert ours.object_positions is None
+
+
+def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    folder = dataset(tmp_path / "set", tiny())
+    for overrides, words in (
+        (["env.cameras=[base_camera,wrist]"], r"env.cameras is .* images of base_camera: name cameras"),
+        (["env.cameras=[]"], r"env.cameras is \[\], but"),
+        (["env.obs_size=32"], r"env.obs_size is 32, .* is 16 x 16: set env.obs_size=16"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            sources_of(from_files(folder, *overrides))
+    with pytest.raises(ConfigError, match=r"env.instruction is 'go', .* set env.instruction='move the point"):
+        collected(from_files(folder, "env.instruction=go"))
+    nan = dataset(tmp_path / "nan", tiny(), actions=lambda a: np.full_like(a, np.nan))
+    with pytest.raises(DataError, match=r"action 0 of step 0 of episode 0 is nan"):
+        sources_of(from_files(nan))
+    for name, change, words in (
+        ("wide", {"actions": lambda a: np.zeros((len(a), 3), np.float32)}, "whose action have 3 dimensions, .* have 2"),
+        ("state", {"state": lambda a: np.zeros((len(a), 5), np.float32)}, "observation.state have 5 dimensions, .* 4"),
+    ):
+        with pytest.raises(DataError, match=words):
+            collected(from_files(dataset(tmp_path / name, tiny(), **change)))
+
+
+def test_a_damaged_dataset_is_refused(tmp_path: Path) -> None:
+    filmed = dataset(tmp_path / "filmed", tiny(), video=True)
+    next(filmed.rglob("*.mp4")).unlink()
+    with pytest.raises(DataError, match=r"filmed', but .*file-000.mp4 is missing: copy the dataset anew"):
+        sources_of(from_files(filmed))
+    cut = dataset(tmp_path / "cut", tiny())
+    table = next(cut.glob("data/*/*.parquet"))
+    table.write_bytes(table.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"cut', but .*file-000.parquet cannot be read"):
+        sources_of(from_files(cut))
+
+
+# -------------------------------------------------------------------------------------------------- teacher and student
+class Oracle(StatePolicy):
+    """A teacher that knows point_reach: the offset to the goal stands in the state, and the clock is not looked at."""
+
+    def act(self, features, noise, temperature):
+        output = super().act(features, noise, temperature)
+        way = features["state"][:, 4:6] / 0.15
+        return replace(output, actions=way.clamp(-1, 1)[:, None].expand_as(output.actions))
+
+
+def teacher(folder: Path, config: TrainConfig) -> Path:
+    env = make_env(config.env, 1, "cpu")
+    policy = replace(config.policy, _target_=f"{__name__}.Oracle")
+    save_policy(StatePolicy(policy, env.spec, 0), folder, config.env, policy)
+    return folder
+
+
+def test_a_teacher_shows_what_the_expert_would(tmp_path: Path, monkeypatch) -> None:
+    folder = teacher(tmp_path / "teacher", tiny(*STATE))
+    load = "rlinf_embodied.embodied.demonstrations.load_policy"
+    kind = lambda config, path, device: Shared(Oracle.from_folder(Path(path), config=config))  # noqa: E731
+    monkeypatch.setattr(load, kind)
+    taught, counts = collected(tiny(f"warm_start.teacher={folder}"))
+    by_expert, expected = collected(tiny())
+    assert counts == expected
+    for ours, theirs in zip(shown(taught), shown(by_expert), strict=True):
+        assert torch.allclose(ours.actions, theirs.actions, atol=1e-6)
+
+
+class Shared:
+    def __init__(self, policy: StatePolicy) -> None:
+        self.policy = policy
+
+
+def test_a_teacher_that_does_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    def refused(config: TrainConfig, words: str) -> None:
+        with pytest.raises(CheckpointError, match=words):
+            EmbodiedJob(config).require_checkpoint(None)
+
+    refused(tiny(f"warm_start.teacher={tmp_path}"), "warm_start.teacher is .*, but there is no .*config.json")
+    folder = teacher(tmp_path / "teacher", tiny(*STATE))
+    other = tiny(f"warm_start.teacher={folder}", "env.task=Other-v0")
+    refused(other, "env.task=PointReach-v0, but env.task is Other-v0")
+    seeing = starting_policy(tiny("warm_start.from_nothing=true"), SerialSession(), cluster(1), lambda *p: None)
+    refused(tiny(f"warm_start.teacher={seeing}"), "sees base_camera, .* train one with policy=state")
+
+
+# ------------------------------------------------------------------------------------------------------------ ManiSkill
+@pytest.mark.slow
+@pytest.mark.sim
+def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_our_cameras(tmp_path: Path) -> None:
+    path = record_maniskill(tmp_path / "pick.h5", "PickCube-v1", range(5))
+    pick = ["env=maniskill_pick", "env.chunk=5", "env.horizon=50", "env.chunks_per_rollout=10", "env.obs_size=16"]
+    config = from_files(path, *pick)
+    env = make_env(for_demonstrations(config.env), 5, "cpu")
+    found = demonstrator(sources_of(config)[0], env, config.warm_start, 0, "cpu").demonstrate(range(5))
+    env.close()
+    for part in found:
+        assert part is not None
+        assert part.observation.images.shape[1:] == (2, 16, 16, 3)
+        assert part.observation.images.float().std() > 5  # something is seen
