@@ -27,6 +27,7 @@ from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.overrides import chosen, names_of
 from rlinf_embodied.config import MathConfig, TrainConfig
 
+<<<<<<< HEAD
 __all__ = [
     "CONFIG_DIR",
     "FILE_SUFFIXES",
@@ -48,6 +49,8 @@ __all__ = [
     "to_yaml",
 ]
 
+=======
+>>>>>>> main
 
 def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""

@@ -70,6 +70,7 @@ from rlinf_embodied.config.reasoning import (
     WeightUpdate,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig
+<<<<<<< HEAD
 
 __all__ = [
     "FREE_ON_RESUME",
@@ -134,3 +135,5 @@ __all__ = [
     "WarmStartConfig",
     "WeightUpdate",
 ]
+=======
+>>>>>>> main
