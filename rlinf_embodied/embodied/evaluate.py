@@ -21,7 +21,7 @@ from rlinf_embodied.embodied.evaluation import (
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, has_two_levels, saved_hierarchy
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, which_backend
+from rlinf_embodied.embodied.policy_folder import differences, fingerprint, trained_under, which_backend
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
@@ -129,13 +129,12 @@ def _step_of(checkpoint: str | None) -> int:
 
 def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> None:
     assert config.checkpoint is not None
-    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy, kind))
-    if differences and not config.allow_mismatch:
-        listed = "; ".join(str(difference) for difference in differences)
+    found = differences(trained_under(config.checkpoint).fingerprint, fingerprint(config.env, policy, kind))
+    if found and not config.allow_mismatch:
         raise CheckpointError(
-            f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
-            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own "
-            "settings, or allow_mismatch=true"
+            f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: "
+            f"{'; '.join(found)}. {which_backend(found)}Its number would not mean what it seems to: use the "
+            "checkpoint's own settings, or allow_mismatch=true"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
 _FILE = "evaluation.json"
+_LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 
 
@@ -87,44 +88,13 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
 def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
     """Writes under which conditions the policy of a folder acts; arguments as `save_policy`."""
     conditions = fingerprint(env, config, kind_of(device))
-    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": asdict(conditions)}
+    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
-@dataclass(frozen=True, slots=True)
-class Fingerprint:
-    """What an evaluation must share with the training for its number to mean anything."""
-
-    task: str
-    control_mode: str
-    robot: str
-    cameras: tuple[str, ...]
-    camera_fov: float | None  # radians
-    obs_size: int
-    chunk: int
-    horizon: int
-    num_bins: int
-    action_head: str
-    libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
-    observations: int = 1  # interfaces/envs.py; checkpoints that do not say have the first
-    backend: str = "own"  # physx_cpu or physx_cuda of a ManiSkill task
-    decimate: bool = False  # whether images show lighter meshes
-    show_goal: bool = False
-    goal_in_proprio: bool = True
-    objects_in_proprio: bool = False
-
-    def differences(self, other: Fingerprint) -> list[str]:
-        """Returns what differs, for example "obs_size is 64 there and 128 here"; self is there, `other` here."""
-        pairs = {f.name: (getattr(self, f.name), getattr(other, f.name)) for f in fields(self) if f.name != "libraries"}
-        for name in sorted({*self.libraries, *other.libraries}):
-            pairs[f"version of {name}"] = (self.libraries.get(name), other.libraries.get(name))
-        return [
-            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in pairs.items() if there != here
-        ]
-
-
-def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> Fingerprint:
-    """Returns what an evaluation must share with the training for its number to mean anything.
+# ---------------------------------------------------------------------------------------------------------- conditions
+def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, Any]:
+    """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
     The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
     the Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
@@ -135,34 +105,39 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> Fingerprint:
         policy: section of the config.
         kind: of the devices, torch's name: "cuda", "cpu", ...
     """
-    libraries = {k: v for k, v in library_versions().items() if k in ("torch", "mani_skill", "sapien", "transformers")}
-    return Fingerprint(
-        task=env.task,
-        control_mode=env.control_mode,
-        robot=env.robot or "default",
-        cameras=_views(env),
-        camera_fov=env.camera_fov,
-        obs_size=env.obs_size,
-        chunk=env.chunk,
-        horizon=env.horizon,
-        num_bins=policy.num_bins,
-        action_head=policy.name,
-        libraries=libraries,
-        observations=OBSERVATION_VERSION,
-        **_simulation(env, kind),
-    )
-
-
-def _simulation(env: EnvConfig, kind: str) -> dict[str, Any]:
-    """Returns the fields of a fingerprint that distinguish simulators of one task, and what they show of the goal."""
-    maniskill, on_gpu = env._target_ == MANISKILL, env.runs_on_gpu(kind)
+    maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
     return {
+        "task": env.task,
+        "control_mode": env.control_mode,
+        "robot": env.robot or "default",
+        "cameras": _views(env),
+        "camera_fov": env.camera_fov,
+        "obs_size": env.obs_size,
+        "chunk": env.chunk,
+        "horizon": env.horizon,
+        "num_bins": policy.num_bins,
+        "action_head": policy.name,
+        "observations": OBSERVATION_VERSION,
         "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",
-        "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,
+        "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,  # of images' meshes
         "show_goal": bool(env.cameras) and env.show_goal,
         "goal_in_proprio": env.goal_in_proprio,
         "objects_in_proprio": env.objects_in_proprio,
+        **{f"version of {name}": libraries[name] for name in _LIBRARIES if name in libraries},
     }
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """Returns how two fingerprints differ, for example ["obs_size is 64 there and 128 here"]."""
+    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    return [f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names]
+
+
+def _views(env: EnvConfig) -> list[str]:
+    """Names of the cameras; the first one with its place where that is not the task's own."""
+    if env.camera_eye is None or not env.cameras:
+        return list(env.cameras)
+    return [f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:]]
 
 
 def require_conditions(
@@ -190,10 +165,10 @@ def require_conditions(
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
     """
-    differences = trained_under(str(folder)).fingerprint.differences(fingerprint(env, policy, kind))
-    differences = _without(differences, "version of", *(f"{name} is" for name in free))
-    hard = _without(differences, *(f"{name} is" for name in told))
-    if soft := [text for text in differences if text not in hard]:
+    found = differences(trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind))
+    found = [text for text in found if not text.startswith(("version of", *(f"{name} is" for name in free)))]
+    hard = [text for text in found if not text.startswith(tuple(f"{name} is" for name in told))]
+    if soft := [text for text in found if text not in hard]:
         _LOG.warning("%s is %s, made in another simulation: %s", path, folder, "; ".join(soft))
     if hard:
         raise CheckpointError(
@@ -202,22 +177,11 @@ def require_conditions(
         )
 
 
-def which_backend(differences: Sequence[str]) -> str:
+def which_backend(found: Sequence[str]) -> str:
     """Returns which setting brings a simulation back, where differences name it; "" where they do not."""
-    if not any(text.startswith("backend is") for text in differences):
+    if not any(text.startswith("backend is") for text in found):
         return ""
     return "env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda. "
-
-
-def _without(texts: Sequence[str], *beginnings: str) -> list[str]:
-    return [text for text in texts if not text.startswith(beginnings)]
-
-
-def _views(env: EnvConfig) -> tuple[str, ...]:
-    """Names of the cameras; the first one with its place where that is not the task's own."""
-    if env.camera_eye is None or not env.cameras:
-        return tuple(env.cameras)
-    return (f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +190,7 @@ class TrainedUnder:
 
     env: EnvConfig
     policy: PolicyConfig
-    fingerprint: Fingerprint
+    fingerprint: Mapping[str, Any]
 
 
 def trained_under(folder: str) -> TrainedUnder:
@@ -247,12 +211,7 @@ def trained_under(folder: str) -> TrainedUnder:
         env, policy = dict(content["env"]), dict(content["policy"])
         env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
         policy["critic"] = Critic(policy["critic"])
-        saved = dict(content["fingerprint"])
-        saved["cameras"] = tuple(saved["cameras"])
-        saved["observations"] = saved.pop("pictures", saved.get("observations", 1))  # its name until version 2
-        section = EnvConfig(**env)
-        saved = _simulation(section, "cpu") | saved  # folders that do not say which simulation are of a CPU
-        return TrainedUnder(section, PolicyConfig(**policy), Fingerprint(**saved))
+        return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), dict(content["fingerprint"]))
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error}): it is damaged, or was written by another version of this project; "

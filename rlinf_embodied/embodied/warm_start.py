@@ -18,14 +18,8 @@ from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
-<<<<<<< HEAD
-from rlinf_embodied.plug_ins import source_digest
-from rlinf_embodied.runtime.session import Session
-=======
 from rlinf_embodied.plug_ins import source_digest, targets_of
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session, of_type
->>>>>>> main
+from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
@@ -40,52 +34,6 @@ _OF_TRAINING = (  # of the env's section: scale, reward and speed
 _NOTHING: Mapping[str, object] = {}
 
 
-<<<<<<< HEAD
-=======
-def cache_folder(config: WarmStartStageConfig, kind: str, more: Mapping[str, object] = _NOTHING) -> Path:
-    """Returns where the clone of this configuration is cached: keyed by all that it is a function of, `more` included.
-
-    `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
-    """
-    key = {
-        "version": _VERSION,
-        "observations": OBSERVATION_VERSION,
-        "envs": [_relevant(env) for env in config.envs],
-        "policy": {k: v for k, v in asdict(config.policy).items() if k != "temperature" and v != {}},
-        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in _PLACES},
-        "source": config.source and (config.source.kind, config.source.digest),
-        "seed": config.seed,
-        "cpu": kind == "cpu",
-        **({"backend": "physx_cuda"} if any(env.runs_on_gpu(kind) for env in config.envs) else {}),
-        **_own_code(config),
-        **_published(config),
-        **more,
-    }
-    libraries = ("torch", "mani_skill", "sapien", "transformers")
-    return common.cache_folder(config.warm_start.cache_dir, config.envs[0].task, key, libraries)
-
-
-def _published(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns names, sizes and times of the files of a published folder, whose bytes are many."""
-    given = config.warm_start.checkpoint
-    if given is None:
-        return {}
-    files = sorted(path for path in Path(given).iterdir() if path.is_file())
-    return {"published": [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]}
-
-
-def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns a digest of the code of a custom env, adapter and policy: where it is edited, training starts anew."""
-    found = targets_of([asdict(config.policy), *(asdict(env) for env in config.envs)])
-    own = sorted({target for target in found if not target.startswith(("policies.", "envs."))})
-    return {"code": source_digest(own)} if own else {}
-
-
-def _relevant(env: EnvConfig) -> dict[str, object]:
-    return {name: value for name, value in asdict(env).items() if name not in (*_SCALE, *_REWARD, *_SPEED)}
-
-
->>>>>>> main
 def starting_policy(
     config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
 ) -> Path:
@@ -194,7 +142,7 @@ def clone_folder(config: TrainConfig, kind: str) -> Path:
 
 
 def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, more: Mapping[str, object]) -> Path:
-    own = [target for target in (policy._target_, env._target_) if not target.startswith(("policies.", "envs."))]
+    own = [t for t in targets_of([asdict(policy), asdict(env)]) if not t.startswith(("policies.", "envs."))]
     key = {
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
@@ -202,7 +150,7 @@ def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, mo
         "policy": {k: v for k, v in asdict(policy).items() if k != "temperature" and v != {}},
         "cpu": kind == "cpu",
         "backend": "physx_cuda" if env.runs_on_gpu(kind) else None,
-        "code": {target: source_digest(target) for target in own},  # a custom one that is edited is trained again
+        "code": source_digest(sorted({*own})) if own else None,  # where custom code is edited, training starts anew
         **more,
     }
     return common.cache_folder(root, env.task, key, ("torch", "mani_skill", "sapien", "transformers"))

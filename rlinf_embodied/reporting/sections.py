@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rlinf_embodied.compose import compose_math, compose_sft, compose_train, to_yaml
+from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.elements import drawn, folded, measured, missing, table, value_of
 from rlinf_embodied.telemetry.metrics import moving_mean
@@ -19,7 +19,6 @@ from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
 
 _FILES = ("config.yaml", "manifest.json", "plan.json", "metrics.jsonl", "summary.json", "trace.json")
 _COMPOSERS: dict[str, Callable[[], object]] = {  # by a section that only this command has
-    "sft": lambda: compose_sft(["data=none"]),
     "generation": lambda: compose_math([]),
     "env": lambda: compose_train([]),
 }

@@ -242,7 +242,7 @@ def test_other_library_versions_are_a_mismatch_as_well(tmp_path) -> None:
     shutil.copytree(clone(tiny()), folder)
     path = folder / "evaluation.json"
     content = json.loads(path.read_text())
-    content["fingerprint"]["libraries"]["transformers"] = "4.40.1"
+    content["fingerprint"]["version of transformers"] = "4.40.1"
     path.write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=r"version of transformers is '4.40.1' there"):
         evaluate(tmp_path / "a", f"checkpoint={folder}", "eval.num_episodes=2")

@@ -121,13 +121,13 @@ def test_the_cache_knows_a_file_by_what_it_holds(recording: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("key", ["env._target_", "env.options.adapter", "policy._target_"])
-def test_a_clone_is_trained_again_once_custom_code_has_changed(fresh_cache, tmp_path, monkeypatch, key) -> None:
+def test_a_clone_is_trained_again_once_custom_code_has_changed(tmp_path, monkeypatch, key) -> None:
     source = tmp_path / "own_code_of_a_clone.py"
     monkeypatch.syspath_prepend(tmp_path)
     folders = set()
     for content in ("class Mine: ...", "class Mine: slow = True"):
         source.write_text(content)
-        folders.add(cache_folder(stage_config(tiny(f"{key}=own_code_of_a_clone.Mine")), "cpu"))
+        folders.add(clone_folder(tiny(f"{key}=own_code_of_a_clone.Mine"), "cpu"))
     assert len(folders) == 2
 
 
