@@ -26,7 +26,6 @@ from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, 
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
-from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
@@ -45,6 +44,7 @@ from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
