@@ -21,7 +21,15 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.demonstrations import Demonstrations
-from rlinf_embodied.algorithms.transitions import ACTION, EXPERT_ACTION, Columns, length, observation_of
+from rlinf_embodied.algorithms.transitions import (
+    ACTION,
+    EXPERT_ACTION,
+    Columns,
+    each_update,
+    length,
+    observation_of,
+    step_on,
+)
 from rlinf_embodied.config import SFTConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
@@ -32,8 +40,8 @@ from rlinf_embodied.learning.update import Fitted, Shuffle, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
 
-_OPTIMIZER = "policy_optimizer"
-_WHOLE, _HEAD = "whole_optimizer", "head_optimizer"
+_OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
+_NOISE = "noise"  # what a flow policy's loss draws
 _PROPRIO_JITTER = 0.005
 _ROWS = 64  # of a call that computes without a gradient
 
@@ -55,7 +63,7 @@ class _Imitating(Algorithm):
     def _noise(self, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
         """Returns what a flow policy's loss draws, keyed."""
         noise = self._policy.imitation_noise
-        return {} if noise is None else {"noise": noise.draw(self.training.seed, purpose, *ids).to(self._device)}
+        return {} if noise is None else {_NOISE: noise.draw(self.training.seed, purpose, *ids).to(self._device)}
 
     def _loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> LossSums:
         value = self._policy.imitation_loss(features, actions, targets)
@@ -67,27 +75,22 @@ class Imitation(_Imitating):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        parameters, adam = (
-            self._policy.imitation_parameters(True),
-            AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf),
-        )
-        compile = self.algorithm.compile
+        adam, compile = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf), self.algorithm.compile
+        parameters = self._policy.imitation_parameters(whole=True)
         self.learners[_OPTIMIZER] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer, compile)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         learner = self.learners[_OPTIMIZER]
         fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
-        for k in range(length(next(iter(data.values())))):
-            columns = {b: {name: column[k] for name, column in part.items()} for b, part in data.items()}
-            rows = {block: torch.arange(length(part)) for block, part in columns.items()}
+        for k, batch in enumerate(each_update(data)):
             keys = (step_context.iteration, k)
-            noise = {b: self._noise("imitation", *keys, b, range(length(part))) for b, part in columns.items()}
-            passes = lambda b, r, c=columns, n=noise: [Pass(float(len(r)), partial(self._sums, c[b], n[b]))]  # noqa: E731
-            fitted.add(learner.step(rows, passes))
+            noisy = {b: part | self._noise("imitation", *keys, b, range(length(part))) for b, part in batch.items()}
+            fitted.add(step_on(learner, noisy, self._sums))
         return {"losses/imitation_loss": fitted.loss}
 
-    def _sums(self, columns: Columns, targets: dict[str, Tensor]) -> LossSums:
+    def _sums(self, columns: Columns) -> LossSums:
         actions = columns[EXPERT_ACTION if EXPERT_ACTION in columns else ACTION]
+        targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
         return self._loss(self._policy.encode_trainable(observation_of(columns)), actions[:, None], targets)
 
 
