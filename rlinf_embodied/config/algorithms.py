@@ -496,8 +496,6 @@ class SFTConfig(AlgorithmConfig):
         require(0 <= self.warmup < 1, "algorithm.warmup", self.warmup, "it is a share of steps, in [0, 1)", "use 0.1")
         rule, action = "it is a share of episodes, in [0, 0.5]", "use 0.1, or 0 to learn from all"
         require(0 <= self.held_out <= 0.5, "algorithm.held_out", self.held_out, rule, action)
-        plain = self.precision is Precision.float32
-        require(plain, "algorithm.precision", self.precision.value, "fine-tuning computes in float32", "use float32")
         require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
 
     @property

@@ -51,7 +51,6 @@ class FineTuningJob(EmbodiedJob):
         self.check_every = 1
         self._executor: Executor | None = None  # whose stage learns
         self._filled: Executor | None = None  # whose stage has its demonstrations
-        self._is_over = False
         self._progress: ShowProgress = lambda *_: None
         self._newest: dict[str, float] | None = None  # how well held-out episodes are imitated
 
@@ -82,8 +81,8 @@ class FineTuningJob(EmbodiedJob):
         return fine_tuning_workflow(self._stage(policy_folder))
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """Has the demonstrations made when the run begins; later on only if there are epochs to come."""
-        first = self._executor is None and not self._is_over
+        """Has the demonstrations made when the run begins; rebuilt stages make them when there are epochs to come."""
+        first = self._executor is None
         self._executor, self._progress = executor, progress
         if first:
             self._fill(executor)
@@ -114,11 +113,6 @@ class FineTuningJob(EmbodiedJob):
         """Returns the answer of the newest epoch; before the first one it is asked for."""
         assert self._executor is not None
         return self._newest or self._measure(self._executor, step)
-
-    def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        progress = super().load(executor, checkpoint)
-        self._is_over = progress.iteration >= self._algorithm.num_epochs
-        return progress
 
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
         best = progress.best

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
-from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, Record
+from rlinf_embodied.interfaces.policies import Evaluation, Policy, PolicyOutput
 from rlinf_embodied.learning.precision import computing
 
+_Policy = TypeVar("_Policy", bound=Policy)
+_COMPUTES = (
+    *("encode", "act", "evaluate", "value"),
+    *("encode_trainable", "encode_frozen", "pooled", "imitation_loss"),  # of a policy that can imitate
+)
 
-def computed_in(precision: Precision, policy: Policy, config: PolicyConfig, device: str) -> Policy:
+
+def computed_in(precision: Precision, policy: _Policy, config: PolicyConfig, device: str) -> _Policy:
     """Returns the policy itself, or in bfloat16 one that has its weights and computes on `device` by autocast.
 
     Features stay as they come out, which halves what is kept of a frozen part.  A critic on privileged state is small,
@@ -21,42 +29,28 @@ def computed_in(precision: Precision, policy: Policy, config: PolicyConfig, devi
     """
     if precision is Precision.float32:
         return policy
-    return cast(Policy, _Autocast(policy, precision, config.critic is Critic.observation, device))
+    kind = type(policy)
+    methods = {name: _autocast(getattr(kind, name), precision, device) for name in _COMPUTES if hasattr(kind, name)}
+    if config.critic is Critic.privileged:
+        del methods["value"]
+    made = copy.copy(policy)  # of the same module
+    made.__class__ = type(kind.__name__, (kind,), methods)
+    return cast(_Policy, made)
 
 
-class _Autocast:
-    """In all that is not below it is the policy."""
+def _autocast(method: Callable[..., Any], precision: Precision, device: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        with computing(precision, device):
+            return _in_float32(method(*arguments, **named))
 
-    def __init__(self, policy: Policy, precision: Precision, reads_features: bool, device: str) -> None:
-        self._policy, self._reads_features = policy, reads_features
-        self._computing = lambda: computing(precision, device)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._policy, name)
-
-    def encode(self, observation: Observation) -> Features:
-        with self._computing():
-            return self._policy.encode(observation)
-
-    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        with self._computing():
-            found = self._policy.act(features, noise, temperature)
-        actions, log_probs = found.actions.float(), found.log_probs.float()
-        return replace(found, actions=actions, log_probs=log_probs, values=_float(found.values))
-
-    def evaluate(
-        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
-    ) -> Evaluation:
-        with self._computing():
-            found = self._policy.evaluate(features, record, temperature, entropy_gradient=entropy_gradient)
-        return Evaluation(found.log_probs.float(), _float(found.entropy), _float(found.values))
-
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        if not self._reads_features:
-            return self._policy.value(features, privileged)
-        with self._computing():
-            return self._policy.value(features, privileged).float()
+    return run
 
 
-def _float(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.float()
+def _in_float32(found: Any) -> Any:
+    if isinstance(found, PolicyOutput):
+        values = _in_float32(found.values)
+        return replace(found, actions=found.actions.float(), log_probs=found.log_probs.float(), values=values)
+    if isinstance(found, Evaluation):
+        return Evaluation(found.log_probs.float(), _in_float32(found.entropy), _in_float32(found.values))
+    return found.float() if isinstance(found, Tensor) else found

@@ -30,7 +30,7 @@ _DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "options")
 
 
 class EnvSizesStage:
-    """Builds an env of one row, and tells what it is."""
+    """Builds an env of one row for its facts."""
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
@@ -46,21 +46,13 @@ class EnvSizesStage:
 def env_facts(env: EnvConfig, session: Session, cluster: Cluster) -> EnvSpec:
     """Returns the facts about an env, which is built for them, without its cameras; the session is left empty."""
     workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
-    executor = Executor.on_all_devices(workflow, session, cluster)
-    (facts,) = of_type(executor.facts[_STAGE], EnvSpec)
+    (facts,) = of_type(Executor.on_all_devices(workflow, session, cluster).facts[_STAGE], EnvSpec)
     session.clear()
     return facts
 
 
 def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, cluster: Cluster) -> None:
-    """Checks that the policy in a folder fits an env; where both are of one task and robot, nothing is built for it.
-
-    Args:
-        path: of the folder in the config, for errors.
-        folder: of the policy.
-        env: that it is to act in.
-        session: where an env can be built.
-        cluster: its devices.
+    """Checks that the policy in a folder, `path` of the config, fits an env, which is built where that may differ.
 
     Raises:
         CheckpointError: vectors of the two differ in size.
@@ -68,11 +60,10 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
     theirs = trained_under(str(folder)).env
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
         return
-    differences = differing_sizes(saved_sizes(folder), env_facts(env, session, cluster))
-    if differences:
+    if found := differing_sizes(saved_sizes(folder), env_facts(env, session, cluster)):
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "
-            f"{'; '.join(differences)}. Use a checkpoint of {env.task}, or another way to a starting policy "
+            f"{'; '.join(found)}. Use a checkpoint of {env.task}, or another way to a starting policy "
             "(docs/warm_start.md)"
         )
 
@@ -83,12 +74,11 @@ def require_acting(folder: Path, env: EnvSpec) -> None:
     Raises:
         CheckpointError: what it sees, or the actions that it gives, have another size there.
     """
-    differences = differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
-    if differences:
+    if found := differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES):
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
-            f"{'; '.join(differences)}. No setting makes them fit, nor does allow_mismatch=true: use the env that it "
-            "was trained in, or another checkpoint"
+            f"{'; '.join(found)}. No setting makes them fit, nor does allow_mismatch=true: use the env that it was "
+            "trained in, or another checkpoint"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,20 @@ def test_gradients_point_as_in_float32_and_are_added_up_in_it(kind: str) -> None
     assert not torch.equal(found, expected)
     assert torch.cosine_similarity(found, expected, dim=0) > 0.99
     assert {parameter.dtype for parameter in low.module.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("kind", POLICIES)
+def test_a_policy_in_bfloat16_is_one_of_its_class_and_imitates(kind: str) -> None:
+    plain, low, shown = pair(kind)
+    assert isinstance(low, type(plain))
+    assert inspect.getattr_static(low, "imitation_loss", None) is not None  # where Python 3.12 looks for a protocol's
+    noise = plain.imitation_noise
+    targets = {} if noise is None else {"noise": noise.draw(0, "flow", np.arange(ROWS))}
+    actions = torch.linspace(-1, 1, ROWS * 6).reshape(ROWS, 3, 2)
+    losses = [p.imitation_loss(p.encode_trainable(shown), actions, targets) for p in (plain, low)]
+    assert losses[1].dtype is torch.float32
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[1], losses[0], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", POLICIES)
