@@ -102,5 +102,4 @@ def export(config: ExportConfig) -> dict[str, Any]:
     pin(config)
     from rlinf_embodied.embodied.export import export_dataset
 
-    found = export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))
-    return {"run": found.run, "solved": found.solved, "written": found.written}
+    return export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.demonstrations import Demonstrations
 from rlinf_embodied.algorithms.transitions import (
     ACTION,
     EXPERT_ACTION,
@@ -46,6 +45,29 @@ _PROPRIO_JITTER = 0.005
 _ROWS = 64  # of a call that computes without a gradient
 
 
+@dataclass(slots=True)
+class Demonstrations:
+    """M chunks of one data block."""
+
+    observation: Observation  # M rows
+    actions: Tensor  # float32 [M, C, A]
+    object_positions: Tensor | None  # float32 [M, 3]
+
+    def __len__(self) -> int:
+        return len(self.actions)
+
+
+def join(parts: Sequence[Demonstrations]) -> Demonstrations:
+    """Returns the chunks of several demonstrations, in order."""
+    positions = [part.object_positions for part in parts]
+    return Demonstrations(
+        Observation.concatenate([part.observation for part in parts]),
+        torch.cat([part.actions for part in parts]),
+        None if positions[0] is None else torch.cat(cast(list[Tensor], positions)),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- algorithms
 class _Imitating(Algorithm):
     """An algorithm that minimises the policy's imitation loss."""
 

@@ -2,7 +2,7 @@
 
 meta/info.json                                      features {name: {dtype, shape}}, fps, templates of the paths below
 meta/tasks.parquet                                  task_index, and the task in words
-meta/stats.json                                     min, max, mean, std of each feature (lerobot_stats.py)
+meta/stats.json                                     min, max, mean, std of each feature (lerobot_writer.py)
 meta/episodes/chunk-000/file-000.parquet            per episode: length, which files hold it, seconds within each video
 data/chunk-000/file-000.parquet                     per frame: action, observation.state, episode_index, ..., images
 videos/<camera>/chunk-000/file-000.mp4              images of many episodes, one after the other

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.demonstrations import Demonstrations, join
+from rlinf_embodied.algorithms.imitation import Demonstrations, join
 from rlinf_embodied.config import EnvConfig, WarmStartConfig
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
@@ -83,7 +83,7 @@ def _run(
         number: of episodes.
         lengths: of the episodes, in chunks.
     """
-    seen: list[list[tuple[Observation, Tensor, Tensor | None]]] = [[] for _ in range(number)]
+    seen: list[list[Demonstrations]] = [[] for _ in range(number)]
     solved = [False] * number
     for step in range(env.spec.chunks_per_episode):
         live = [row for row in range(number) if (not solved[row] if lengths is None else step < lengths[row])]
@@ -95,8 +95,8 @@ def _run(
         report_progress()
         actions = torch.stack(labels, 1)
         for row in live:
-            where = None if positions is None else positions[row].cpu()
-            seen[row].append((observation.rows([row]).to("cpu"), actions[row].cpu(), where))
+            where = None if positions is None else positions[[row]].cpu()
+            seen[row].append(Demonstrations(observation.rows([row]).to("cpu"), actions[[row]].cpu(), where))
             solved[row] |= bool(result.success[row].any())
         observation = result.observation
     return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]

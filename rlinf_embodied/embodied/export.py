@@ -27,16 +27,8 @@ from rlinf_embodied.interfaces.envs import HasSimulatorStates, Observation, Vect
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second
-_Acting = Callable[[int, Observation], Tensor]  # (env step, what all rows show) -> actions float32 [N, A]
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What came of an export, in episodes."""
-
-    run: int
-    solved: int
-    written: int
+# (numbers of the episodes, env step, what all rows show) -> actions float32 [N, A]
+_Acting = Callable[[range, int, Observation], Tensor]
 
 
 @dataclass(slots=True)
@@ -59,8 +51,8 @@ class _Taken:
         return len(self.success) >= steps and all(self.success[-steps:])
 
 
-def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> Exported:
-    """Runs `num_episodes` episodes and writes those that are asked for.
+def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> dict[str, int]:
+    """Runs `num_episodes` episodes, writes those that are asked for, and counts those `run`, `solved` and `written`.
 
     Initial states are those of the warm start's demonstrations, drawn by `run.seed`: never those of an evaluation.
 
@@ -82,11 +74,10 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     )
     taken: list[_Taken] = []
     try:
+        act = _acting(config, env)
         for first in range(0, config.num_episodes, ROWS):
             numbers = range(first, min(first + ROWS, config.num_episodes))
-            act = _acting(config, env, numbers)
-            seeds = [int(reset_seed(config.run.seed, -1, k)) for k in numbers]
-            taken += _round(env, act, seeds, config.env.hold_steps or config.env.horizon)
+            taken += _round(config, env, act, numbers)
             progress(numbers.stop, config.num_episodes)
     finally:
         env.close()
@@ -97,7 +88,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
     _write(config, out, kept)
-    return Exported(len(taken), sum(episode.solved for episode in taken), len(kept))
+    return {"run": len(taken), "solved": sum(episode.solved for episode in taken), "written": len(kept)}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -140,19 +131,19 @@ def _sees(config: ExportConfig) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------------- acting
-def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
-    """Returns who acts in the episodes of these numbers; a policy that sees acts chunk by chunk, as it was trained."""
+def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
+    """Returns who acts; a policy that sees acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
-        return lambda step, shown: env.expert_actions()
+        return lambda numbers, step, shown: env.expert_actions()
     folder = str(config.checkpoint)
     if not _sees(config):
         teacher = Teacher(folder, env, "cpu", "checkpoint")
-        return lambda step, shown: teacher.actions(env)
+        return lambda numbers, step, shown: teacher.actions(env)
     settings = trained_under(folder).policy
     policy, chunk = load_policy(settings, folder, "cpu").policy, []
 
     @torch.no_grad()
-    def act(step: int, shown: Observation) -> Tensor:
+    def act(numbers: range, step: int, shown: Observation) -> Tensor:
         spec = policy.spec
         if step % spec.chunk == 0:
             rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
@@ -163,12 +154,14 @@ def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
     return act
 
 
-def _round(env: VectorEnv, act: _Acting, seeds: list[int], hold_steps: int) -> list[_Taken]:
-    """Runs an episode per row, at most ROWS of them, until the task has stayed solved for `hold_steps`."""
+def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -> list[_Taken]:
+    """Runs an episode per row, at most ROWS of them, until the task has stayed solved for env.hold_steps."""
+    hold_steps = config.env.hold_steps or config.env.horizon
+    seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
     episodes = [_Taken(seed) for seed in seeds]
     observation, states = env.reset(seeds, list(range(len(seeds)))), _states(env)
     for step in range(env.spec.horizon):
-        actions = act(step, observation).clamp(-1.0, 1.0)
+        actions = act(numbers, step, observation).clamp(-1.0, 1.0)
         result = env.step_chunk(actions[:, None])
         before, states = states, _states(env)
         for row, episode in enumerate(episodes):

@@ -14,8 +14,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.algorithms.demonstrations import Demonstrations, join_all
-from rlinf_embodied.algorithms.imitation import FineTuning
+from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, join
 from rlinf_embodied.config import SFTConfig, TrainConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
@@ -161,9 +160,9 @@ class FineTuningLearner(PolicyLearner):
         blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
         if min(self._made.sizes(blocks).values()) == 0:
             raise SimulatorError(self._nothing_solved())
-        self._data = {block: join_all(parts) for block, parts in blocks.items()}
+        self._data = {block: join(parts) for block, parts in blocks.items()}
         out = {block: self._found.pop((block, True), []) for block in self._blocks}
-        self._held_out = {block: join_all(parts) if parts else None for block, parts in out.items()}
+        self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
         if self._config.num_held_out and not sum(self._made.sizes(out).values()):
             raise DataError(
                 f"algorithm.held_out is {self._config.algorithm.held_out}, but none of the episodes that are held out "

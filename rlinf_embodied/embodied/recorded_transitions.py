@@ -64,8 +64,7 @@ def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, n
     for folder in folders:
         tensors = load_tensors(Path(folder), REPLAY)
         for start in sorted({name.rpartition(".")[0] for name in tensors}):
-            missing = [name for name in columns if f"{start}.{name}" not in tensors]
-            if missing:
+            if missing := [name for name in columns if f"{start}.{name}" not in tensors]:
                 raise DataError(
                     f"data is {folder!r}, whose transitions have no {', '.join(missing)}: record them with "
                     "algorithm=sac or rlpd, whose transitions have all columns"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from envs.point_reach import STEP
 from policies.state_policy import StatePolicy
-from rlinf_embodied.algorithms.demonstrations import Demonstrations
+from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations, noise_levels
 from rlinf_embodied.embodied.env_stage import make_env

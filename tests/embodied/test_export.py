@@ -46,7 +46,7 @@ def test_both_forms_are_cloned_alike(tmp_path: Path) -> None:
     steps: list[tuple[int, int]] = []
     for out in (tmp_path / "demos.h5", tmp_path / "set"):
         found = export_dataset(asked(out), lambda done, total: steps.append((done, total)))
-        assert (found.run, found.solved, found.written) == (20, 20, 20)
+        assert found == {"run": 20, "solved": 20, "written": 20}
     assert steps == [(16, 20), (20, 20)] * 2
     env = make_env(for_demonstrations(tiny().env), 20, "cpu")
     config = tiny(f"data={tmp_path / 'demos.h5'},{tmp_path / 'set'}", *SFT)
@@ -90,10 +90,10 @@ def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_writte
     run = [f"checkpoint={folder}", "policy=checkpoint"]
     every = export_dataset(asked(tmp_path / "all.h5", *run, "successes_only=false"), silent)
     solved = export_dataset(asked(tmp_path / "solved.h5", *run), silent)
-    assert 0 < every.solved < every.run == every.written == 20
-    assert (solved.solved, solved.written) == (every.solved, every.solved)
+    assert 0 < every["solved"] < every["run"] == every["written"] == 20
+    assert solved["solved"] == solved["written"] == every["solved"]
     described = json.loads((tmp_path / "all.json").read_text())
-    assert sum(entry["success"] for entry in described["episodes"]) == every.solved
+    assert sum(entry["success"] for entry in described["episodes"]) == every["solved"]
     assert described["env_info"]["max_episode_steps"] == 12
     failed = next(e for e in described["episodes"] if not e["success"])
     with h5py.File(tmp_path / "all.h5") as file:
@@ -109,7 +109,7 @@ def test_nothing_solved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
     folder = clone(tiny())
     config = asked(tmp_path / "x.h5", f"checkpoint={folder}", "policy=checkpoint", "num_episodes=4")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_acting", lambda *args: lambda step, shown: torch.zeros(16, 2))
+        patch.setattr(export, "_acting", lambda *args: lambda numbers, step, shown: torch.zeros(16, 2))
         with pytest.raises(
             SimulatorError, match=r"none of 4 episodes .* use more num_episodes, a better policy, or succ"
         ):
@@ -145,7 +145,7 @@ def test_maniskill_replays_a_file_of_ours_to_the_same_states_and_successes(tmp_p
     from mani_skill.trajectory.replay_trajectory import Args, main
 
     config = compose_export([f"out={tmp_path / 'push.h5'}", "policy=expert", "env=maniskill_push", "num_episodes=3"])
-    assert export_dataset(config, silent).written == 3
+    assert export_dataset(config, silent)["written"] == 3
     main(Args(traj_path=str(tmp_path / "push.h5"), save_traj=True, allow_failure=True))
     (theirs,) = set(tmp_path.glob("push.*.h5"))
     with h5py.File(tmp_path / "push.h5") as ours, h5py.File(theirs) as replayed:
