@@ -1,7 +1,7 @@
 """The graph of fine-tuning, a learner alone: its workers make the demonstrations once, then an iteration is an epoch.
 
-    open --> collect (rounds) --> prepare --> run (an epoch) --> held_out
-    `demonstrate` (driver)                    workflow.py's `run_iteration`
+    open_sources --> collect (rounds) --> prepare --> run (an epoch) --> held_out
+    `demonstrate` (driver)                            workflow.py's `run_iteration`
 
 Demonstrations lie in a fixed number of data blocks, in the order of their sources, so that weights are the same under
 every plan; some of each block are held out, drawn by (seed, block).  They stay in the CPU's memory of the worker that
@@ -90,7 +90,7 @@ def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgr
     """
     total = sum(source.num_episodes for source in stage.sources)
     done = used = 0
-    for number in range(max(of_type(executor.call(ACTOR, "open", StepContext(0)), int))):
+    for number in range(max(of_type(executor.call(ACTOR, "open_sources", StepContext(0)), int))):
         answers = of_type(executor.call(ACTOR, "collect", StepContext(number)), dict)
         done += sum(answer["episodes"] for answer in answers)
         used += sum(answer["used"] for answer in answers)
@@ -114,7 +114,7 @@ class FineTuningLearner(PolicyLearner):
         self._found: dict[tuple[int, bool], list[Demonstrations]] = {}
 
     # ------------------------------------------------------------------------------------------------ demonstrations
-    def open(self, step_context: StepContext) -> int:
+    def open_sources(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for.
 
         Raises:

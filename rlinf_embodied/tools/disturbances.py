@@ -73,6 +73,7 @@ def two_nodes() -> Iterator[tuple[str | None, Callable[[], None]]]:
 
 
 LEARNERS = ("actor", "critic")
+_DEMONSTRATES = ("open_sources", "collect", "prepare")  # of the learner of a warm start
 _METHODS = {
     "export_weights": "transfer",
     "install_weights": "transfer",
@@ -87,7 +88,7 @@ def phase_of(stage: str, method: str) -> str:
     """Returns the phase that a call belongs to."""
     if stage == METER.name:
         return "profile"
-    if stage in ("warm_start", "fine_tuning"):
+    if stage in ("new policy", "fine_tuning") or method in _DEMONSTRATES:
         return "warm start"
     if stage.startswith("eval") or stage == "answers":
         return "evaluation"

@@ -48,7 +48,7 @@ def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
     folder = starting_policy(new, SerialSession(), one, lambda *progress: None)
     stage = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), str(folder)))
     stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
-    answers = [stage.collect(StepContext(number)) for number in range(stage.open(StepContext(0)))]
+    answers = [stage.collect(StepContext(number)) for number in range(stage.open_sources(StepContext(0)))]
     return stage, {name: sum(answer[name] for answer in answers) for name in answers[0]}
 
 

@@ -103,7 +103,7 @@ def clone(stages: Stages) -> None:
         _untrained(config, folder)
         learner = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), folder))
         learner.setup(solo_context(range(NUM_DATA_BLOCKS)))
-    for number in range(learner.open(StepContext(0))):
+    for number in range(learner.open_sources(StepContext(0))):
         learner.collect(StepContext(number))
     learner.prepare(StepContext(0))
     module, data = learner.shared.policy.module, learner._data.values()

@@ -54,6 +54,7 @@ def test_nobody_recovers_from_what_is_full_so_the_next_fault_does_not_wait(kind)
     ("stage", "method", "phase"),
     [
         ("fine_tuning", "fit", "warm start"),
+        ("actor", "collect", "warm start"),
         ("eval_env", "loop", "evaluation"),
         ("answers", "run", "evaluation"),
         ("profiler.meter", "read", "profile"),
