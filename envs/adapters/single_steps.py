@@ -107,8 +107,7 @@ class SingleSteps:
         if self.shown in (Shown.proprio, Shown.dict):
             parts["proprio"] = observation.proprio.cpu().numpy()
         if self.shown in (Shown.image, Shown.dict):
-            assert observation.images is not None
-            parts["image"] = observation.images[:, 0].cpu().numpy()
+            parts["image"] = next(iter(observation.images.values())).cpu().numpy()
         return parts if self.shown is Shown.dict else next(iter(parts.values()))
 
     def close(self) -> None:
@@ -133,14 +132,13 @@ def _require_fit(spec: EnvSpec, shown: Shown) -> None:
 
 
 def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
-    image = spaces.Box(0, 255, (spec.obs_size, spec.obs_size, 3), np.uint8)
     vector = lambda size: spaces.Box(-np.inf, np.inf, (size,), np.float32)  # noqa: E731
-    return {
-        Shown.state: vector(spec.privileged_dim - CLOCK_COLUMNS),
-        Shown.proprio: vector(spec.proprio_dim),
-        Shown.image: image,
-        Shown.dict: spaces.Dict({"image": image, "proprio": vector(spec.proprio_dim)}),
-    }[shown]
+    if shown is Shown.state:
+        return vector(spec.privileged_dim - CLOCK_COLUMNS)
+    if shown is Shown.proprio:
+        return vector(spec.proprio_dim)
+    image = spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8)
+    return image if shown is Shown.image else spaces.Dict({"image": image, "proprio": vector(spec.proprio_dim)})
 
 
 def _action_space(spec: EnvSpec) -> spaces.Space:

@@ -17,9 +17,17 @@ from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.critics import Ensemble
 from rlinf_embodied.algorithms.implicit_q import advantage_weights, expectile_loss
 from rlinf_embodied.algorithms.soft_actor_critic import critic_loss, move_towards
-from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.algorithms.transitions import (
+    ACTION,
+    NEXT_STATE,
+    REWARD,
+    STATE,
+    TERMINATED,
+    Columns,
+    length,
+    observation_of,
+)
 from rlinf_embodied.config import IQLConfig
-from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
@@ -99,9 +107,8 @@ class IQL(Algorithm):
         with torch.no_grad():
             advantages = self._best(columns) - self._value(columns[STATE])[0]
         weights = advantage_weights(advantages, self._algorithm.advantage_scale, self._algorithm.advantage_limit)
-        states, actions = columns[STATE], columns[ACTION]
-        features = self._policy.encode(Observation(states, ("",) * len(states)))
-        log_probs = self._policy.log_density(features, actions[:, None]).sum(-1)
+        features = self._policy.encode(observation_of(columns))
+        log_probs = self._policy.log_density(features, columns[ACTION][:, None]).sum(-1)
         return _sums(-(weights * log_probs).sum(), weights)
 
     def _critic_sums(self, columns: Columns) -> LossSums:

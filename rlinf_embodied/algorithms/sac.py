@@ -27,9 +27,17 @@ from rlinf_embodied.algorithms.soft_actor_critic import (
     policy_loss,
     soft_target,
 )
-from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.algorithms.transitions import (
+    ACTION,
+    NEXT_STATE,
+    REWARD,
+    STATE,
+    TERMINATED,
+    Columns,
+    length,
+    observation_of,
+)
 from rlinf_embodied.config import SACConfig
-from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
@@ -144,8 +152,8 @@ class SAC(Algorithm):
         return torch.from_numpy(order[: algorithm.target_critics].copy()).to(self._coef.device)
 
     # -------------------------------------------------------------------------------------------------------- passes
-    def _encode(self, states: Tensor) -> Features:
-        return self._policy.encode(Observation(states, ("",) * len(states)))
+    def _encode(self, columns: Columns, state: str) -> Features:
+        return self._policy.encode(observation_of(columns, state))
 
     def _critic_pass(self, update: _Update, block: int) -> Pass:
         columns, noise = update.columns[block], update.noise[block][0]
@@ -155,7 +163,7 @@ class SAC(Algorithm):
 
     def _critic_sums(self, columns: Columns, noise: Tensor, alpha: Tensor, members: Tensor | None) -> LossSums:
         with torch.no_grad():
-            actions, log_probs = self._policy.sample(self._encode(columns[NEXT_STATE]), noise)
+            actions, log_probs = self._policy.sample(self._encode(columns, NEXT_STATE), noise)
             after = self._targets(_joined(columns[NEXT_STATE], actions), members)
             coef = alpha if self._algorithm.entropy_in_target else 0.0
             gamma = self._algorithm.gamma
@@ -169,7 +177,7 @@ class SAC(Algorithm):
         return Pass(float(len(columns[REWARD])), partial(self._policy_sums, columns, noise, update.coef))
 
     def _policy_sums(self, columns: Columns, noise: Tensor, alpha: Tensor) -> LossSums:
-        actions, log_probs = self._policy.sample(self._encode(columns[STATE]), noise)
+        actions, log_probs = self._policy.sample(self._encode(columns, STATE), noise)
         log_probs = log_probs.sum(-1)
         values = self._critics(_joined(columns[STATE], actions))
         loss = policy_loss(values, log_probs, alpha, self._algorithm.pessimistic_policy)

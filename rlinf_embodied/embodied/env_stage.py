@@ -179,9 +179,9 @@ class EnvStage:
             return {}
         assert observation is not None
         columns = {STATE: observation.proprio}
-        if IMAGES in told:
-            assert observation.images is not None
-            columns |= {IMAGES: observation.images, INSTRUCTION: text_column(observation.instruction)}
+        columns |= {IMAGES + name: images for name, images in observation.images.items()}
+        if INSTRUCTION in told:
+            columns[INSTRUCTION] = text_column(observation.instruction)
         if EXPERT_ACTION in told:
             columns[EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
         return columns
@@ -219,7 +219,7 @@ class EnvStage:
         """Forgets what nobody downstream reads: images stay with the policy that saw them."""
         final = result.final_observation
         if final is not None and not self._config.keep_images:
-            final = _without_images(final)
+            final = final.without_images()
         return ChunkResult(
             result.rewards,
             result.terminated,
@@ -229,7 +229,7 @@ class EnvStage:
             result.privileged,
             result.final_rows,
             final,
-            _without_images(result.observation),
+            result.observation.without_images(),
             result.episodes,
         )
 
@@ -280,7 +280,7 @@ class EnvStage:
             truncated=stack("truncated"),
             valid=stack("valid"),
             privileged=None if results[0].privileged is None else stack("privileged"),
-            last=last if self._config.keep_images else _without_images(last),
+            last=last if self._config.keep_images else last.without_images(),
             final_index=torch.tensor(final_index, dtype=torch.long).reshape(-1, 2),
             final=Observation.concatenate(finals) if finals else None,
             success=success,
@@ -346,7 +346,3 @@ class EnvStage:
         state = {block: episodes for part in parts for block, episodes in part.items()}
         if state:
             self.import_state(step_context, state)
-
-
-def _without_images(observation: Observation) -> Observation:
-    return Observation(observation.proprio, observation.instruction, None, observation.privileged)

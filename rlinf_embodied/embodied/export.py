@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import EnvConfig, ExportConfig
+from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
@@ -200,7 +200,7 @@ def _row(states: Mapping[str, Tensor], row: int) -> dict[str, np.ndarray]:
 def _write(config: ExportConfig, out: Path, episodes: list[_Taken]) -> None:
     env = config.env
     if not is_recording(out):
-        frames = [_frames(episode, env) for episode in episodes]
+        frames = [_frames(episode) for episode in episodes]
         write_dataset(out, frames, _FPS, env.robot or "default", video=config.video)
         return
     recorded = tuple(_recorded(k, episode) for k, episode in enumerate(episodes))
@@ -214,8 +214,7 @@ def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
     return RecordedEpisode(f"traj_{number}", episode.seed, torch.stack(episode.actions).numpy(), success, states)
 
 
-def _frames(episode: _Taken, env: EnvConfig) -> LeRobotEpisode:
+def _frames(episode: _Taken) -> LeRobotEpisode:
     seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
-    assert seen.images is not None, "an env with cameras showed no images"
-    images = {name: seen.images[:, k].numpy() for k, name in enumerate(env.cameras)}
+    images = {name: shown.numpy() for name, shown in seen.images.items()}
     return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)
