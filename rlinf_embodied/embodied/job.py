@@ -83,14 +83,14 @@ class EmbodiedJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        asked = held_out(config.env, config.eval, config.run, videos)
         return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """The goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(config.env, check, config.run.seed)
+        asked = held_out(config.env, check, config.run)
         return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:

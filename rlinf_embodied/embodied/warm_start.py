@@ -29,7 +29,7 @@ _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where file
 # of the env's section, how it is trained in
 _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
 _REWARD = ("hold_steps", "reward", "success_bonus")
-_SPEED = ("control_hz",)
+_SPEED = ("control_hz", "rows_per_call")
 _NOTHING: Mapping[str, object] = {}
 
 

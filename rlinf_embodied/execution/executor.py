@@ -28,14 +28,14 @@ from rlinf_embodied.execution.ahead import Ahead, Follow
 from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops
-from rlinf_embodied.execution.schedule import Step, parts, repeats, schedule
+from rlinf_embodied.execution.schedule import Step, parts, schedule
 from rlinf_embodied.execution.submitter import Submitter
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
-from rlinf_embodied.workflow.graph import Loop, Repeat, RepeatDecision, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Loop, Repeat, WeightEdge, Workflow
 
 _LOG = logging.getLogger(__name__)
 _FOLLOW = Follow()
@@ -55,7 +55,6 @@ class Executor:
         self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
         _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
         self._repeated, self._steps = parts(schedule(plan.items, workflow), workflow)
-        self._repeats = repeats(workflow)
         self.back = tuple(name for name in workflow.order() if name in workflow.back())
         self.front = tuple(name for name in workflow.order() if name not in self.back)
         self.is_apart = not {w for s in self.front for w in self.workers(s)} & {
@@ -147,8 +146,7 @@ class Executor:
             decision = repeat.decide(state.result.reports[repeat.decided_by])
             if decision.enough:
                 break
-        state.step_context, state.outputs = before, gathered
-        state.decisions[repeat.name] = decision.message
+        state.step_context, state.outputs = replace(before, message=decision.message), gathered
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
@@ -165,8 +163,7 @@ class Executor:
         if step.chunk == 0:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
-        message = state.message_for(self._repeats.get(stage, ()))
-        step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
+        step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks)
         sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
         calls = []
         for worker in self.workers(stage):
@@ -180,26 +177,11 @@ class Executor:
         self.submitter.note(stage, calls, self.submitter.submit(calls, state, collective), state)
 
     def _run_loop(self, loop: Loop, shards: int, state: Iteration) -> None:
-        """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
-        before = state.step_context
         self._enter(loop.sides, state)
-        base = replace(before, message=state.message_for(self._repeats.get(loop.opener, ())))
-        for number in range(loop.max_rounds):
-            state.step_context = replace(base, round=number)
-            if loop.name in self._handover.fused:
-                self._loops.run_fused(loop, state)
-            else:
-                self._loops.run_stepwise(loop, shards, state)
-            if loop.decide is None:
-                break
-            self.submitter.collect(state)
-            decision: RepeatDecision = loop.decide(state.result.reports[loop.opener])
-            base = replace(base, message=decision.message)
-            if decision.enough:
-                break
-        if loop.decide is not None:
-            state.decisions[loop.name] = base.message
-        state.step_context = before
+        if loop.name in self._handover.fused:
+            self._loops.run_fused(loop, state)
+        else:
+            self._loops.run_stepwise(loop, shards, state)
 
     # ----------------------------------------------------------------------------------------------------- the rest
     def call(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -41,13 +41,4 @@ class Iteration:
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)
-    decisions: dict[str, object] = field(default_factory=dict)  # what repeats tell the stages downstream of them
     result: IterationResult = field(default_factory=IterationResult)
-
-    def message_for(self, repeats: Sequence[str]) -> object:
-        """Returns what a stage is told that the data of these repeats reaches: the message of the last one of them.
-
-        Which of them has run by then is the same under every plan; what else has run is not.
-        """
-        reaching = [name for name in repeats if name in self.decisions]
-        return self.decisions[reaching[-1]] if reaching else self.step_context.message

@@ -5,30 +5,15 @@ from __future__ import annotations
 from rlinf_embodied.planning.plan import Step, schedule
 from rlinf_embodied.workflow.graph import Workflow
 
-__all__ = ["Step", "parts", "repeats", "schedule", "shards_of"]
+__all__ = ["Step", "parts", "schedule", "shards_of"]
 
 
 def parts(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Returns the steps that a repeat does again, and those behind them."""
-    if workflow.repeat is None:
-        return (), steps
-    again = workflow.upstream(workflow.repeat.before)
+    again = workflow.repeated()
     inside = tuple(step for step in steps if again.issuperset(step.stages))
     assert inside == steps[: len(inside)], "the stage behind a repeat is called once, after all that reaches it"
     return inside, steps[len(inside) :]
-
-
-def repeats(workflow: Workflow) -> dict[str, list[str]]:
-    """Returns the repeats whose data reaches each stage, in the order of the workflow."""
-    if workflow.repeat is not None:
-        behind = {workflow.repeat.before} | workflow.downstream(workflow.repeat.before)
-        return {stage: [workflow.repeat.name] for stage in behind}
-    place = {stage: number for number, stage in enumerate(workflow.order())}
-    found: dict[str, list[str]] = {}
-    for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
-        for stage in workflow.downstream(*loop.sides) if loop.decide else ():
-            found.setdefault(stage, []).append(loop.name)
-    return found
 
 
 def shards_of(blocks: tuple[int, ...], num_shards: int) -> tuple[tuple[int, ...], ...]:

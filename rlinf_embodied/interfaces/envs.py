@@ -109,6 +109,8 @@ class Observation:
     @staticmethod
     def concatenate(parts: Sequence[Observation]) -> Observation:
         """Returns the rows of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
         join = lambda group: {k: torch.cat([getattr(p, group)[k] for p in parts]) for k in getattr(parts[0], group)}  # noqa: E731
         privileged = [part.privileged for part in parts if part.privileged is not None]
         texts = tuple(text for part in parts for text in part.instruction)

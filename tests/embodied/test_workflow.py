@@ -43,11 +43,11 @@ def test_without_dropping_every_group_counts() -> None:
 
 def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
     ppo, grpo = training_workflow(tiny(), "x"), training_workflow(tiny(*GRPO), "x")
-    assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].decide) == (1, None)
-    assert grpo.loops["rollout"].max_rounds == 3  # one, and two resamples
+    assert ppo.repeat is None
+    assert grpo.repeat.max_rounds == 3  # one, and two resamples
     assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
     fixed = training_workflow(tiny(*GRPO, "algorithm.drop_zero_variance_groups=false"), "x")
-    assert fixed.loops["rollout"].max_rounds == 1
+    assert fixed.repeat.max_rounds == 1
     assert {edge.source for edge in ppo.edges} == {"env", "policy"}
     assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]
 
