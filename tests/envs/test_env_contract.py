@@ -66,6 +66,7 @@ DOT = EnvConfig(  # an image and nothing else, and no episode ends by itself
     options={"history_free": True},
 )
 CONFIGS["dot"] = DOT
+TWO_VIEWS = Path(__file__).resolve().parents[1] / "two_views.yaml"  # cameras of two sizes, two state vectors
 HANDOVER = Path(__file__).with_name("handover.yaml")  # all that tells its starts apart is the picture
 SIM = pytest.mark.sim
 KINDS = [
@@ -75,6 +76,7 @@ KINDS = [
     pytest.param("batched", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
     pytest.param(str(HANDOVER), id="handover"),
+    pytest.param(str(TWO_VIEWS), id="two_views"),
 ]
 STOCK = pytest.param("stock", marks=SIM)
 
