@@ -20,12 +20,12 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import RewardReport
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.reasoning.prompt_stage import PromptSource, codec_of, engine_limits, tightest
-from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_limits, training_workflow
@@ -34,6 +34,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -81,6 +82,10 @@ class ReasoningJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
+
+    def standing(self, cluster: Cluster) -> list[Standing]:
+        """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
+        return []
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""

@@ -25,6 +25,7 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.profile import FORMAT, Profile, load_profile
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import StepContext
@@ -113,11 +114,18 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     assert not path(tiny(), devices=3).exists()
 
 
-def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"_target_": "own_reward_env.Env"},
+        {"_target_": "envs.foreign.env.make_env", "options": {"adapter": "own_reward_env.Env"}},
+    ],
+)
+def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch, env) -> None:
     source = tmp_path / "own_reward_env.py"
     source.write_text("class Env: ...")
     monkeypatch.syspath_prepend(tmp_path)
-    parts = {"env": {"_target_": "own_reward_env.Env"}, "policy": {"_target_": None}}
+    parts = {"env": env, "policy": {"_target_": None}}
     key = lambda parts=parts: profiler.fingerprint(cluster(2), parts)["code"]  # noqa: E731
     before = key()
     assert (key(), key({"env": {}})) == (before, key({}))
@@ -209,7 +217,7 @@ def test_a_profile_without_a_stage_or_with_a_negative_number_is_refused(tmp_path
 def test_too_little_memory_for_any_plan_says_what_is_short_by_how_much_and_for_which_plan(tmp_path) -> None:
     loop = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": 0.002, "resident_bytes": 3e9}
     path = profile_file(tmp_path, env=loop, policy=loop)
-    with pytest.raises(PlanError, match=r"even env on .* needs 3.00 GB for .* has 1.00 GB, 2.00 GB short"):
+    with pytest.raises(PlanError, match=r"even env.* needs 6.00 GB for .* has 1.00 GB, 5.00 GB short"):
         refused(tmp_path, run(tmp_path, f"plan.profile={path}"), memory_bytes=2 * 10**9)
 
 
@@ -289,16 +297,19 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     }  # fmt: skip
     profile = f"plan.profile={profile_file(tmp_path, **stages)}"
 
-    def planned(*overrides: str) -> Planning:
+    def planned(*overrides: str, resumed: int | None = None) -> Planning:
         config = run(tmp_path, profile, *overrides)
         workflow = training_workflow(config, "")
-        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), workflow)
+        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), workflow, resumed)
         _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
         assert ("staleness" in told) is (planning.plan.staleness > 0)
         return planning
 
     assert planned().plan.staleness == 0
-    planning = planned("plan.max_staleness=2", "algorithm.tis_cap=2.0")
+    stale = ("plan.max_staleness=2", "algorithm.tis_cap=2.0")
+    assert planned(*stale, resumed=0).plan.staleness == 0  # a run keeps what it learns from
+    assert planned(*stale, resumed=2).plan.staleness == 2
+    planning = planned(*stale)
     assert planning.plan.staleness == 1
     assert planning.predicted_s == pytest.approx(0.06, rel=0.1)
     assert json.loads((tmp_path / "run/plan.json").read_text())["staleness"] == 1
@@ -308,6 +319,21 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     left = planning.move(Cluster("left", "cpu", 1, 1, 10**12), 8)
     assert left is not None
     assert (left.staleness, left.devices()) == (1, (0,))
+
+
+def test_the_simulators_of_evaluations_take_memory_from_plans(tmp_path) -> None:
+    env = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": [[0.001], [0.002]], "resident_bytes": 10e9}
+    config = run(tmp_path, f"plan.profile={profile_file(tmp_path, env=env)}")  # one block of episodes, on device 0
+    workflow = training_workflow(config, "")
+
+    def chosen() -> Plan:
+        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 30 * 10**9), workflow)
+        return planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)[0]
+
+    assert chosen().places()["env"].devices == (1,)
+    config.eval.num_envs = config.eval.num_episodes = 8  # two blocks of episodes
+    with pytest.raises(PlanError, match=r"has 5.00 GB beside evaluations, 5.00 GB short"):
+        chosen()
 
 
 @pytest.mark.parametrize("value", [-1, 9])

@@ -10,10 +10,10 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
+from rlinf_embodied.telemetry.plots import plot_curve
 
 
 def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
@@ -68,7 +68,11 @@ def both(place: str, once: float, at_end: float) -> dict[str, float]:
 
 def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
     assert read_metrics(tmp_path) == []
-    rows = [{"iteration": k, "time/total_s": 60.0 * k} | both("rollout", k / 10, k / 20) for k in (1, 2, 3)]
+    rows = [
+        {"iteration": k, "global_step": 8 * k, "time/total_s": 60.0 * k, "rollout/episodes": 4}
+        | both("rollout", k / 10, k / 20)
+        for k in (1, 2, 3)
+    ]
     rows[1] |= both("check", 0.4, 0.3)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     unfinished = plot_curve(tmp_path).read_bytes()
