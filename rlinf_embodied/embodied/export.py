@@ -79,9 +79,8 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     out = Path(config.out)
     require_exportable(config, out)
     rendered = not is_recording(out) or _sees(config)
-    env = make_env(
-        for_demonstrations(replace(config.env, chunk=1, cameras=config.env.cameras if rendered else [])), ROWS, "cpu"
-    )
+    cameras = config.env.cameras if rendered else []
+    env = make_env(replace(for_demonstrations(config.env), chunk=1, cameras=cameras), ROWS, "cpu")
     taken: list[_Taken] = []
     try:
         for first in range(0, config.num_episodes, ROWS):
@@ -151,16 +150,16 @@ def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
         teacher = Teacher(folder, env, "cpu", "checkpoint")
         return lambda step, shown: teacher.actions(env)
     settings = trained_under(folder).policy
-    policy, chunk = load_policy(settings, folder, "cpu").policy, []
+    policy, executed, chunk = load_policy(settings, folder, "cpu").policy, config.env.executed, []
 
     @torch.no_grad()
     def act(step: int, shown: Observation) -> Tensor:
-        spec = policy.spec
-        if step % spec.chunk == 0:
+        if step % executed == 0:
             rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
-            noise = None if config.greedy else spec.noise.draw(config.run.seed, "export", rows, step // spec.chunk)
+            drawn = lambda: policy.spec.noise.draw(config.run.seed, "export", rows, step // executed)  # noqa: E731
+            noise = None if config.greedy else drawn()
             chunk[:] = policy.act(policy.encode(shown), noise, settings.temperature).actions.unbind(1)
-        return chunk[step % spec.chunk]
+        return chunk[step % executed]
 
     return act
 
