@@ -9,17 +9,21 @@
     images.<camera> uint8 [M, H, W, 3]        what a camera showed
     instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
 
-M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs.
+M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs, and gets
+those of all U updates of an iteration, [U, R, ...].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import Learner, Step
 
 Columns = dict[str, Tensor]  # all of the same length M
 
@@ -44,12 +48,24 @@ def seen_columns(cameras: Sequence[str]) -> tuple[str, ...]:
     return (*(IMAGES + camera for camera in cameras), INSTRUCTION) if cameras else ()
 
 
-def observation_of(columns: Columns, state: str = STATE) -> Observation:
+def observation_of(columns: Columns) -> Observation:
     """Returns what the policy saw, from the columns of a batch; all state vectors are one."""
-    states = columns[state]
+    states = columns[STATE]
     texts: tuple[str, ...] = ("",) * len(states)
     if INSTRUCTION in columns:
         rows = columns[INSTRUCTION].cpu().tolist()
         texts = tuple(bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows)
     images = {name.removeprefix(IMAGES): column for name, column in columns.items() if name.startswith(IMAGES)}
     return Observation({PROPRIO: states}, texts, images)
+
+
+def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:
+    """Yields the batch of each update by block, from columns [U, R, ...]."""
+    for k in range(length(next(iter(data.values())))):
+        yield {block: {name: column[k] for name, column in columns.items()} for block, columns in data.items()}
+
+
+def step_on(learner: Learner, batch: Mapping[int, Columns], sums: Callable[..., LossSums], *arguments: object) -> Step:
+    """Makes a step on a batch, one pass per block: sums(columns, *arguments)."""
+    rows = {block: torch.arange(length(columns)) for block, columns in batch.items()}
+    return learner.step(rows, lambda b, r: [Pass(float(len(r)), partial(sums, batch[b], *arguments))])
