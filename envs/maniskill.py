@@ -10,16 +10,13 @@ make_env              config -> simulator -> EpisodeEnv
 
 from __future__ import annotations
 
-import logging
-
 import mani_skill.envs  # noqa: F401  registers the tasks
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
-from envs.batched.build import how_to_run
-from envs.batched.single import Alone
+from envs.batched.build import check_equal
 from envs.episodes import EpisodeEnv
 from envs.gpu_library import enable_gpu_physics
 from envs.gpu_simulator import GpuSimulator
@@ -43,8 +40,6 @@ from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.options import NoOptions, typed
 from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
-
-logger = logging.getLogger(__name__)
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -125,10 +120,8 @@ def _try_batched(
 ) -> BatchedSimulator | None:
     """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
     try:
-        alone = how_to_run(config.task, **kwargs)
-        if alone is not Alone.nothing:
-            logger.info("%s: its code is run row by row for %s", config.task, alone.value)
-        simulator = BatchedSimulator(config.task, num_envs, options, kwargs, alone)
+        check_equal(config.task, **kwargs)
+        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
