@@ -3,9 +3,8 @@
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
     simulators          physics and images of N rows on a CPU: batched, or stock
-    gpu_simulator       one stock CUDA env with N rows (gpu_rows: that begin and end one by one)
-      tasks.TaskView      what is read from a task's state
-  experts               scripted experts
+    gpu_simulator       one stock CUDA env with N rows (gpu_rows: rows that begin and end separately)
+      tasks               what is read from a task's state, and scripted experts
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from envs.stock import (
     no_questions,
     overrides,
     runs_physx,
-    say_fallback,
+    warn_of_fallback,
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
@@ -48,13 +47,12 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     Args:
         config: the task, its cameras, rewards and backend.
         num_envs: rows N of this env object.
-        device: torch's name; with backend=auto one that PhysX runs on takes the gpu backend, any other the CPU's.
+        device: torch's name; with backend=auto a CUDA device uses the gpu backend, any other the CPU's.
         render_final: whether final observations have images.
 
     Raises:
         ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
-        SimulatorError: no usable renderer, missing assets, a task that cannot be built, or another PhysX than the one
-            whose bits are pinned.
+        SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
     """
     check_name("env.task", config.task, REGISTERED_ENVS)
     if config.robot is not None:
@@ -73,7 +71,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
 
 def _has_dense_reward(task_id: str) -> bool:
-    """Whether the task defines a normalized dense reward of its own."""
+    """Returns whether the task defines a normalized dense reward."""
     cls = REGISTERED_ENVS[task_id].cls
     return (
         overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
@@ -118,7 +116,7 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
 def _try_batched(
     config: EnvConfig, num_envs: int, options: SimulatorOptions, kwargs: dict[str, object]
 ) -> BatchedSimulator | None:
-    """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
+    """Returns the batched simulator, None (and the reason in the log) if this task cannot be batched."""
     try:
         check_equal(config.task, **kwargs)
         simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
@@ -128,7 +126,7 @@ def _try_batched(
     except (SimulatorError, *BUILD_ERRORS) as error:
         if is_wrong_mode(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
             raise
-        say_fallback(config.task, error)
+        warn_of_fallback(config.task, f"{type(error).__name__}: {error}")
         return None
 
 

@@ -141,7 +141,7 @@ def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
     env.close()
     told = [record.getMessage() for record in caplog.records if record.name == "envs.stock"]
     assert len(told) == 1
-    assert "articulation of mount of row 1 differs" in told[0]
-    with pytest.raises(SimulatorError, match=r"articulation of mount of row 1 differs.*use env.backend=stock"):
+    assert "differs by" in told[0]
+    with pytest.raises(SimulatorError, match=r"of row \d differs by .*use env.backend=stock"):
         make_env(replace(config, backend=Backend.batched), 2)
-    assert len(list((tmp_path / "ways").iterdir())) == 1  # what was found is kept
+    assert len(list((tmp_path / "differences").iterdir())) == 1  # what was found is kept
