@@ -16,9 +16,10 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
-from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
+from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
-from rlinf_embodied.reasoning.prompt_stage import PromptStage, PromptStageConfig
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -42,16 +43,13 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 
 def stage_of(config: MathConfig) -> GenerationStage:
-    model = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
-    stage = GenerationStage(GenerationStageConfig(model, config.generation, config.algorithm.group_size))
+    stage = GenerationStage(StageConfig(config, str(warm(config))))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
-    made = training_workflow(config, str(warm(config))).stages["prompts"].config
-    assert isinstance(made, PromptStageConfig)
-    stage = PromptStage(made)
+    stage = PromptStage(StageConfig(config, str(warm(config))))
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}

@@ -125,27 +125,6 @@ def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkey
     same_end(tmp_path, straight())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["reward.format_reward=0.2"], True),
-        (["reward.format_reward=0.2", "algorithm=dapo"], True),
-        (["reward.format_reward=0.2", "algorithm=grpo"], False),
-        (["reward.format_reward=0.2", *PPO], False),
-        ([], False),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_run_says_that_groups_are_dropped_whatever_their_form_earns(overrides, said) -> None:
-    job = ReasoningJob(tiny_math(*overrides))
-    warnings = job.warnings({"rollout/truncated": 0.0})
-    assert len(warnings) == said
-    if said:
-        assert "reward.format_reward is 0.2, but algorithm.drop_zero_variance_groups=true goes by" in warnings[0]
-        assert "set algorithm.drop_zero_variance_groups=false" in warnings[0]
-    assert job.warnings({"rollout/truncated": 0.0}) == []  # once
-
-
 def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
     cut = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
     said = (

@@ -18,8 +18,7 @@ from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams, Sequences, all_log_probs
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.telemetry.progress import progress_reported_to
 
@@ -61,7 +60,7 @@ def in_another_process(owner, model):
 
 
 def assert_log_probs_are_those_of(policy, groups, temperature=SAMPLING.temperature):
-    expected = all_log_probs(policy, Sequences.of(groups), temperature, token_budget=1000).log_probs
+    expected = all_log_probs(policy, Sequences.of(groups), temperature, token_budget=1000)
     row = 0
     for group in groups:
         for found, length in zip(group.log_probs, group.lengths.tolist(), strict=True):
