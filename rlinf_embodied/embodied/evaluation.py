@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
+from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -35,7 +36,7 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
-from rlinf_embodied.workflow.graph import CORES, Loop, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import CORES, Loop, Repeat, RepeatDecision, StageSpec, Workflow
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 
@@ -47,6 +48,7 @@ class EvaluationEnvConfig(EnvStageConfig):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     videos: str | None = None  # folder
     acting: Acting = "policy"
+    exact: bool = True  # whether plans may not show in the results
 
 
 def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
@@ -64,12 +66,12 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
 
 
 def held_out(
-    env: EnvConfig, how: EvalConfig, seed: int, videos: str | None = None, acting: Acting = "policy"
+    env: EnvConfig, how: EvalConfig, run: RunConfig, videos: str | None = None, acting: Acting = "policy"
 ) -> EvaluationEnvConfig:
-    """Returns the episodes to run in an env; `seed` is of sampled or random actions, `videos` a folder for these."""
+    """Returns the episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder for these."""
     whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
     ends = dataclasses.replace(whole, hold_steps=1) if how.end_at_success else whole
-    return EvaluationEnvConfig(ends, seed, eval=how, videos=videos, acting=acting)
+    return EvaluationEnvConfig(ends, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -79,7 +81,7 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
 
-    def _numbers(self, shard: _Shard, step_context: StepContext) -> np.ndarray:
+    def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
         return step_context.round * self._eval.env.num_envs + shard.env_ids
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
@@ -101,20 +103,15 @@ class EvaluationEnvStage(EnvStage):
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(step_context, actions)
         shard = self._shards[tuple(actions)]
-        chosen = (
-            self._random(shard, step_context)
-            if self._eval.acting == "random"
-            else lambda substep: shard.env.expert_actions()
-        )
-        return self._advance(shard, chosen, None)
+        if self._eval.acting == "random":
+            return self._advance(shard, self._random(shard, step_context), None)
+        return self._advance(shard, lambda substep: shard.env.expert_actions(), None)
 
-    def _random(self, shard: _Shard, step_context: StepContext) -> Tensor:
+    def _random(self, shard: Shard, step_context: StepContext) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
-        spec = shard.env.spec
+        spec, numbers = shard.env.spec, self._numbers(shard, step_context)
         shape = (spec.chunk, spec.action_dim)
-        drawn = uniform(
-            self._eval.seed, "random", self._numbers(shard, step_context), step_context.chunk_step, shape=shape
-        )
+        drawn = uniform(self._eval.seed, "random", numbers, step_context.chunk_step, shape=shape)
         return torch.from_numpy(drawn * 2 - 1)
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
@@ -126,7 +123,7 @@ class EvaluationEnvStage(EnvStage):
         shard.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
 
-    def _write_videos(self, shard: _Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
+    def _write_videos(self, shard: Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
         filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in shard.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
@@ -162,29 +159,23 @@ class EvaluationPolicyStage(RolloutStage):
             self._shared.enter(self._user)
         return super().step(step_context, observations)
 
-    @torch.no_grad()
-    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
-        policy, size = self._shared.policy, self._config.block_size
-        noise = None
-        if not self._eval.eval.greedy:
-            numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
-            purpose = "evaluate" if self._config.name == "policy" else f"{self._config.name} evaluate"
-            drawn = policy.spec.noise.draw(self._config.seed, purpose, numbers, step_context.chunk_step)
-            noise = drawn.to(self._device)
-        features = policy.encode(observation.to(self._device))
-        return policy.act(features, noise, self._config.policy.temperature).actions
+    def _noise(self, step_context: StepContext, block: int) -> Tensor:
+        size = self._config.block_size
+        numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
+        purpose = "evaluate" if self._config.name == "policy" else f"{self._config.name} evaluate"
+        drawn = self._policy.spec.noise.draw(self._config.seed, purpose, numbers, step_context.chunk_step)
+        return drawn.to(self._device)
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         self._shared.leave(self._user)
-        return Output(dict.fromkeys(observations))
+        return super().close(step_context, observations)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPolicyConfig(PolicyStageConfig):
     """A PolicyStageConfig with what evaluation adds."""
 
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
-    num_envs: int = 1
+    num_envs: int = 1  # episodes of a round
 
 
 class EvaluationTwoLevelStage(TwoLevelStage):
@@ -193,9 +184,9 @@ class EvaluationTwoLevelStage(TwoLevelStage):
     _level = EvaluationPolicyStage
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns nothing."""
         for level in (self._low, self._high):
             level.close(step_context, observations)
+        self._choices.clear()
         return Output(dict.fromkeys(observations))
 
 
@@ -209,11 +200,20 @@ def policy_stage(
 ) -> StageSpec:
     """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
     env = asked.env
-    sizes = (asked.seed, env.block_size, asked.eval, env.num_envs)
-    low = EvaluationPolicyConfig(policy, folder, *sizes)
+    acting = partial(
+        EvaluationPolicyConfig,
+        seed=asked.seed,
+        block_size=env.block_size,
+        exact=asked.exact,
+        rows_per_call=env.rows_per_call,
+        greedy=asked.eval.greedy,
+        records=False,
+        num_envs=env.num_envs,
+    )
+    low = acting(policy, folder)
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{__name__}.EvaluationPolicyStage", low)
-    high = EvaluationPolicyConfig(hierarchy.policy, high_folder, *sizes, name=HIGH_POLICY)
+    high = acting(hierarchy.policy, high_folder, name=HIGH_POLICY)
     return StageSpec(name, f"{__name__}.EvaluationTwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
@@ -265,17 +265,11 @@ class Evaluation:
         self._num_episodes, self._target = evaluation.num_episodes, target
         self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
         self._max_failures = self._num_episodes
-        loop = Loop(
-            "evaluation",
-            opener,
-            policy.name,
-            chunk_steps=env.chunks_per_rollout,
-            max_rounds=rounds,
-            decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
-        )
+        loop = Loop("evaluation", opener, policy.name, env.chunks_per_rollout)
+        again = Repeat("evaluation", None, opener, self._decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
-        workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
+        workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop}, repeat=again)
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener
         self._videos = None if asked.videos is None else Path(asked.videos)
@@ -283,20 +277,14 @@ class Evaluation:
         rule = f"{self.env_spec.task} does not tell whether it is solved, so no share of its episodes can be"
         require(target is None or self.env_spec.has_success, "run.until_success", target, rule, "leave it out")
 
-    def _show(self, rounds: Sequence[Sequence[object]]) -> int:
-        """Tells how far it is; returns the number of rounds."""
+    def _decide(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+        """Reports the progress; ends early once too many episodes have failed for the target to be reached."""
+        episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
         if self._progress is not None:
-            episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
             self._progress("episodes", len(episodes), self._num_episodes, remark)
-        return len(rounds)
-
-    def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
-        """Whether too many episodes have failed for the target to be reached."""
-        return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
-            self._max_failures
-        )
+        return RepeatDecision(_num_unsolved(episodes) > self._max_failures)
 
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
         """Evaluates every episode; `step` labels the videos.
@@ -313,16 +301,16 @@ class Evaluation:
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
         rate = lambda key: Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes))  # noqa: E731
-        whole, told = len(episodes) == self._num_episodes, self.env_spec.has_success
-        at_end = rate("success_at_end") if told else None
+        whole, known = len(episodes) == self._num_episodes, self.env_spec.has_success
+        at_end = rate("success_at_end") if known else None
         return EvaluationResult(
-            rate("success_once") if told else None,
+            rate("success_once") if known else None,
             at_end,
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
-            reached=told and whole and _num_unsolved(episodes) <= self._wanted,
+            reached=known and whole and _num_unsolved(episodes) <= self._wanted,
             score=at_end.value if whole and at_end is not None else None,
         )
 

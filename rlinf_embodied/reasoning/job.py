@@ -20,12 +20,12 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Prompts
-from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.discovery import find_cluster
@@ -33,6 +33,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -79,6 +80,10 @@ class ReasoningJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
+
+    def standing(self, cluster: Cluster) -> list[Standing]:
+        """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
+        return []
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""

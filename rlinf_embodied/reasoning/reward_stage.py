@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
-from rlinf_embodied.algorithms.rewards import overlong_penalty
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PromptTemplate, prompt_template

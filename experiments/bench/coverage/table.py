@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.bench.harness import Table, commands
+from experiments.bench.harness import Table, command_text
 
 COLUMNS = ("task", "robots (control modes)", "verdict", "row steps", "pictures", "touch", "the task's own code")
 VERDICTS = ("equal", "fallback", "different", "not in stock", "needs files")
@@ -15,14 +15,14 @@ CODE_RUNS = {  # what of a task's own code runs row by row, see envs/batched/sin
     "initialisation": "episodes initialised row by row",
     "everything": "row by row",
 }
-HEADER = """# Every ManiSkill task on the batched CPU backend, beside stock ManiSkill
+HEADER = """# Every ManiSkill task on the batched CPU backend, compared with stock ManiSkill
 
 {command}, {date}, {processor}, {versions}.
 
 Compared bit for bit: everything in PhysX's state (poses, velocities, joints, drive targets), the reward (the task's
 own dense one, normalised, where it has one), all of `evaluate()`, the state observation, after every reset and every
-step; with the default control mode the 32 x 32 pictures of all cameras too. Each row of the batch has a stock env
-beside it, built anew for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
+step; with the default control mode the 32 x 32 pictures of all cameras too. Each row is compared with a stock
+env, built again for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
 (100 steps where the horizon is longer), then half as long a second one of every row; one row is reset in the
 middle of the first; then 15 steps of 2 rows, and of 32, 3 of them compared. Other control modes: 2 rows, 24 + 12
 steps, the stock envs renewed (their scene is recreated) for their later episodes. Actions are drawn from the whole
@@ -67,7 +67,7 @@ def page(tasks: Mapping[str, dict], run: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("mani_skill", "sapien"))
     header = {"date": machine["date"].split()[0], "processor": machine["processor"], "versions": versions}
     lines = [
-        HEADER.format(command=commands("coverage", run), **header),
+        HEADER.format(command=command_text("coverage", run), **header),
         f"**{len(compared)} tasks, {total.total()} combinations of task, robot and control mode: {verdicts}.** "
         f"{len(skipped)} tasks need downloads or packages (below).",
         "",
