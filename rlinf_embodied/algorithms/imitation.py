@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -204,7 +204,7 @@ class FineTuning(_Imitating):
         targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
         jitter = self._jitter(data, epoch, block, index)
         observation = data.observation.rows(index.tolist()).to(self._device)
-        features = self._policy.encode_trainable(replace(observation, proprio=observation.proprio + jitter))
+        features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
         helped = targets | self._noise("flow", epoch, block, index.numpy())
         return self._loss(features, data.actions[index].to(self._device), helped)
 

@@ -18,7 +18,7 @@ from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -240,11 +240,12 @@ class _RecordedImages:
     def _demonstration(self, episode: LeRobotEpisode) -> Demonstrations:
         spec, starts = self._spec, np.arange(0, len(episode), self._spec.chunk)
         index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
-        images = np.stack([episode.images[name] for name in spec.cameras], 1)
+        parts = spec.of_kind(FeatureKind.state)
+        vectors = torch.from_numpy(episode.state[starts]).split([part.shape[0] for part in parts], 1)
         observation = Observation(
-            proprio=torch.from_numpy(episode.state[starts]),
+            state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
             instruction=(episode.task,) * len(starts),
-            images=torch.from_numpy(images),
+            images={name: torch.from_numpy(episode.images[name]) for name in spec.cameras},
         )
         return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
 

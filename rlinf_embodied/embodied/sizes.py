@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -14,23 +14,17 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _STAGE = "env_sizes"
-_SIZES = {
-    "action_dim": "actions",
-    "proprio_dim": "proprioception",
-    "privileged_dim": "the state that a critic sees",
-}
-_ACTS_ON = ("action_dim", "proprio_dim")  # of a policy that sees; one without cameras acts on the state as well
-_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "options")
+_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "states", "options")
 
 
 class EnvSizesStage:
-    """Builds an env of one row for its facts."""
+    """Builds an env of one row, and tells what it is."""
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
@@ -46,24 +40,33 @@ class EnvSizesStage:
 def env_facts(env: EnvConfig, session: Session, cluster: Cluster) -> EnvSpec:
     """Returns the facts about an env, which is built for them, without its cameras; the session is left empty."""
     workflow = Workflow("env sizes", 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.EnvSizesStage", env)})
-    (facts,) = of_type(Executor.on_all_devices(workflow, session, cluster).facts[_STAGE], EnvSpec)
+    executor = Executor.on_all_devices(workflow, session, cluster)
+    (facts,) = of_type(executor.facts[_STAGE], EnvSpec)
     session.clear()
     return facts
 
 
 def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, cluster: Cluster) -> None:
-    """Checks that the policy in a folder, `path` of the config, fits an env, which is built where that may differ.
+    """Checks that the policy in a folder fits an env; where both are of one task and robot, nothing is built for it.
+
+    Args:
+        path: of the folder in the config, for errors.
+        folder: of the policy.
+        env: that it is to act in.
+        session: where an env can be built.
+        cluster: its devices.
 
     Raises:
-        CheckpointError: vectors of the two differ in size.
+        CheckpointError: the two have different actions, state vectors or privileged state.
     """
     theirs = trained_under(str(folder)).env
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
         return
-    if found := differing_sizes(saved_sizes(folder), env_facts(env, session, cluster)):
+    differences = differing_sizes(saved_sizes(folder), env_facts(env, session, cluster))
+    if differences:
         raise CheckpointError(
             f"{path} is {str(folder)!r}, a policy for {theirs.task}, but {env.task} has other sizes: "
-            f"{'; '.join(found)}. Use a checkpoint of {env.task}, or another way to a starting policy "
+            f"{'; '.join(differences)}. Use a checkpoint of {env.task}, or another way to a starting policy "
             "(docs/warm_start.md)"
         )
 
@@ -74,11 +77,13 @@ def require_acting(folder: Path, env: EnvSpec) -> None:
     Raises:
         CheckpointError: what it sees, or the actions that it gives, have another size there.
     """
-    if found := differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES):
+    acts_on = (FeatureKind.image, FeatureKind.state) if env.cameras else (FeatureKind.state, FeatureKind.privileged)
+    differences = differing_sizes(saved_sizes(folder), env, acts_on)
+    if differences:
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
-            f"{'; '.join(found)}. No setting makes them fit, nor does allow_mismatch=true: use the env that it was "
-            "trained in, or another checkpoint"
+            f"{'; '.join(differences)}. No setting makes them fit, nor does allow_mismatch=true: use the env that it "
+            "was trained in, or another checkpoint"
         )
 
 
@@ -101,16 +106,27 @@ def require_shapes(folder: str, env: EnvConfig) -> None:
         )
 
 
-def saved_sizes(folder: Path) -> Mapping[str, object]:
-    """Returns the sizes of the env for which a policy was made; {} where its folder does not tell."""
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("env", {})
+def saved_sizes(folder: Path) -> EnvSpec | None:
+    """Returns the env for which a policy was made; None where its folder does not tell."""
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return EnvSpec.of(described["env"]) if "env" in described else None
 
 
-def differing_sizes(saved: Mapping[str, object], env: EnvSpec, names: Iterable[str] = _SIZES) -> list[str]:
-    """Returns what differs, as "actions has 7 numbers there and 8 here"; what `saved` lacks may be anything."""
-    here = asdict(env)
-    return [
-        f"{what} has {saved[name]} numbers there and {here[name]} here"
-        for name, what in _SIZES.items()
-        if name in names and name in saved and saved[name] != here[name]
-    ]
+def differing_sizes(
+    saved: EnvSpec | None, env: EnvSpec, kinds: Sequence[FeatureKind] = (FeatureKind.state, FeatureKind.privileged)
+) -> list[str]:
+    """Returns what differs, as "an action has 7 numbers there and 8 here"; `saved` of None fits anything.
+
+    State vectors differ by name or length.  Images differ by size only: cameras are in the policy's order.
+    """
+    if saved is None:
+        return []
+    differences = [f"an action has {saved.action_dim} numbers there and {env.action_dim} here"]
+    differences = differences if saved.action_dim != env.action_dim else []
+    for kind in kinds:
+        theirs, ours = saved.of_kind(kind), env.of_kind(kind)
+        name = lambda feature, kind=kind: "" if kind is FeatureKind.image else feature.name  # noqa: E731
+        if [(name(f), f.shape) for f in theirs] != [(name(f), f.shape) for f in ours]:
+            there, here = (", ".join(f"{f.name} {list(f.shape)}" for f in part) or "nothing" for part in (theirs, ours))
+            differences.append(f"{kind.value} is {there} there and {here} here")
+    return differences

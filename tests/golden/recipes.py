@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.bench.harness.trainings import COLLOCATED, digest_of, in_this_process, iterations, job_of, one_device
+from policies.vision import MAPS, of_cameras
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
@@ -27,14 +28,19 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
 from rlinf_embodied.embodied.warm_start import fine_tuning_of
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
-from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Workflow
+from tests.observations import stacked
+
+
+def _maps(features: Features) -> torch.Tensor:
+    return torch.stack(of_cameras(features, MAPS), 1)
 
 
 def _words(text: str) -> list[str]:
@@ -109,7 +115,7 @@ def clone(stages: Stages) -> None:
     module, data = learner.shared.policy.module, learner._data.values()
     stages.add("initial weights", *_weights(module))
     stages.add("demonstrations", *(part.actions for part in data))
-    stages.add("images", *(part.observation.images for part in data))
+    stages.add("images", *(stacked(part.observation) for part in data))
     first, last, losses = config.warm_start.epochs, tuned.run.num_iterations, list[float]()
     for number in range(last):
         report = learner.run(StepContext(number), {}).report
@@ -119,7 +125,7 @@ def clone(stages: Stages) -> None:
             stages.add("cloned weights", *_weights(module))
             losses = []
         if number == first:
-            stages.add("features", *(part["maps"] for part in learner._made._features.values()))
+            stages.add("features", *(_maps(part) for part in learner._made._features.values()))
     stages.add("losses of the head", losses)
     stages.add("weights of the clone", *_weights(module))
     with tempfile.TemporaryDirectory() as folder:
@@ -139,13 +145,13 @@ def pick(stages: Stages) -> None:
     env = make_env(replace(config.env, auto_reset=False, hold_steps=0), 4, "cpu")
     observation = env.reset([int(reset_seed(3, number)) for number in range(4)], list(range(4)))
     stages.add("states at reset", observation.proprio, observation.privileged)
-    stages.add("images at reset", observation.images)
+    stages.add("images at reset", stacked(observation))
     for number in range(6):
         observation = env.step_chunk(lambda _: env.expert_actions().clamp(-1.0, 1.0)).observation
         stages.add(f"states after chunk {number}", observation.proprio, observation.privileged)
-        stages.add(f"images after chunk {number}", observation.images)
+        stages.add(f"images after chunk {number}", stacked(observation))
     policy = load_target(config.policy._target_)(config.policy, env.spec, config.run.seed)
-    stages.add("features", policy.encode(observation)["maps"])  # pyright: ignore[reportAttributeAccessIssue]
+    stages.add("features", _maps(policy.encode(observation)))  # pyright: ignore[reportAttributeAccessIssue]
     env.close()
     with tempfile.TemporaryDirectory() as folder:
         save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)
