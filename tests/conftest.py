@@ -135,7 +135,7 @@ def ray_cluster():
     """One Ray for all `ray` tests of this process."""
     import ray
 
-    from rlinf_embodied.runtime.ray_start import start_ray
+    from rlinf_embodied.runtime.ray_cluster import start_ray
 
     start_ray(object_store_bytes=256 << 20)
     yield

@@ -33,8 +33,7 @@ from rlinf_embodied.execution.meter import METER, MeteredSession
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.residents import can_leave
+from rlinf_embodied.runtime.host import StepContext, can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
 from rlinf_embodied.workflow.graph import Workflow

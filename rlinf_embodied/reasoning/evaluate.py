@@ -13,8 +13,7 @@ from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, 
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import FILE, trained_on
 from rlinf_embodied.reasoning.verifier import reward_function
-from rlinf_embodied.runtime.discovery import find_cluster
-from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.runtime.session import find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.training.recovery import Recovery

@@ -30,9 +30,8 @@ from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_limits, training_workflow
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import Session, find_cluster
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.run_folder import RunFolder

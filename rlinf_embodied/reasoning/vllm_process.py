@@ -19,6 +19,8 @@ import select
 import signal
 import weakref
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +28,6 @@ from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.reasoning.vllm_model import emptied_weights, end_with, load_folder, model_dtype, process_tied
-from rlinf_embodied.runtime.own_folder import OwnFolder
 
 _LOG = logging.getLogger(__name__)
 _MODEL = "model"  # in a folder of this process
@@ -73,11 +74,11 @@ class VllmEngine:
 
     def _start(self, policy: LanguagePolicy, version: int) -> None:
         self.llm: Any = None  # vllm.LLM; the package need not be there
-        settings, self._folder = self._settings, OwnFolder()  # vLLM may look into it again
-        policy.save(self._folder.path / _MODEL)
+        settings, self._folder = self._settings, TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
+        policy.save(Path(self._folder.name, _MODEL))
         try:
             self.llm = self._vllm.LLM(
-                model=str(self._folder.path / _MODEL),
+                model=str(Path(self._folder.name, _MODEL)),
                 skip_tokenizer_init=True,  # tokens go in, tokens come out
                 dtype=settings.dtype,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -150,15 +151,14 @@ class VllmEngine:
             return None
         if not hasattr(self.llm, "apply_model"):
             return "this version cannot reach its model"
-        folder = OwnFolder()
-        try:
-            policy.save(folder.path / _MODEL)
-            overwrite = self._load if way is WeightUpdate.load else self._reload
-            return overwrite(str(folder.path / _MODEL))
-        except Exception as error:  # noqa: BLE001 (a process boundary: what the engine's raised comes as Exception)
-            return str(error) or type(error).__name__
-        finally:
-            folder.cleanup()
+        with TemporaryDirectory(prefix="rlinf-") as root:
+            folder = Path(root, _MODEL)
+            try:
+                policy.save(folder)
+                overwrite = self._load if way is WeightUpdate.load else self._reload
+                return overwrite(str(folder))
+            except Exception as error:  # noqa: BLE001 (a process boundary: what the engine's raised comes as Exception)
+                return str(error) or type(error).__name__
 
     def _load(self, folder: str) -> str | None:
         if emptied := [name for names in self.llm.apply_model(emptied_weights) for name in names]:

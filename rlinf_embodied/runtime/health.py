@@ -19,10 +19,10 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
 from rlinf_embodied.runtime.diagnosis import History, Limits, Pending, Watched, diagnose
+from rlinf_embodied.runtime.ray_cluster import here, on_node
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.worker_state import Status
 
@@ -265,9 +265,8 @@ class Health:
 
     def _require_monitor(self) -> Any:
         if self._monitor is None:
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             self._blind_since = time.monotonic()
-            self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=here).remote()
+            self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=on_node(here())).remote()
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlinf_embodied.errors import DataError
 
-PORTION_BYTES = 64 << 20  # in the object store at a time
+PORTION_BYTES = 64 << 20  # of a file, in the object store at a time
 _INCOMING = ".incoming"
 _PATH_NAMES = ("path", "file", "files", "folder", "checkpoint", "data")  # or the end of a name
 
@@ -32,20 +31,6 @@ class Entry:
     size: int
     mtime_ns: int
     mode: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Bytes of a file."""
-
-    entry: Entry
-    offset: int
-    size: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the file is complete with it."""
-        return self.offset + self.size == self.entry.size
 
 
 def work_in(folder: str) -> None:
@@ -76,58 +61,35 @@ def listing(root: str) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def portions(entries: Iterable[Entry], most_bytes: int = PORTION_BYTES) -> Iterator[list[Part]]:
-    """Yields the bytes of files in portions of limited size; a large file is in several of them, in order."""
-    portion: list[Part] = []
-    room = most_bytes
-    for entry in entries:
-        offset = 0
-        while True:
-            size = min(room, entry.size - offset)
-            portion.append(Part(entry, offset, size))
-            offset, room = offset + size, room - size
-            if room == 0:
-                yield portion
-                portion, room = [], most_bytes
-            if offset == entry.size:
-                break
-    if portion:
-        yield portion
+def read(root: str, path: str, offset: int) -> NDArray[np.uint8]:
+    """Returns a portion of a file below `root`."""
+    with open(Path(root, path), "rb") as file:
+        file.seek(offset)
+        return np.frombuffer(file.read(PORTION_BYTES), np.uint8)
 
 
-def read(root: str, parts: Sequence[Part]) -> list[NDArray[np.uint8]]:
-    """Returns the bytes of parts of the files at a path."""
-    found = []
-    for part in parts:
-        with open(os.path.join(root, part.entry.path) if part.entry.path else root, "rb") as file:
-            file.seek(part.offset)
-            found.append(np.frombuffer(file.read(part.size), np.uint8))
-    return found
-
-
-def write(root: str, parts: Sequence[Part], data: Sequence[NDArray[np.uint8]]) -> None:
-    """Writes parts of files below a path; parts of one file come in their order.
+def write(root: str, entry: Entry, offset: int, content: NDArray[np.uint8]) -> None:
+    """Writes a portion of a file below `root`; they come in their order, and with the last one the file is there.
 
     Raises:
-        DataError: they cannot be written; names the path and this node.
+        DataError: it cannot be written; names the path and this node.
     """
-    for part, content in zip(parts, data, strict=True):
-        target = Path(root, part.entry.path) if part.entry.path else Path(root)
-        aside = target.with_name(target.name + _INCOMING)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("r+b" if part.offset else "wb") as file:
-                file.seek(part.offset)
-                file.write(content.data)
-            if part.is_last:
-                os.utime(aside, ns=(part.entry.mtime_ns, part.entry.mtime_ns))
-                aside.chmod(part.entry.mode)
-                os.replace(aside, target)
-        except OSError as error:
-            raise DataError(
-                f"node {os.uname().nodename} cannot write {target}, which the run needs there ({error.strerror}): let "
-                "the run's user write it, or make it yourself"
-            ) from error
+    target = Path(root, entry.path)
+    aside = target.with_name(target.name + _INCOMING)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(content.data)
+        if offset + content.size == entry.size:
+            os.utime(aside, ns=(entry.mtime_ns, entry.mtime_ns))
+            aside.chmod(entry.mode)
+            os.replace(aside, target)
+    except OSError as error:
+        raise DataError(
+            f"node {os.uname().nodename} cannot write {target}, which the run needs there ({error.strerror}): let "
+            "the run's user write it, or make it yourself"
+        ) from error
 
 
 def paths_in(config: object) -> list[Path]:

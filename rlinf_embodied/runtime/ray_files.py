@@ -2,11 +2,13 @@
 
 provide   the driver's node -> nodes of workers     what a stage reads: policy folders, checkpoints, data sets
 collect   nodes of workers  -> the driver's node    what a stage writes: checkpoints, videos
+keep      values that a node's store holds, so that they outlive another node: snapshots
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
@@ -15,19 +17,19 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.experimental import get_object_locations
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied.errors import DataError, LostWorkerError, RlinfError
 from rlinf_embodied.runtime import node_files
 from rlinf_embodied.runtime.node_files import Entry
-from rlinf_embodied.runtime.worker_process import task_variables
+from rlinf_embodied.runtime.ray_cluster import here, on_node, task_variables
 
 _Result = TypeVar("_Result")
 _MOST_BYTES = 32 << 30  # more is a data set, which a node is better given once and for all
+_UNDER_WAY = 8  # portions
 
 
 class _Clerk:
-    """The Ray actor: executes file requests on its node."""
+    """The Ray actor: executes file requests on its node, in their order."""
 
     def do(self, function: Callable[..., object], *arguments: object) -> object:
         return function(*arguments)
@@ -59,28 +61,29 @@ class RayFiles:
         path = path.absolute()
         for node in self._others(nodes):
             held = self._fetch(node, node_files.listing, str(path))
-            self._send(path, _here(), node, node_files.listing(str(path)), held)
+            self._send(path, here(), node, node_files.listing(str(path)), held)
 
     def collect(self, path: Path, nodes: Iterable[str]) -> int:
         """Brings what lies at a path of other nodes to the driver's, as far as that lacks it: so many files."""
         path, number = path.absolute(), 0
         for node in self._others(nodes):
             there = self._fetch(node, node_files.listing, str(path))
-            number += self._send(path, node, _here(), there, node_files.listing(str(path)))
+            number += self._send(path, node, here(), there, node_files.listing(str(path)))
         return number
 
     def keep(self, refs: Sequence[ray.ObjectRef], nodes: Collection[str]) -> None:
         """Has each value held on one node where it was not made, each node in turn; nothing where there is one node."""
-        everywhere = sorted({*nodes, _here()}) if nodes else []
+        everywhere = sorted({*nodes, here()}) if nodes else []
         known = get_object_locations(list(refs)) if len(everywhere) > 1 else {}
         chosen: dict[str, list[ray.ObjectRef]] = {}
         for number, (ref, value) in enumerate(known.items()):
             others = [node for node in everywhere if node not in value["node_ids"]]
             if value["node_ids"] and others:  # Ray keeps small values with their owner, the driver
                 chosen.setdefault(others[number % len(others)], []).append(ref)
-        for node in everywhere if known else ():
+        held = [(node, self._clerk(node).keep.remote(chosen.get(node, []))) for node in everywhere if known]
+        for node, ref in held:
             try:
-                ray.get(self._clerk(node).keep.remote(chosen.get(node, [])))
+                ray.get(ref)
             except RayError as error:
                 raise self._lost(node, error) from error
 
@@ -92,7 +95,7 @@ class RayFiles:
     def _others(self, nodes: Iterable[str]) -> list[str]:
         """Returns these nodes without the driver's, each once."""
         every = dict.fromkeys(nodes)
-        return [node for node in every if node != _here()] if every else []
+        return [node for node in every if node != here()] if every else []
 
     def _send(self, path: Path, source: str, target: str, there: Sequence[Entry], held: Sequence[Entry]) -> int:
         """Sends the files that the target lacks, in the order of their times: what seals a folder comes last."""
@@ -103,15 +106,24 @@ class RayFiles:
                 f"{path} holds {size / 1e9:.0f} GB that node {_address(target)} does not have, too much to be sent at "
                 "each start: copy it to the same path there, or put it on a file system that all nodes share"
             )
-        for parts in node_files.portions(missing):
-            data = self._clerk(source).do.remote(node_files.read, str(path), parts)
-            self._fetch(target, node_files.write, str(path), parts, data)
+        under_way: deque[object] = deque()
+        for entry in missing:
+            for offset in range(0, max(entry.size, 1), node_files.PORTION_BYTES):
+                data = self._clerk(source).do.remote(node_files.read, str(path), entry.path, offset)
+                under_way.append(self._clerk(target).do.remote(node_files.write, str(path), entry, offset, data))
+                if len(under_way) > _UNDER_WAY:
+                    self._get(target, under_way.popleft())
+        for answer in under_way:
+            self._get(target, answer)
         return len(missing)
 
     def _fetch(self, node: str, function: Callable[..., _Result], *arguments: object) -> _Result:
         """Runs a function on a node and returns what it gives."""
+        return cast(_Result, self._get(node, self._clerk(node).do.remote(function, *arguments)))
+
+    def _get(self, node: str, answer: object) -> object:
         try:
-            return cast(_Result, ray.get(self._clerk(node).do.remote(function, *arguments)))
+            return ray.get(cast(ray.ObjectRef, answer))
         except RayTaskError as error:
             cause = error.cause
             told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
@@ -128,17 +140,10 @@ class RayFiles:
 
     def _clerk(self, node: str) -> ActorHandle:
         if node not in self._clerks:
-            actor = ray.remote(_Clerk).options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"env_vars": task_variables()},
-            )
-            self._clerks[node] = cast(ActorHandle, actor.remote())
+            runtime_env = {"env_vars": task_variables()}
+            made = ray.remote(_Clerk).options(num_cpus=0, scheduling_strategy=on_node(node), runtime_env=runtime_env)
+            self._clerks[node] = cast(ActorHandle, made.remote())
         return self._clerks[node]
-
-
-def _here() -> str:
-    return ray.get_runtime_context().get_node_id()
 
 
 def _address(node_id: str) -> str:

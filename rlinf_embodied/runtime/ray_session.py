@@ -29,16 +29,12 @@ from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import LostNodeError
 from rlinf_embodied.runtime import tensor_wire
-from rlinf_embodied.runtime.call_wire import to_wire, unpack_result
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.own_folder import OwnFolder
-from rlinf_embodied.runtime.placement import Placement
+from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray, store_room
 from rlinf_embodied.runtime.ray_files import RayFiles
-from rlinf_embodied.runtime.ray_nodes import lost_nodes, store_room
-from rlinf_embodied.runtime.ray_start import start_ray
-from rlinf_embodied.runtime.ray_worker import Members, Started, launch
+from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, Stored, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -64,11 +60,8 @@ class RaySession:
         self._placement = Placement()
         self._files = RayFiles()
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
-        self._folder = OwnFolder()
         if self._owns_ray:
-            session_folder = start_ray(object_store_bytes)
-            if session_folder is not None:
-                self._folder.owns_ray(session_folder)
+            start_ray(object_store_bytes)
         self._health = Health(self._actors, socket.gethostname(), Limits(hang_after_s, first_progress_s))
 
     # --------------------------------------------------------------------------------------------------------- workers
@@ -214,6 +207,5 @@ class RaySession:
         """See Session; ends Ray too if this session started it."""
         self._end_all()
         self._health.close()
-        self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()

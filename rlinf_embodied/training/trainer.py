@@ -28,9 +28,7 @@ from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
 from rlinf_embodied.runtime import transport
-from rlinf_embodied.runtime.discovery import find_cluster, find_remaining
-from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
 from rlinf_embodied.telemetry.live import LiveView

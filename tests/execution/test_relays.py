@@ -11,9 +11,9 @@ from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import Item, Place, Plan
-from rlinf_embodied.runtime.call_wire import from_wire, to_wire
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.ray_worker import from_wire, to_wire
 from rlinf_embodied.runtime.relay import Part, shards_of
 from rlinf_embodied.runtime.session import Ref, SerialSession
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
