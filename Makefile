@@ -56,7 +56,7 @@ demo: $(STAMP) vulkan
 
 # Tests wait for processes that they start, so that there is one test process more than two cores.  Ray tests start
 # processes that use the cores themselves: they come after the others, whose failures are not the last word, and each of
-# their two test processes has a Ray of its own.
+# their two test processes has a separate Ray.
 # Set-up has seen to it that rendering works, so no test may be skipped for want of it.
 test: TIER := and not slow
 test test-all: export RLINF_REQUIRE_SIM = 1
@@ -72,7 +72,7 @@ check: $(DEV_STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-# Sphinx has a virtual environment of its own: pages are made from sources, which are read and not imported.
+# Sphinx has a separate virtual environment: pages are made from sources, which are read and not imported.
 DOCS_VENV := build/venv-docs
 DOCS_PYTHON ?= $(DOCS_VENV)/bin/python
 

@@ -6,7 +6,7 @@ python experiments/profile_stages.py env=maniskill_pick block_sizes=8,16,32 run.
 
 The keys are those of train_vla.py, or with workflow=reasoning those of train_llm_math.py.  The profile goes to
 <run.dir>/profile.json and to the cache, where plan=auto finds it as long as hardware, library versions and the sections
-that the stages' times depend on stay as they are.  It is measured anew each time.  `block_sizes` measures with each of
+that the stages' times depend on stay as they are.  It is always measured again.  `block_sizes` measures with each of
 these sizes of blocks instead, and compares the best plans.
 """
 
@@ -20,7 +20,7 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Keys beside those of the training."""
+    """Keys in addition to those of the training."""
 
     workflow: str = "embodied"  # or reasoning
     block_sizes: str = ""  # rows, such as 8,16,32

@@ -14,7 +14,7 @@ from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import names_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import page
-from rlinf_embodied.reporting.runs import read_run
+from rlinf_embodied.telemetry.run_reader import read_run
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Fine-tunes a policy on demonstrations: ManiSkill trajectory files and LeRobot v3 folders, rollouts of one's own too.
+"""Fine-tunes a policy on demonstrations: ManiSkill trajectory files and LeRobot v3 folders, your own rollouts included.
 
 python experiments/train_sft.py env=maniskill_pick data=runs/pick.h5 run.dir=runs/sft
 python experiments/train_sft.py env=maniskill_pick data=runs/pick.h5,runs/more.h5 sft.checkpoint=<dir> run.dir=runs/sft

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
+import importlib.util
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ _OURS = tuple(_ROOT / name for name in ("rlinf_embodied", "envs", "policies", "e
 _EXAMPLES = _ROOT / "experiments/examples"  # they are what a user would write
 _LIBRARIES = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _SHOWN = 5  # frames
+_NAMES_CODE = ("_target_", "critic_target", "adapter")  # keys whose values are dotted paths (env.options.adapter)
 
 
 def load_target(target: str) -> Callable[..., object]:
@@ -27,13 +28,27 @@ def load_target(target: str) -> Callable[..., object]:
     return getattr(importlib.import_module(module), name)
 
 
-def source_digest(target: str) -> str:
-    """Returns the SHA-256 of the file in which the object at a dotted path is written; empty where it has none."""
-    try:
-        source = inspect.getsourcefile(load_target(target))  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        return ""
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
+def targets_of(section: object) -> Iterator[str]:
+    """Yields the dotted paths of the code that a section names: env, its adapter, policy, critic, reward, algorithm."""
+    if isinstance(section, Mapping):
+        yield from (path for name in _NAMES_CODE if isinstance(path := section.get(name), str) and path)
+        section = [*section.values()]
+    for inner in section if isinstance(section, (list, tuple)) else ():
+        yield from targets_of(inner)
+
+
+def source_digest(targets: Iterable[str]) -> str:
+    """Returns the SHA-256 of the modules, or whole packages, in which the objects at dotted paths are written."""
+    places = set[Path]()
+    for target in targets:
+        top = importlib.util.find_spec(target.partition(".")[0])
+        if top is not None and top.origin is not None:
+            places.add(Path(top.origin).parent if top.submodule_search_locations else Path(top.origin))
+    digest = hashlib.sha256()
+    for place in sorted(places):
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place] if place.exists() else []:
+            digest.update(f"{path.relative_to(place.parent)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., object]:

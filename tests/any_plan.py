@@ -143,12 +143,7 @@ def random_workflow(seed: int) -> Workflow:
     if with_loop:
         everyone += ["env", "policy"]
         pairs += [(end, names[0]) for end in ("policy", "env") if draw.random() < 0.8]
-        rounds = draw.choice([1, 3])
-        loops = {
-            "l": Loop(
-                "l", "env", "policy", draw.randint(1, 3), max_rounds=rounds, decide=decide if rounds > 1 else None
-            )
-        }
+        loops = {"l": Loop("l", "env", "policy", draw.randint(1, 3))}
     edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
     stages = {
@@ -178,13 +173,14 @@ def _in_sets(draw: random.Random, workflow: Workflow) -> Workflow:
 
 def _repeated(draw: random.Random, workflow: Workflow) -> Workflow:
     """Some workflows do all that comes before a stage again until the data are enough."""
-    for before in workflow.stages if not workflow.loops and draw.random() < 0.7 else ():
+    silent = {loop.answerer for loop in workflow.loops.values()}
+    for before in workflow.stages if draw.random() < 0.7 else ():
         whole = replace(workflow.stages[before], granularities=(WHOLE,))
         try:
             return replace(
                 workflow,
                 stages={**workflow.stages, before: whole},
-                repeat=Repeat("r", before, sorted(workflow.upstream(before))[-1], decide, 3),
+                repeat=Repeat("r", before, sorted(workflow.upstream(before) - silent)[-1], decide, 3),
             )
         except (PlanError, IndexError):
             continue

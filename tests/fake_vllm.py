@@ -3,16 +3,16 @@
 It refuses what vLLM refuses, draws each sample from seed + index, keeps the first step of prompts that it has read
 (prefix caching), applies functions to its model only as pickles, as between processes, and lives until it is shut down.
 
-    OldLLM       has no way to its model
-    LLM          keeps weights as parameters, as on a GPU
-    PackedLLM    computes with packed copies of emptied parameters, as on a CPU; reload_weights forgets a tied head's
+    LLM            keeps weights as parameters, as on a GPU
+    PackedLLM      computes with packed copies of emptied parameters, as on a CPU; reload_weights forgets a tied head's
+    StubbornLLM    takes no new weights
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +68,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
+    request_id: int
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
@@ -126,24 +127,33 @@ class _PackedModel(_Model):
                 own[name].data.copy_(tensor)
 
 
-class _EngineCore:
-    """The client of the engine's process."""
+ENGINES: list[_Engine] = []  # all that were made
+
+
+class _Engine:
+    """What decodes: a step makes a token for each request, as long as one is unfinished."""
 
     def __init__(self) -> None:
+        self.requests: dict[int, Iterator[RequestOutput | None]] = {}
         self.alive = True
-        OldLLM.running += 1
+        self.engine_core = self
+        ENGINES.append(self)
+
+    def step(self) -> list[RequestOutput]:
+        assert self.alive
+        outputs = {number: next(request) for number, request in self.requests.items()}
+        finished = {number: output for number, output in outputs.items() if output is not None}
+        self.requests = {number: request for number, request in self.requests.items() if number not in finished}
+        return list(finished.values())
 
     def shutdown(self, timeout: float | None = None) -> None:
         assert self.alive
         self.alive = False
-        OldLLM.running -= 1
 
 
-class OldLLM:
-    """An engine without `apply_model`."""
+class LLM:
+    """An engine on a GPU."""
 
-    made = 0  # engines so far
-    running = 0  # engines that were not shut down
     model_class = _Model
 
     def __init__(
@@ -160,32 +170,57 @@ class OldLLM:
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
         assert logprobs_mode in ("raw_logprobs", "processed_logprobs")
-        OldLLM.made += 1
         self._model, self._mode = self.model_class(model), logprobs_mode
         if self._model.inner.config.num_attention_heads % tensor_parallel_size:
             raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         self._longest = max_model_len or self._model.inner.config.max_position_embeddings
-        self.llm_engine = SimpleNamespace(engine_core=_EngineCore())
+        self.llm_engine = _Engine()
         self._first: dict[tuple[int, ...], Tensor] = {}  # logits after prompts that were read
 
     def generate(
         self, prompts: Sequence[TokensPrompt], sampling_params: Sequence[SamplingParams], *, use_tqdm: bool = True
     ) -> list[RequestOutput]:
-        assert self.llm_engine.engine_core.alive
         pairs = list(zip(prompts, sampling_params, strict=True))
         assert all(len(p["prompt_token_ids"]) + (s.max_tokens or 0) <= self._longest for p, s in pairs)
-        return [self._request(prompt["prompt_token_ids"], parameters) for prompt, parameters in pairs]
+        requests = {i: self._request(i, p["prompt_token_ids"], parameters) for i, (p, parameters) in enumerate(pairs)}
+        self.llm_engine.requests = requests
+        outputs: list[RequestOutput] = []
+        while self.llm_engine.requests:
+            outputs += self.llm_engine.step()
+        return sorted(outputs, key=lambda output: output.request_id)
+
+    def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
+        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
+            raise TypeError(f"Object of type {type(func)} is not serializable")
+        assert self.llm_engine.alive
+        try:
+            return [pickle.loads(pickle.dumps(func))(self._model)]
+        except BaseException as error:  # noqa: BLE001 - between processes nothing finer comes back
+            raise Exception(f"Call to collective_rpc method failed: {error}") from None
+
+    def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
+        assert method == "reload_weights"
+        (file,) = Path(kwargs["weights_path"]).glob("*.safetensors")
+        self._model.reload(load_file(file).items())
+        return [None]
 
     def reset_prefix_cache(self) -> bool:
         self._first.clear()
         return True
 
-    def _request(self, prompt: list[int], parameters: SamplingParams) -> RequestOutput:
+    def _request(self, number: int, prompt: list[int], parameters: SamplingParams) -> Iterator[RequestOutput | None]:
         samples = [self._completion(prompt, parameters, index) for index in range(parameters.n)]
-        return RequestOutput(prompt, samples[::-1])  # whoever is first has ended first
+        ended: list[CompletionOutput] = []
+        while samples:
+            made = [(sample, next(sample)) for sample in samples]
+            ended += [output for _, output in made if output is not None]
+            samples = [sample for sample, output in made if output is None]
+            yield None if samples else RequestOutput(number, prompt, ended)  # whoever is first has ended first
 
     @torch.no_grad()
-    def _completion(self, prompt: list[int], parameters: SamplingParams, index: int) -> CompletionOutput:
+    def _completion(
+        self, prompt: list[int], parameters: SamplingParams, index: int
+    ) -> Iterator[CompletionOutput | None]:
         generator = torch.Generator()
         if parameters.seed is not None:
             generator.manual_seed(parameters.seed + index)
@@ -205,8 +240,9 @@ class OldLLM:
             log_probs.append({token: Logprob(float(told[token]))})
             if token in (parameters.stop_token_ids or ()) or (not parameters.ignore_eos and token == self._eos()):
                 reason = "stop"
-        told_at_all = None if parameters.logprobs is None else log_probs
-        return CompletionOutput(index, "", tokens, None, told_at_all, reason)
+            if reason == "length" and len(tokens) < (parameters.max_tokens or 1 << 30):
+                yield None
+        yield CompletionOutput(index, "", tokens, None, None if parameters.logprobs is None else log_probs, reason)
 
     def _logits(self, prompt: list[int], tokens: list[int]) -> Tensor:
         key = tuple(prompt)
@@ -222,32 +258,13 @@ class OldLLM:
         return self._model.inner.config.eos_token_id
 
 
-class LLM(OldLLM):
-    """An engine of today."""
-
-    def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
-        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
-            raise TypeError(f"Object of type {type(func)} is not serializable")
-        assert self.llm_engine.engine_core.alive
-        try:
-            return [pickle.loads(pickle.dumps(func))(self._model)]
-        except BaseException as error:  # noqa: BLE001 - between processes nothing finer comes back
-            raise Exception(f"Call to collective_rpc method failed: {error}") from None
-
-    def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
-        assert method == "reload_weights"
-        (file,) = Path(kwargs["weights_path"]).glob("*.safetensors")
-        self._model.reload(load_file(file).items())
-        return [None]
-
-
 class PackedLLM(LLM):
     """An engine on a CPU."""
 
     model_class = _PackedModel
 
 
-class StubbornLLM(PackedLLM):
+class StubbornLLM(LLM):
     """An engine that takes no new weights."""
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:

@@ -384,6 +384,14 @@ def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
     assert compose_train([f"warm_start.teacher={name}"]).warm_start.teacher == name
 
 
+def test_a_file_may_stand_where_a_language_preset_could(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("variants: [{min_devices: 1, items: [prompts+generation+reward+actor on all]}]")
+    assert compose_math([f"plan={tmp_path / 'mine.yaml'}"]).plan.name == "mine"
+    (tmp_path / "wide.yaml").write_text("# @package _global_\nalgorithm: {lr: 0.1}\nrun: {seed: 3}\n")
+    with pytest.raises(ConfigError, match=r"algorithm is .*wide.yaml', which sets run as well"):
+        compose_math([f"algorithm={tmp_path / 'wide.yaml'}"])
+
+
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_a_path_may_be_quoted(tmp_path: Path, quote: str):
     (tmp_path / "my plan.yaml").write_text("variants: [{min_devices: 1, items: [actor on all]}]")

@@ -11,7 +11,7 @@ import pytest
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError, PlugInError
-from rlinf_embodied.plug_ins import load_plug_in, raised_by_user, source_digest
+from rlinf_embodied.plug_ins import load_plug_in, raised_by_user
 
 
 def raised(work) -> BaseException:
@@ -59,13 +59,6 @@ def test_a_module_that_cannot_be_imported_is_shown_where_it_fails(tmp_path, monk
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ConfigError, match=rf"reward\._target_ is 'mine\.score', but {words}"):
         load_plug_in("mine.score", "reward._target_", "completion", "problem")
-
-
-def test_a_digest_is_that_of_the_file(tmp_path, monkeypatch) -> None:
-    (tmp_path / "digested.py").write_text("class Mine: ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert len(source_digest("digested.Mine")) == 64
-    assert source_digest("builtins.len") == ""
 
 
 @pytest.mark.parametrize("error", [PlugInError("mine.py, line 3"), ObjectiveError("the ratio is not 1")])

@@ -1,10 +1,10 @@
-"""What a staleness saves: iterations that overlap beside iterations that do not, on the workloads of auto_cases.py.
+"""What a staleness saves: seconds per iteration with and without overlap, on the workloads of auto_cases.py.
 
 python -m experiments.bench.ahead [cases=robot,math_judge] [staleness=0,1] [iterations=8] [rounds=3]
                                   [out=docs/results/ahead.json] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload and staleness the stages are profiled, and the planner picks its best plan of just that staleness.
-These plans train in turn, each with workers of its own from the same policy; after the first iterations, in which
+These plans train in turn, each with separate workers from the same policy; after the first iterations, in which
 fronts run ahead for the first time, `iterations` of them are timed together.  Reported are seconds per iteration,
 predicted and measured, and how many times faster than without staleness each is, round by round.  Rounds of one plan
 end with the same weights, or the benchmark fails.

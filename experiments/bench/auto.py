@@ -1,25 +1,18 @@
 """Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
-python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0] [join=earlier.json]
-                                 [disturbed=true] [out=docs/results/auto.json]
-                                 [overrides of train_vla.py or train_llm_math.py]
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0]
+                                 [out=docs/results/auto.json] [overrides of train_vla.py or train_llm_math.py]
 
-For each workload: the stages are profiled anew, then every preset plan and the one that is picked train the same config
+For each workload: the stages are profiled, then every preset plan and the one that is picked train the same config
 from the same policy, iteration by iteration in alternation; with next_best=2 also those two of other shapes that the
-planner ranks behind the picked one.  Printed, and written as JSON, Markdown and a scatter plot beside `out`: predicted
+planner ranks behind the picked one.  Printed, and written as JSON, Markdown and a scatter plot next to `out`: predicted
 against measured seconds per iteration of each plan; whether the picked one is the fastest, or within 3 % of it, or
 within the spread of the measurement (the exit code is 1 where it is neither); by what factor the slowest one is slower
-than the fastest; after how many iterations the time that the profile took is had back, beside turns without one; and
+than the fastest; after how many iterations the profile has paid for itself, compared with plan=collocated; and
 the share of an iteration that the busiest worker spent in no stage.  With settle=2 two iterations of a plan go before
 each one that is timed: after the other plans' turns a worker's first one is slower, which shows where they are short.
 
-With disturbed=true each workload is profiled a second time while another process keeps a core busy.  Measured, too, are
-then the plan that is picked by that profile (disturbed) and those that training would try because the profile says that
-it was disturbed (tried); training goes on with the fastest of these after four iterations at the latest.
-
-The first six took 16.6 minutes on two cores.  They may be measured in several runs: the report of a run with
-`join=<JSON of an earlier one>` has that one's workloads too, but for those that were measured now.  Overrides apply to
-every workload of a run.
+The first six take about 17 minutes on two cores.  Overrides apply to every workload of a run.
 """
 
 from __future__ import annotations
@@ -45,11 +38,8 @@ from experiments.bench.harness import (
     Table,
     alternate,
     chosen,
-    commands,
-    earlier_results,
-    joined,
+    command_text,
 )
-from experiments.bench.harness.hog import busy_core
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
@@ -62,12 +52,11 @@ from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import resolve_on, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import DISTURBED, as_measured, linked
+from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.runtime.session import Session, make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.planning import measured_profile
-from rlinf_embodied.training.trials import doubted
 from rlinf_embodied.workflow.graph import Workflow
 
 WITHIN = 0.03  # of the fastest
@@ -82,8 +71,6 @@ class Options:
     iterations: int = 3
     settle: int = 0
     next_best: int = 0
-    join: str = ""
-    disturbed: bool = False
     out: str = ""
 
 
@@ -96,7 +83,7 @@ class Outcome:
     measured_s: Spread
     plan: str  # as text
     weights_sha256: str
-    outside_stages: Spread | None = None  # None: an earlier run did not look
+    outside_stages: Spread
 
     @property
     def error(self) -> float:
@@ -121,7 +108,6 @@ def run_case(
     count: int,
     least_devices: int = 2,
     names: Sequence[str] = (),
-    disturbed: bool = False,
     next_best: int = 0,
     throttled: Mapping[int, float] | None = None,
     settle: int = 0,
@@ -135,7 +121,6 @@ def run_case(
         count: iterations of each plan.
         least_devices: that the cluster has.
         names: of the presets, all if there are none.
-        disturbed: whether a profile is taken beside a busy core, too; its plans are added.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
         throttled: what part of a core a device gets; None: all devices get a core each.
         settle: iterations before each one that is timed.
@@ -156,8 +141,6 @@ def run_case(
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         behind = enumerate(ranked[1 : 1 + next_best], start=1)
         plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
-        if disturbed:
-            plans |= disturbed_plans(job, cluster, workflow, session)
         return _trained(job, workflow, plans, pricer, session, begin, count, settle), profile_s
     finally:
         session.close()
@@ -173,7 +156,7 @@ def begun(config: ClusterConfig, throttled: Mapping[int, float]) -> Session:
 
 
 def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
-    """Makes the policy that training starts from, and measures the stages anew; the session is left without any.
+    """Makes the policy that training starts from and profiles the stages; the session is left without stages.
 
     Returns the graph, its prices, and the seconds that measuring took.
     """
@@ -192,23 +175,9 @@ def shown(what: str, done: int, total: int, remark: str) -> None:
         print(f"  {what} {remark}".rstrip(), flush=True)
 
 
-def disturbed_plans(job: Job, cluster: Cluster, workflow: Workflow, session: Session) -> dict[str, Plan]:
-    """Returns what is picked by a profile that is taken beside a busy core, and what training would try with it."""
-    session.clear()
-    with busy_core() as core:
-        print(f"  core {core} is kept busy", flush=True)
-        profile, path = measured_profile(job, cluster, workflow, session, shown)
-    path.unlink()  # no run is to find it
-    ranked = rank(Pricer(as_measured(workflow, profile), profile, linked(cluster, profile))).plans
-    print(text_table(rows(ranked)), flush=True)
-    others = doubted(ranked, profile.disturbed) if profile.disturbed > DISTURBED else []
-    named = {"disturbed": ranked[0], **{f"tried {k + 1}": entry for k, entry in enumerate(others)}}
-    return {name: replace(entry.plan, name=name) for name, entry in named.items()}
-
-
 @contextmanager
 def judge(overrides: Sequence[str]) -> Iterator[None]:
-    """Runs the judge beside, in a process of its own, where a workload asks it."""
+    """Runs the judge in a separate process for a workload that asks one."""
     if not any("http_judge" in text for text in overrides):
         yield
         return
@@ -260,9 +229,9 @@ def _trained(
     count: int,
     settle: int,
 ) -> dict[str, Outcome]:
-    """Runs the plans' iterations in turn, each with workers of its own, which rest between them.
+    """Runs the plans' iterations in turn, each with separate workers, which rest between them.
 
-    `first` lends its workers to one plan: idle ones beside them would only take memory.
+    `first` lends its workers to one plan: idle ones would only take memory.
     """
     cluster = cluster_at_hand(job.config.cluster)
     before = max(1, workflow.typical_iteration)  # these do not count: what is done once is done then
@@ -302,17 +271,6 @@ def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, floa
 
 
 # ------------------------------------------------------------------------------------------------------------ concluded
-def read(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Outcome]:
-    """Returns the outcomes of a workload as `to_json` wrote them."""
-
-    def one(data: Mapping[str, Any]) -> Outcome:
-        values: dict[str, Any] = {key: value for key, value in data.items() if key != "error"}
-        spreads = {key: Spread(**values[key]) for key in ("measured_s", "outside_stages") if values.get(key)}
-        return Outcome(**{**values, **spreads})
-
-    return {name: one(data) for name, data in plans.items()}
-
-
 def verdict(found: Outcomes) -> tuple[bool, str]:
     """Returns whether the picked plan is the fastest (or as good as it), and how that is meant."""
     measured = {name: outcome.measured_s for name, outcome in found.items()}
@@ -328,17 +286,6 @@ def verdict(found: Outcomes) -> tuple[bool, str]:
     return False, f"{behind:.1%} behind {best}"
 
 
-def repaired(found: Outcomes) -> str:
-    """Returns what training goes on with after a disturbed profile, and how it compares; "" if there was none."""
-    among = [name for name in found if name == "disturbed" or name.startswith("tried ")]
-    if not among:
-        return ""
-    measured = {name: outcome.measured_s.median for name, outcome in found.items()}
-    stays, best = min(among, key=lambda name: measured[name]), min(measured.values())
-    behind = [f"{measured[name] / best - 1:.1%}" for name in ("disturbed", stays)]
-    return f"a disturbed profile picks a plan {behind[0]} behind the fastest; {stays} stays, {behind[1]} behind it"
-
-
 def wrong_choice(found: Outcomes) -> str:
     """Returns by what factor the slowest plan is slower than the fastest."""
     medians = {name: outcome.measured_s.median for name, outcome in found.items()}
@@ -346,13 +293,13 @@ def wrong_choice(found: Outcomes) -> str:
     return f"{slowest} takes {medians[slowest] / medians[fastest]:.2f} times as long as {fastest}"
 
 
-def had_back(found: Outcomes, profile_s: float) -> str:
-    """Returns when the time of the profile is had back, beside turns on all devices without one."""
+def paid_back(found: Outcomes, profile_s: float) -> str:
+    """Returns after how many iterations the profile has paid for itself, compared with plan=collocated."""
     auto, turns = found["auto"], found.get("collocated")
     saved = 0.0 if turns is None else turns.measured_s.median - auto.measured_s.median
     if turns is None or saved <= 0 or turns.plan == auto.plan:
-        return f"the profile took {profile_s:.0f} s, which nothing brings back"
-    return f"the profile took {profile_s:.0f} s, had back after {math.ceil(profile_s / saved)} iterations"
+        return f"the profile took {profile_s:.0f} s, which is not paid back"
+    return f"the profile took {profile_s:.0f} s, paid back after {math.ceil(profile_s / saved)} iterations"
 
 
 def lines_of(case: str, found: Outcomes) -> list[tuple[str, ...]]:
@@ -401,47 +348,39 @@ def measure(run: Run[Options]) -> Report:
     own, cases = run.options, chosen(run.options.cases, CASES)
     for case in cases.values():
         composed([*case, *run.overrides])  # typing errors cost no measurement
-    earlier = earlier_results(own.join, "auto")
-    kept = {case: read(plans) for case, plans in earlier.get("workloads", {}).items() if case not in cases}
     measured: dict[str, dict[str, Outcome]] = {}
-    notes: dict[str, list[str]] = {case: said for case, said in earlier.get("notes", {}).items() if case not in cases}
+    notes: dict[str, list[str]] = {}
     for case, words in cases.items():
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            more = {"disturbed": own.disturbed, "next_best": own.next_best, "settle": own.settle}
+            more = {"next_best": own.next_best, "settle": own.settle}
             more |= {"names": FEW.get(case, ()), "throttled": THROTTLED.get(case)}
             measured[case], profile_s = run_case(asked, own.iterations, **more)
-        notes[case] = [wrong_choice(measured[case]), had_back(measured[case], profile_s)]
+        notes[case] = [wrong_choice(measured[case]), paid_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
-        print("\n".join([*notes[case], repaired(measured[case]) or "profiled once"]), flush=True)
-        outside = {name: found.outside_stages for name, found in measured[case].items() if found.outside_stages}
-        print("in no stage: " + ", ".join(f"{name} {share.median:.1%}" for name, share in outside.items()), flush=True)
-        run.keep({**summary(kept | measured), "notes": notes})
-    return report(kept | measured, joined(run.known, earlier, list(kept)), list(measured), notes)
+        print("\n".join(notes[case]), flush=True)
+        outside = (f"{name} {found.outside_stages.median:.1%}" for name, found in measured[case].items())
+        print("in no stage: " + ", ".join(outside), flush=True)
+        run.keep({**summary(measured), "notes": notes})
+    return report(measured, run.known, notes)
 
 
-def report(
-    results: Mapping[str, Outcomes],
-    known: Mapping[str, Any],
-    measured: Sequence[str],
-    notes: Mapping[str, Sequence[str]],
-) -> Report:
-    """Returns errors and verdicts; the exit code is about the workloads that were measured now."""
-    found = summary(results)
-    found["notes"] = dict(notes)
-    found["repaired"] = {case: said for case, plans in results.items() if (said := repaired(plans))}
+def report(results: Mapping[str, Outcomes], known: Mapping[str, Any], notes: Mapping[str, Sequence[str]]) -> Report:
+    """Returns errors and verdicts; the exit code is 1 where a picked plan is not among the fastest."""
+    found = summary(results) | {"notes": dict(notes)}
     table = Table(HEADER, [row for case, plans in results.items() for row in lines_of(case, plans)])
     errors = [f"{key}: {found[key]}" for key in ("median_error", "worst_error")]
     errors += [f"{case}: {text}" for case, said in notes.items() for text in said]
-    errors += [f"{case}: {text}" for case, text in found["repaired"].items()]
     said = f"errors of the predictions: median {found['median_error']:.1%}, worst {found['worst_error']:.1%}"
     return Report(
         content={**known, **found},
         text=f"{table}\n{said}",
-        markdown="\n".join(["# plan=auto, measured", "", commands("auto", known), "", table.markdown(), "", *errors]),
+        markdown="\n".join(
+            ["# plan=auto, measured", "", command_text("auto", known), "", table.markdown(), "", *errors]
+        ),
         draw=partial(draw, results),
-        exit_code=0 if all(verdict(results[case])[0] for case in measured) else 1,
+        exit_code=0 if all(verdict(plans)[0] for plans in results.values()) else 1,
     )
 
 

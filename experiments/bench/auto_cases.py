@@ -3,8 +3,8 @@
 workload       what it is about
 pick...        linear costs on two equal cores: turns
 robot          envs that run at the rate of a robot's controller: workers without a core, shards side by side
-robot_reuse    slower robots, and three times the epochs on what they gather: training beside the next rollout
-flat_policy    a policy whose call takes as long for one row as for sixteen, beside a CPU's simulator
+robot_reuse    slower robots, and three times the epochs on what they gather: training during the next rollout
+flat_policy    a policy whose call takes as long for one row as for sixteen, with a simulator on the CPU
 math_tail      completions most of which end early
 math_memory    devices that hold one of two stages
 math_judge     a reward that is waited for
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *(REASONING, "warm_start.steps=400", "data.level='sum2-2-9,sum3-3-9,sum4-4-9,sum10-10-9'"),
         *("generation.max_new_tokens=96", "generation.rows_per_block=16", "generation.rows_per_batch=128"),
     ),
-    # 103 million weights are read for each call, whether for one row or sixteen, beside a simulator of some computing
+    # 103 million weights are read for each call, for one row or sixteen, and the simulator takes time itself
     "flat_policy": (
         *("env=maniskill_pick", "policy=state", "policy.hidden_size=7168", "policy.num_layers=3"),
         *(
@@ -63,7 +63,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("algorithm.epochs=1", "algorithm.value_epochs=1"),
     ),
     # devices that hold the actor or the critic with what a step of theirs needs, and not both: they switch, or each has
-    # a device of its own.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
+    # a separate device.  The simulated accelerator (docs/gpu.md): PYTHONPATH=tests:. SIM_ROOM_BYTES=175000000
     "math_memory": (
         *(REASONING, "algorithm=ppo", "warm_start.steps=100", "algorithm.critic_warmup_iterations=0"),
         *("policy.hidden_size=256", "policy.intermediate_size=1024", "algorithm.reduction=exact"),
@@ -77,7 +77,7 @@ CASES: dict[str, tuple[str, ...]] = {
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
-# devices of which only so much is had, by a quota of the kernel's; the rest of the case tells the planner so
+# devices of which a kernel quota gives only this share; cluster.speeds reports it to the planner
 THROTTLED = {"uneven": {1: 0.5}}
 _OF_LEARNERS = ("collocated", "disaggregated", "hybrid", "experiments/bench/learners_apart.yaml")
 # presets: few workers that wait for their turn are enough for two cores, and workers with optimizers of 103 million

@@ -1,4 +1,4 @@
-"""Learning curves of PPO beside Stable-Baselines3's and SBX's: the same networks, schedule, rates and env steps.
+"""Learning curves of PPO, compared with Stable-Baselines3's and SBX's: equal networks, schedule, rates and env steps.
 
 python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [seeds=6301,6302,6303] [points=...]
                                        [iterations=...] [sbx=true] [folder=...] [out=docs/results/ppo_curves]
@@ -12,9 +12,9 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [
                            on both.  Episodes last 50 steps whatever happens, so that returns compare
     images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
                            the cube: the convolutions of Mnih et al. 2015 and 512 units, shared by actor and critic.
-                           SBX takes no images beside a state
+                           SBX takes no images together with a state
 
-A seed at a time, each training in a process of its own with one thread, one after the other.  A curve is what
+A seed at a time, each training in a separate process with one thread, one after the other.  A curve is what
 `episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3, of images 2).  What `folder`
 holds is not trained again.
 
@@ -77,7 +77,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One task, and what trains on it beside ours."""
+    """One task, and the peers that train on it as well."""
 
     task: str
     words: tuple[str, ...]  # of experiments/train_vla.py
@@ -114,9 +114,9 @@ class Peer:
         def ask() -> tuple[float, float | None]:
             solved.clear()
 
-            def note(told: dict[str, Any], _: object) -> None:
-                if told["done"] and "is_success" in told["info"]:
-                    solved.append(bool(told["info"]["is_success"]))
+            def note(locals_: dict[str, Any], _: object) -> None:
+                if locals_["done"] and "is_success" in locals_["info"]:
+                    solved.append(bool(locals_["info"]["is_success"]))
 
             found = float(cast(float, evaluate_policy(model, held, episodes, callback=note)[0]))
             return found, statistics.mean(solved) if solved else None

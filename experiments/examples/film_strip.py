@@ -57,8 +57,8 @@ def main(run: Path, out: Path) -> None:
         )
     before, after = episodes(steps[0]), episodes(steps[-1])
     seed = choose(before, after)
-    told = {"before RL": before[seed], "after RL": after[seed]}
-    picture = strip({f"{when}: {WORDS[won]} (episode {seed})": moments(video) for when, (won, video) in told.items()})
+    videos = {"before RL": before[seed], "after RL": after[seed]}
+    picture = strip({f"{when}: {WORDS[won]} (episode {seed})": moments(video) for when, (won, video) in videos.items()})
     picture.save(out)
     print(f"{out}: episode {seed}, {WORDS[before[seed][0]]} before, {WORDS[after[seed][0]]} after")
 

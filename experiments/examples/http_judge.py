@@ -45,7 +45,7 @@ def judged(completion: str, problem: Problem) -> float:
 
 
 def asked(request: urllib.request.Request, sleep: Callable[[float], object] = time.sleep) -> bytes:
-    """Returns a server's answer; asks again after a while where it is late, away, busy, or has trouble of its own.
+    """Returns a server's answer; asks again after a while where it is late, away, busy, or fails.
 
     Any other refusal, such as 401 or 404, would be the same the next time.
 

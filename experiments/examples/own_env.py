@@ -1,6 +1,6 @@
-"""An env of one's own: gymnasium's Pusher on MuJoCo, an arm that pushes a puck to a place on the table.
+"""A custom env: gymnasium's Pusher on MuJoCo, an arm that pushes a puck to a place on the table.
 
-docs/own_env.md explains it; own_env.yaml beside it is the section `env` of a run.
+docs/own_env.md explains it; own_env.yaml next to it is the section `env` of a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A Gymnasium env of one's own that is seen as an image: catch the ball that falls.
+"""A custom Gymnasium env that returns images: catch the ball that falls.
 
-docs/gymnasium.md explains it; own_gymnasium.yaml beside it is the section `env` of a run.
+docs/gymnasium.md explains it; own_gymnasium.yaml next to it is the section `env` of a run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A policy of one's own: a small network on the proprioception that chooses among bins of each action.
+"""A custom policy: a small network on the proprioception that chooses among bins of each action.
 
-docs/own_policy.md explains it; own_policy.yaml beside it is the section `policy` of a run.
+docs/own_policy.md explains it; own_policy.yaml next to it is the section `policy` of a run.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Collect:
         self.q = cast(torch.Tensor, table)
 
     def episode(self, seed: int, noise: torch.Tensor) -> torch.Tensor:
-        """Returns (state, action, reward, next state, goes on) of each step; noise [STEPS, 2] says where to explore."""
+        """Returns (state, action, reward, next state, continues) of each step; noise [STEPS, 2] explores."""
         (state, _), found, over = self.env.reset(seed=seed), [], False
         while not over:
             explores, which = (float(x) for x in noise[len(found)])

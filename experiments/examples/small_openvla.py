@@ -73,8 +73,8 @@ def write_small(own: Options) -> Path:
 
 def _ranges(own: Options) -> dict[str, dict[str, list]]:
     """Returns what -1 and 1 stand for, by what it is said of."""
-    told = {"action": own.action_dim} | ({"proprio": own.proprio_dim} if own.proprio_dim else {})
-    bounds = {name: ([-1.0] * dim, [1.0] * dim) for name, dim in told.items()}
+    dims = {"action": own.action_dim} | ({"proprio": own.proprio_dim} if own.proprio_dim else {})
+    bounds = {name: ([-1.0] * dim, [1.0] * dim) for name, dim in dims.items()}
     if own.data:
         recorded = json.loads((Path(own.data) / "meta" / "stats.json").read_text())
         kinds = {"action": recorded["action"], "proprio": recorded["observation.state"]}

@@ -1,4 +1,4 @@
-"""Installs a simulator into a virtual environment of its own, since its versions conflict with those of runs.
+"""Installs a simulator into a separate virtual environment, since its versions conflict with those of runs.
 
 python -m experiments.setup.foreign <simulator>        aloha, libero, metaworld or pusht
 

@@ -1,9 +1,8 @@
 """Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
 
 `python -m experiments.setup.vulkan` checks, installs where it may (root on Debian or Ubuntu) and checks again by
-rendering a picture; `--dry-run` says what it would do.  `--early` is for the time when SAPIEN is not installed yet: it
-installs only where no driver at all is found, and leaves the verdict to a later call.  Exit code 0: rendering works; 1:
-it does not, and the last lines say what to run.
+rendering a picture; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
+lines name the command to run.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
 comes from bookworm-backports, taken from the same mirror as the machine's other packages and for this call of apt only.
@@ -19,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +26,6 @@ BACKPORTS = "bookworm-backports"
 APT_ROOT = Path("/etc/apt")
 OLDEST_STOCK = {"debian": 13, "ubuntu": 22}  # releases whose own Mesa is new enough
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
-DRIVER_FOLDERS = ("/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d")
-DRIVER_VARIABLES = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
 APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
 
 # In a process of its own, since a broken driver may end the process.  The first picture costs llvmpipe six seconds.
@@ -127,12 +123,6 @@ def install_commands(system: System, sources: Path, apt_root: Path = APT_ROOT) -
     return [["apt-get", *options, "update", "-q"], install]
 
 
-def has_driver(folders: Sequence[str] = DRIVER_FOLDERS) -> bool:
-    """Returns whether any Vulkan driver is here, usable or not."""
-    described = any(any(Path(folder).glob("*.json")) for folder in folders)
-    return described or any(os.environ.get(name) for name in DRIVER_VARIABLES)
-
-
 def manual_instructions(system: System) -> str:
     """Returns what a person without root, or on another system, has to run."""
     script = f"{shlex.quote(sys.executable)} {shlex.quote(str(Path(__file__).resolve()))}"
@@ -171,22 +161,11 @@ def install(system: System, dry_run: bool) -> bool:
         return commands is not None
 
 
-def install_early() -> None:
-    """Installs where it is needed for certain, without asking SAPIEN."""
-    if os.geteuid() == 0 and not has_driver():
-        install(read_system(), dry_run=False)
-
-
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done, as if nothing were usable")
-    parser.add_argument("--early", action="store_true", help="only install, and only where no driver is found at all")
-    arguments = parser.parse_args()
-    if arguments.early:
-        install_early()
-        return 0
-    dry_run = arguments.dry_run
+    dry_run = parser.parse_args().dry_run
     found = probe_rendering()
     if found.works and not dry_run:
         print(f"Vulkan: {found.device}")

@@ -27,28 +27,6 @@ from rlinf_embodied.compose.explain import keys
 from rlinf_embodied.compose.overrides import chosen, names_of
 from rlinf_embodied.config import ImitationConfig, MathConfig, TrainConfig
 
-__all__ = [
-    "CONFIG_DIR",
-    "FILE_SUFFIXES",
-    "choices",
-    "chosen",
-    "compose",
-    "compose_answers",
-    "compose_evaluate",
-    "compose_export",
-    "compose_math",
-    "compose_sft",
-    "compose_train",
-    "groups",
-    "keys",
-    "load",
-    "names_of",
-    "read_mapping",
-    "split",
-    "stored_variant",
-    "to_yaml",
-]
-
 
 def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""

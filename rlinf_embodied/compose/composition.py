@@ -268,7 +268,15 @@ def _stored(group: str, path: Path, preset: Preset, schema: type) -> str:
     except OmegaConfBaseException as error:
         raise explained(error, schema, str(path)) from error
     name = "file_" + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in path.stem)
-    ConfigStore.instance().store(group=preset.folder, name=name, node=layer, package="_global_")
+    if preset.folder == group:
+        ConfigStore.instance().store(group=group, name=name, node=layer, package="_global_")
+        return name
+    if others := sorted(layer.keys() - {group}):  # the command's file gives a preset of this folder the group's keys
+        raise ConfigError(
+            f"{group} is {str(path)!r}, which sets {', '.join(others)} as well, but {_file_of(schema)} takes only "
+            f"{group} from it: set the others on the command line"
+        )
+    ConfigStore.instance().store(group=preset.folder, name=name, node=layer.get(group, {}))
     return name
 
 

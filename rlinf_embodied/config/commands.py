@@ -40,6 +40,7 @@ FREE_ON_RESUME = (
     *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
     "algorithm.max_zero_advantage_iterations",
     "env.control_hz",
+    "env.rows_per_call",
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone

@@ -40,7 +40,8 @@ class EnvConfig:
     task: str = "PickCube-v1"  # any registered ManiSkill task id
     instruction: str | None = None  # None: the task's own sentence
     num_envs: int = 64  # rows over all workers
-    block_size: int = 16  # rows per block, at most num_envs: the unit of placement, policy call and gradient microbatch
+    block_size: int = 16  # rows per block, at most num_envs: the unit of placement and of exact sums
+    rows_per_call: int | None = None  # rows of a policy call, at most; None: all of a worker's (docs/determinism.md)
     obs_size: int = 64  # pixels, width and height of each camera
     chunk: int = 5  # actions that a policy call predicts
     execute_steps: int = 0  # how many of these are executed before the policy is asked again; 0: all
@@ -68,6 +69,8 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
             self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
+        rows, rule = self.rows_per_call, "a policy call has rows"
+        require(rows is None or rows >= 1, "env.rows_per_call", rows, rule, "use null for all rows of a worker")
         require(
             0 <= self.execute_steps <= self.chunk,
             "env.execute_steps",

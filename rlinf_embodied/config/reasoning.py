@@ -21,9 +21,7 @@ class Engine(StrEnum):
 class WeightUpdate(StrEnum):
     """How a running vLLM gets new weights."""
 
-    auto = "auto"  # the first of the following that it does not refuse
-    load = "load"  # into the parameters of its model
-    reload = "reload"  # by its own reload_weights, which also recomputes the tensors that vLLM derives
+    reload = "reload"  # by its own reload_weights; where that is refused another engine starts
     restart = "restart"  # an engine for each version of the weights: slow, and right for every model
 
 
@@ -36,7 +34,7 @@ class VllmConfig:
     enforce_eager: bool = False  # true: no compilation and no CUDA graphs, which start slowly
     tensor_parallel_size: int = 1  # GPUs (on a CPU: processes) that share each layer
     max_model_len: int | None = None  # tokens of a prompt with its completion; None: the model's context
-    update: WeightUpdate = WeightUpdate.auto
+    update: WeightUpdate = WeightUpdate.reload
 
     def __post_init__(self) -> None:
         share, ranks, length = self.gpu_memory_utilization, self.tensor_parallel_size, self.max_model_len

@@ -69,7 +69,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     folder = RunFolder(Path(config.run.dir or _default_dir(config)))
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
-    asked = held_out(config.env, config.eval, config.run.seed, videos, acting)
+    asked = held_out(config.env, config.eval, config.run, videos, acting)
     stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
     if policy is not None:
         stage = _acting(policy, str(config.checkpoint), asked)

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
@@ -35,7 +36,7 @@ from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.metrics import Rate
-from rlinf_embodied.workflow.graph import CORES, Loop, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import CORES, Loop, Repeat, RepeatDecision, StageSpec, Workflow
 
 Acting = Literal["policy", "expert", "random"]  # expert and random act inside the env stage, which knows what they need
 
@@ -47,6 +48,7 @@ class EvaluationEnvConfig(EnvStageConfig):
     eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
     videos: str | None = None  # folder
     acting: Acting = "policy"
+    exact: bool = True  # whether plans may not show in the results
 
 
 def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
@@ -64,12 +66,12 @@ def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
 
 
 def held_out(
-    env: EnvConfig, how: EvalConfig, seed: int, videos: str | None = None, acting: Acting = "policy"
+    env: EnvConfig, how: EvalConfig, run: RunConfig, videos: str | None = None, acting: Acting = "policy"
 ) -> EvaluationEnvConfig:
-    """Returns the episodes to run in an env; `seed` is of sampled or random actions, `videos` a folder for these."""
+    """Returns the episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder for these."""
     whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
     ends = dataclasses.replace(whole, hold_steps=1) if how.end_at_success else whole
-    return EvaluationEnvConfig(ends, seed, eval=how, videos=videos, acting=acting)
+    return EvaluationEnvConfig(ends, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -162,29 +164,23 @@ class EvaluationPolicyStage(RolloutStage):
             self._shared.enter(self._user)
         return super().step(step_context, observations)
 
-    @torch.no_grad()
-    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
-        policy, size = self._shared.policy, self._config.block_size
-        noise = None
-        if not self._eval.eval.greedy:
-            numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
-            purpose = "evaluate" if self._config.name == "policy" else f"{self._config.name} evaluate"
-            drawn = policy.spec.noise.draw(self._config.seed, purpose, numbers, step_context.chunk_step)
-            noise = drawn.to(self._device)
-        features = policy.encode(observation.to(self._device))
-        return policy.act(features, noise, self._config.policy.temperature).actions
+    def _noise(self, step_context: StepContext, block: int) -> Tensor:
+        size = self._config.block_size
+        numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
+        purpose = "evaluate" if self._config.name == "policy" else f"{self._config.name} evaluate"
+        drawn = self._policy.spec.noise.draw(self._config.seed, purpose, numbers, step_context.chunk_step)
+        return drawn.to(self._device)
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         self._shared.leave(self._user)
-        return Output(dict.fromkeys(observations))
+        return super().close(step_context, observations)
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPolicyConfig(PolicyStageConfig):
     """A PolicyStageConfig with what evaluation adds."""
 
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
-    num_envs: int = 1
+    num_envs: int = 1  # episodes of a round
 
 
 class EvaluationTwoLevelStage(TwoLevelStage):
@@ -193,9 +189,9 @@ class EvaluationTwoLevelStage(TwoLevelStage):
     _level = EvaluationPolicyStage
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns nothing."""
         for level in (self._low, self._high):
             level.close(step_context, observations)
+        self._choices.clear()
         return Output(dict.fromkeys(observations))
 
 
@@ -209,11 +205,20 @@ def policy_stage(
 ) -> StageSpec:
     """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
     env = asked.env
-    sizes = (asked.seed, env.block_size, asked.eval, env.num_envs)
-    low = EvaluationPolicyConfig(policy, folder, *sizes)
+    acting = partial(
+        EvaluationPolicyConfig,
+        seed=asked.seed,
+        block_size=env.block_size,
+        exact=asked.exact,
+        rows_per_call=env.rows_per_call,
+        greedy=asked.eval.greedy,
+        records=False,
+        num_envs=env.num_envs,
+    )
+    low = acting(policy, folder)
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{__name__}.EvaluationPolicyStage", low)
-    high = EvaluationPolicyConfig(hierarchy.policy, high_folder, *sizes, name=HIGH_POLICY)
+    high = acting(hierarchy.policy, high_folder, name=HIGH_POLICY)
     return StageSpec(name, f"{__name__}.EvaluationTwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
@@ -265,17 +270,12 @@ class Evaluation:
         self._num_episodes, self._target = evaluation.num_episodes, target
         self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
         self._max_failures = self._num_episodes
-        loop = Loop(
-            "evaluation",
-            opener,
-            policy.name,
-            chunk_steps=env.chunks_per_rollout,
-            max_rounds=rounds,
-            decide=lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports)),
-        )
+        loop = Loop("evaluation", opener, policy.name, env.chunks_per_rollout)
+        decide = lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports))  # noqa: E731
+        again = Repeat("evaluation", None, opener, decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
-        workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop})
+        workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop}, repeat=again)
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         self._opener = opener
         self._videos = None if asked.videos is None else Path(asked.videos)

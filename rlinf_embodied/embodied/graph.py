@@ -8,11 +8,21 @@ the low-level policy is frozen) and high_actor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import CORES, WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import (
+    CORES,
+    WHOLE,
+    Edge,
+    Loop,
+    Repeat,
+    RepeatDecision,
+    StageSpec,
+    WeightEdge,
+    Workflow,
+)
 
 ENV, POLICY, REPLAY, ACTOR, HIGH_ACTOR = "env", "policy", "replay", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
@@ -77,11 +87,19 @@ def rollout(chunk_steps: int) -> Loop:
     return Loop("rollout", ENV, POLICY, chunk_steps)
 
 
+def resample(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
+    """Returns the repeat in which rollouts are made until the env's reports suffice."""
+    return Repeat("resample", ACTOR, ENV, decide, max_rounds)
+
+
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for; all of it, whichever stages the profile has."""
-    loop = None
-    if {ENV, POLICY} & set(stages) or REPLAY not in stages:
-        loop = replace(rollout(work.chunk_steps), max_rounds=work.max_rounds, expected_rounds=work.expected_rounds)
+    acts = {ENV, POLICY} & set(stages) or REPLAY not in stages
+    loop = rollout(work.chunk_steps) if acts else None
     learners = [actor for actor in (HIGH_ACTOR, ACTOR) if actor in stages] or [ACTOR]
     graph = embodied_graph(work.num_items // work.items_per_block, loop, learners=learners, replay=REPLAY in stages)
-    return replace(graph, items_per_block=work.items_per_block)
+    graph = replace(graph, items_per_block=work.items_per_block)
+    if work.max_rounds == 1:
+        return graph
+    again = resample(lambda rounds: RepeatDecision(True), work.max_rounds)
+    return replace(graph, repeat=again).with_rounds(work.expected_rounds)

@@ -192,7 +192,7 @@ class ImitationJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        asked = held_out(config.env, config.eval, config.run, videos)
         return Evaluation(asked, policy_stage("eval_policy", config.policy, policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> HeldOutCheck:

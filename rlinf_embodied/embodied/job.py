@@ -26,7 +26,6 @@ from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, 
 from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
-from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.sizes import require_sizes
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_policy
@@ -45,6 +44,7 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, of_type
 from rlinf_embodied.telemetry.live import Column
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
@@ -83,14 +83,14 @@ class EmbodiedJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         config = self.config
         videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run.seed, videos)
+        asked = held_out(config.env, config.eval, config.run, videos)
         return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """The goal is run.until_success."""
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(config.env, check, config.run.seed)
+        asked = held_out(config.env, check, config.run)
         return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
 
     def standing(self, cluster: Cluster) -> list[Standing]:

@@ -1,4 +1,9 @@
-"""The policy as a stage: it answers observations with action chunks and keeps what training will need of them."""
+"""The policy as a stage: it answers observations with action chunks and keeps what training will need of them.
+
+A call of the policy has the rows of as many blocks as it may (`env.rows_per_call`): on an accelerator, and on a CPU
+with run.exact=off, all that are in the worker.  Where equal bits are promised a call has one block, whose rows are the
+same under every plan: a row's last bits depend on the size of its batch.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import PolicyColumns
 from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
+from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
@@ -31,6 +37,8 @@ class PolicyStageConfig:
     folder: str  # the checkpoint folder it starts from
     seed: int
     block_size: int
+    exact: bool = field(default=True, kw_only=True)  # a CPU's calls are of one block
+    rows_per_call: int | None = field(default=None, kw_only=True)  # see EnvConfig
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
     name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
     greedy: bool = field(default=False, kw_only=True)  # it does what it holds for best, not what it samples
@@ -50,7 +58,7 @@ class _Rollout:
 
 
 class RolloutStage:
-    """Samples actions with keyed noise, block by block, in fixed-size calls."""
+    """Samples actions with noise that is keyed by row."""
 
     _user = "policy"  # of the worker's one copy of the weights
 
@@ -66,8 +74,16 @@ class RolloutStage:
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
         self._device = context.device
+        self._blocks_per_call = self._most_blocks()
         self._purpose = "action" if config.name == "policy" else f"{config.name} action"
         self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
+
+    def _most_blocks(self) -> int | None:
+        """Returns how many blocks a policy call may have; None: any number."""
+        config = self._config
+        if config.exact and not is_accelerator(self._device):
+            return 1
+        return None if config.rows_per_call is None else max(1, config.rows_per_call // config.block_size)
 
     @torch.no_grad()
     def step(
@@ -76,20 +92,29 @@ class RolloutStage:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
-        return {block: None if o is None else self._act(step_context, block, o) for block, o in observations.items()}
+        actions: dict[int, Tensor | None] = dict.fromkeys(observations)
+        shown = [block for block, observation in observations.items() if observation is not None]
+        size = self._blocks_per_call or len(shown)
+        for blocks in (shown[k : k + size] for k in range(0, len(shown), max(size, 1))):
+            if step_context.iteration < self._config.uniform_until:
+                actions |= {block: self._uniform(step_context, block) for block in blocks}
+            else:
+                parts = cast("list[Observation]", [observations[block] for block in blocks])
+                actions |= self._act(step_context, blocks, Observation.concatenate(parts))
+        return actions
 
-    def _act(self, step_context: StepContext, block: int, observation: Observation) -> Tensor:
-        policy, rollout = self._policy, self._rollouts[block]
-        assert len(observation) == self._config.block_size
-        if step_context.iteration < self._config.uniform_until:
-            return self._uniform(step_context, block)
+    def _act(self, step_context: StepContext, blocks: Sequence[int], observation: Observation) -> dict[int, Tensor]:
+        """Returns the actions of some blocks, by one policy call."""
+        policy, config = self._policy, self._config
+        assert len(observation) == len(blocks) * config.block_size
         features = policy.encode(observation.to(self._device))
-        noise = None if self._config.greedy else self._noise(step_context, block)
-        output = policy.act(features, noise, self._config.policy.temperature)
-        if self._config.records:
-            rollout.features.append(features)
-            rollout.outputs.append(output)
-        return output.actions
+        noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
+        output = policy.act(features, noise, config.policy.temperature)
+        for number, block in enumerate(blocks if config.records else ()):
+            rows = slice(number * config.block_size, (number + 1) * config.block_size)
+            self._rollouts[block].features.append({name: value[rows] for name, value in features.items()})
+            self._rollouts[block].outputs.append(output.rows(rows))
+        return dict(zip(blocks, output.actions.split(config.block_size), strict=True))
 
     def _uniform(self, step_context: StepContext, block: int) -> Tensor:
         """Returns actions from all over their range, keyed as the noise is."""

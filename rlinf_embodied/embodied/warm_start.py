@@ -16,7 +16,7 @@ from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartS
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
-from rlinf_embodied.plug_ins import source_digest
+from rlinf_embodied.plug_ins import source_digest, targets_of
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.training import warm_start as common
@@ -29,7 +29,7 @@ _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where file
 # of the env's section, how it is trained in
 _SCALE = ("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over")
 _REWARD = ("hold_steps", "reward", "success_bonus")
-_SPEED = ("control_hz",)
+_SPEED = ("control_hz", "rows_per_call")
 _NOTHING: Mapping[str, object] = {}
 
 
@@ -66,10 +66,10 @@ def _published(config: WarmStartStageConfig) -> dict[str, object]:
 
 
 def _own_code(config: WarmStartStageConfig) -> dict[str, object]:
-    """Returns digests of the files of a custom env and policy, so that an edited file is trained again."""
-    targets = [config.policy._target_, *(env._target_ for env in config.envs)]
-    own = [target for target in targets if not target.startswith(("policies.", "envs."))]
-    return {"code": {target: source_digest(target) for target in own}} if own else {}
+    """Returns a digest of the code of a custom env, adapter and policy: where it is edited, training starts anew."""
+    found = targets_of([asdict(config.policy), *(asdict(env) for env in config.envs)])
+    own = sorted({target for target in found if not target.startswith(("policies.", "envs."))})
+    return {"code": source_digest(own)} if own else {}
 
 
 def _relevant(env: EnvConfig) -> dict[str, object]:

@@ -32,7 +32,7 @@ from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, SEEN
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
-from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, rollout
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, Guide, LowLevel, LowLevelFiles
 from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
 from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
@@ -62,7 +62,11 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     typical = 0 if hierarchy.on and hierarchy.frozen else algorithm.typical_iteration(env)
     if hierarchy.on:
         typical = max(typical, hierarchy.algorithm.typical_iteration(env))
-    return replace(graph, typical_iteration=typical)
+    again = algorithm.resampling(env)
+    if again is None:
+        return replace(graph, typical_iteration=typical)
+    decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
+    return replace(graph, typical_iteration=typical, repeat=resample(decide, again.max_rounds))
 
 
 def _loop(config: TrainConfig) -> Loop | None:
@@ -73,23 +77,17 @@ def _loop(config: TrainConfig) -> Loop | None:
     steps = env.chunks_per_rollout
     # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
     loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
-    again = algorithm.resampling(env)
-    if again is None:
-        return loop
-    decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
-    return replace(loop, max_rounds=again.max_rounds, decide=decide)
+    return loop
 
 
 def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) -> dict[str, object]:
     """Returns what the stages need to know where whole rollouts are learned from."""
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
     frozen = hierarchy.on and hierarchy.frozen
-    model = PolicyStageConfig(
-        *(config.policy, policy_folder, seed, env.block_size),
-        precision=algorithm.precision,
-        greedy=frozen,
-        records=not frozen,
-    )
+    sizes = {"block_size": env.block_size, "exact": config.run.exact.holds, "rows_per_call": env.rows_per_call}
+    precision = algorithm.precision
+    acting = {"precision": precision, "greedy": frozen, "records": not frozen}
+    model = PolicyStageConfig(config.policy, policy_folder, seed, **sizes, **acting)
     critics = [config.policy.critic] if getattr(algorithm, "has_critic", True) else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
     settings = (env, config.run.num_iterations, config.run.exact.holds)
@@ -100,8 +98,8 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
     }
     if not hierarchy.on:
         return configs
-    place = (hierarchy.policy, high_folder, seed, env.block_size)
-    high = PolicyStageConfig(*place, precision=hierarchy.algorithm.precision, name=HIGH_POLICY)
+    other = {"precision": hierarchy.algorithm.precision, "name": HIGH_POLICY}
+    high = PolicyStageConfig(hierarchy.policy, high_folder, seed, **sizes, **other)
     view = Decisions(hierarchy.every, hierarchy.algorithm.gamma)
     low = LowLevelFiles(policy_folder, config.policy, hierarchy)
     return configs | {
@@ -120,6 +118,8 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     expert_until = plan.expert_iterations if algorithm.mixes else 0
     model = PolicyStageConfig(
         *(config.policy, policy_folder, seed, env.block_size),
+        exact=config.run.exact.holds,
+        rows_per_call=env.rows_per_call,
         precision=algorithm.precision,
         greedy=labels,
         records=False,

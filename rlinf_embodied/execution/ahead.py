@@ -79,7 +79,8 @@ class Ahead:
         front = self._begun.popleft()
         state, behind = front.state, number - front.weights.version
         state.result.staleness = behind
-        state.step_context = replace(step_context, staleness=behind, oldest=number)
+        decided = state.step_context.message
+        state.step_context = replace(step_context, staleness=behind, oldest=number, message=decided)
         executor.run_back(state)
         if apart:
             self._begin_more(most, follow, number)

@@ -142,8 +142,7 @@ class Executor:
             decision = repeat.decide(state.result.reports[repeat.decided_by])
             if decision.enough:
                 break
-        state.step_context, state.outputs = before, gathered
-        state.decisions[repeat.name] = decision.message
+        state.step_context, state.outputs = replace(before, message=decision.message), gathered
 
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
@@ -158,8 +157,7 @@ class Executor:
         if step.chunk == 0:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
-        message = self._loops.message_for(stage, state)
-        step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks, message=message)
+        step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks)
         sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
         calls = []
         for worker in self.workers(stage):

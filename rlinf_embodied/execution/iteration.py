@@ -41,16 +41,7 @@ class Iteration:
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
     timings: list[Ref] = field(default_factory=list)  # receipts without a report
-    decisions: dict[str, object] = field(default_factory=dict)  # of repeats, for the stages downstream of them
     result: IterationResult = field(default_factory=IterationResult)
-
-    def message_for(self, repeats: Sequence[str]) -> object:
-        """Returns the message to a stage that the data of these repeats reaches: that of the last one of them.
-
-        Which of them has run by then is the same under every plan; what else has run is not.
-        """
-        reaching = [name for name in repeats if name in self.decisions]
-        return self.decisions[reaching[-1]] if reaching else self.step_context.message
 
     def note(self, stage: str, calls: Sequence[tuple[int, Call, object]], answers: Sequence[Sequence[Ref]]) -> None:
         """Files block results of calls as the outputs of their makers, and the receipts for later."""

@@ -1,4 +1,4 @@
-"""Has the calls of loops submitted, and of what is repeated round by round.
+"""Has the calls of a loop submitted: blocks go round between opener and answerer.
 
     run_fused      both sides live in the same workers              one call per worker
     run_stepwise   each opener's worker has one that answers it     one call per answerer's worker, which calls the
@@ -26,25 +26,10 @@ from rlinf_embodied.workflow.graph import Loop, Workflow
 
 def repeated(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
     """Returns the steps of a plan that a repeat runs again, and those behind them."""
-    if workflow.repeat is None:
-        return (), steps
-    again = workflow.upstream(workflow.repeat.before)
+    again = workflow.repeated()
     inside = tuple(step for step in steps if again.issuperset(step.stages))
     assert inside == steps[: len(inside)], "the stage behind a repeat is called once, after all that reaches it"
     return inside, steps[len(inside) :]
-
-
-def deciding(workflow: Workflow) -> dict[str, list[str]]:
-    """Returns the repeats whose data reaches each stage, in the order of the workflow."""
-    if workflow.repeat is not None:
-        behind = {workflow.repeat.before} | workflow.downstream(workflow.repeat.before)
-        return {stage: [workflow.repeat.name] for stage in behind}
-    place = {stage: number for number, stage in enumerate(workflow.order())}
-    found: dict[str, list[str]] = {}
-    for loop in sorted(workflow.loops.values(), key=lambda loop: place[loop.opener]):
-        for stage in workflow.downstream(*loop.sides) if loop.decide else ():
-            found.setdefault(stage, []).append(loop.name)
-    return found
 
 
 class Loops:
@@ -52,29 +37,13 @@ class Loops:
 
     def __init__(self, workflow: Workflow, hosts: Hosts, handover: Handover, session: Session) -> None:
         self._workflow, self._hosts, self._handover, self._session = workflow, hosts, handover, session
-        self._deciding = deciding(workflow)
-
-    def message_for(self, stage: str, state: Iteration) -> object:
-        """Returns the message to a stage of the repeats whose data reaches it."""
-        return state.message_for(self._deciding.get(stage, ()))
 
     def run(self, loop: Loop, num_shards: int, state: Iteration) -> None:
-        """Runs a loop: once, or round after round until `decide` has enough or the bound is reached."""
-        before, message = state.step_context, self.message_for(loop.opener, state)
-        for number in range(loop.max_rounds):
-            state.step_context = replace(before, round=number, message=message)
-            if loop.name in self._handover.fused:
-                self._run_fused(loop, state)
-            else:
-                self._run_stepwise(loop, num_shards, state)
-            if loop.decide is None:
-                break
-            state.collect(self._session, self._workflow.name)
-            decision = loop.decide(state.result.reports[loop.opener])
-            message = state.decisions[loop.name] = decision.message
-            if decision.enough:
-                break
-        state.step_context = before
+        """Submits all calls of a loop."""
+        if loop.name in self._handover.fused:
+            self._run_fused(loop, state)
+        else:
+            self._run_stepwise(loop, num_shards, state)
 
     def _run_fused(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)

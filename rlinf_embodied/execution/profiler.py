@@ -10,14 +10,13 @@ Iterations of a profile train a copy of the policy: the stages are built for it 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import logging
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -32,7 +31,7 @@ from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import METER, MeteredSession
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
-from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
 from rlinf_embodied.runtime.host import StepContext, can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
@@ -60,33 +59,9 @@ def fingerprint(cluster: Cluster, parts: Mapping[str, object]) -> dict[str, str]
         "hardware": f"{hardware}, {cluster.num_devices} devices",
         "libraries": json.dumps(versions, sort_keys=True),
         "config": hashlib.sha256(text.encode()).hexdigest()[:16],
-        "code": code_digest(_targets(parts)),
+        "code": source_digest(["rlinf_embodied", *targets_of(parts)])[:16],
         "version": str(_VERSION),
     }
-
-
-def _targets(part: object) -> Iterator[str]:
-    """Yields the dotted paths of what a config makes: env, policy, reward, algorithm."""
-    if isinstance(part, Mapping):
-        if isinstance(target := part.get("_target_"), str) and target:
-            yield target
-        part = [*part.values()]
-    for inner in part if isinstance(part, (list, tuple)) else ():
-        yield from _targets(inner)
-
-
-def code_digest(targets: Iterator[str]) -> str:
-    """Returns a digest of this package's source and that of the modules, or whole packages, that targets lie in."""
-    folders = {Path(__file__).parents[1]}
-    for target in targets:
-        top = importlib.util.find_spec(target.partition(".")[0])
-        if top is not None and top.origin is not None:
-            folders.add(Path(top.origin).parent if top.submodule_search_locations else Path(top.origin))
-    digest = hashlib.sha256()
-    for folder in sorted(folders):
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
-            digest.update(f"{path.relative_to(folder.parent)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def cached_path(root: str, name: str, key: Mapping[str, str]) -> Path:

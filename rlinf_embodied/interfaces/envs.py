@@ -62,6 +62,8 @@ class Observation:
     @staticmethod
     def concatenate(parts: Sequence[Observation]) -> Observation:
         """Returns the rows of all parts, in order."""
+        if len(parts) == 1:
+            return parts[0]
         join = lambda name: (  # noqa: E731
             None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
         )

@@ -72,6 +72,13 @@ class PolicyOutput:
     values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
     mask: Tensor | None = None  # bool [B, C, K]: which choices were made; None: all
 
+    def rows(self, rows: slice) -> PolicyOutput:
+        """Returns what belongs to some rows."""
+        take = lambda value: None if value is None else value[rows]  # noqa: E731
+        record = {name: value[rows] for name, value in self.record.items()}
+        values, mask = take(self.values), take(self.mask)
+        return PolicyOutput(self.actions[rows], record, self.log_probs[rows], values, mask)
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:

@@ -115,11 +115,9 @@ class _Runs:
     def _submit(self, steps: Sequence[Step]) -> None:
         """Submits steps; where rounds are decided on, the driver waits for all of the iteration that is submitted."""
         work = self._times.work
-        again = work.upstream(work.repeat.before) if work.repeat else set()
+        again = work.repeated()
         for number, step in enumerate(steps):
             self._times.submit([step], self._plan, self._exclusive, self.clocks)
-            loop, behind = work.loop_of(step.stages[0]), steps[number + 1 :]
-            decided = loop is not None and loop.max_rounds > 1
-            last = again.issuperset(step.stages) and not (behind and again.issuperset(behind[0].stages))
-            if decided or last:
+            behind = steps[number + 1 :]
+            if again.issuperset(step.stages) and not (behind and again.issuperset(behind[0].stages)):
                 self.clocks.wait(self.clocks.last_s())

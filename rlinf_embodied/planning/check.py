@@ -43,7 +43,7 @@ def check_staleness(name: str, staleness: int, workflow: Workflow) -> None:
             f"{where}, but every stage of the workflow {workflow.name} makes weights or gets data of one that does "
             f"({sorted(workflow.back())}), so that none can run ahead: use 0"
         )
-    again = workflow.upstream(workflow.repeat.before) if workflow.repeat else set()
+    again = workflow.repeated()
     if again & workflow.back():
         raise PlanError(
             f"{where}, but the workflow {workflow.name} repeats {sorted(again)} until there is enough, of which "

@@ -103,7 +103,7 @@ class Pricer:
             slowdown = self._slowdown[stage, key[3]]
             measured, items = self.profile.stages[stage], blocks * self.workflow.items_per_block
             one = float(measured.call_s(items, num_devices * self.scale)) if slowdown < math.inf else math.inf
-            again = self.rounds.get(stage, 1.0) if self.workflow.repeat else 1.0
+            again = self.rounds.get(stage, 1.0)
             self._seconds[key] = one * slowdown * again if slowdown < math.inf else math.inf
         return self._seconds[key]
 
@@ -122,9 +122,6 @@ class Pricer:
 
     def edge_bytes(self, source: str, target: str) -> float:
         """Returns the bytes per item that `target` gets from all rounds of `source`."""
-        loop = self.workflow.loop_of(source)
-        if loop is not None and target in loop.sides:  # round by round, as its seconds are counted
-            return self.round_bytes(source, target)
         return self.round_bytes(source, target) * self.rounds.get(source, 1.0)
 
     # ---------------------------------------------------------------------------------------------------------- memory

@@ -162,23 +162,18 @@ def switching(probe: Probe) -> Probe:
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     """Returns the workflow with fewer blocks, which flow all at once and in one round."""
     edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
-    loops = {name: replace(loop, max_rounds=1, expected_rounds=1.0) for name, loop in workflow.loops.items()}
-    repeat = workflow.repeat and replace(workflow.repeat, max_rounds=1, expected_rounds=1.0)
     stages = {
         n: replace(s, blocks_per_batch=math.gcd(s.blocks_per_batch, num_blocks)) for n, s in workflow.stages.items()
     }
-    return replace(workflow, num_blocks=num_blocks, stages=stages, edges=edges, loops=loops, repeat=repeat)
+    return replace(workflow, num_blocks=num_blocks, stages=stages, edges=edges).with_rounds(1.0, most=1)
 
 
 def shortened(workflow: Workflow, chunk_steps: int) -> Workflow:
     """Returns the workflow with loops of at most `chunk_steps`; shortened loops run once, or none would succeed."""
-    loops = {
-        name: replace(loop, chunk_steps=chunk_steps, max_rounds=1, expected_rounds=1.0)
-        if chunk_steps < loop.chunk_steps
-        else loop
-        for name, loop in workflow.loops.items()
-    }
-    return replace(workflow, loops=loops)
+    if all(loop.chunk_steps <= chunk_steps for loop in workflow.loops.values()):
+        return workflow
+    loops = {n: replace(o, chunk_steps=min(chunk_steps, o.chunk_steps)) for n, o in workflow.loops.items()}
+    return replace(workflow, loops=loops).with_rounds(1.0, most=1)
 
 
 # ------------------------------------------------------------------------------------------------- what the probes show
@@ -294,8 +289,7 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
     """Returns the profile of what was measured."""
     work = measured.workflow
     loop = next(iter(work.loops.values()), None)
-    repeated = loop or work.repeat
-    expected = repeated.expected_rounds if repeated else 1.0
+    expected = work.repeat.expected_rounds if work.repeat else 1.0
     return Profile(
         name=name,
         device_kind=cluster.node_groups()[0].kind,
@@ -309,7 +303,7 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             items_per_block=work.items_per_block,
             chunk_steps=loop.chunk_steps if loop else 1,
             expected_rounds=statistics.mean(measured.rounds) if measured.rounds else expected,
-            max_rounds=repeated.max_rounds if repeated else 1,
+            max_rounds=work.repeat.max_rounds if work.repeat else 1,
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
         ),
         sources=measured.sources,

@@ -103,7 +103,7 @@ class Search:
                 streams = self.pricer.profile.stages[place.stage].finish_quantiles
                 parts = 1 if fused or streams else item.shards if loop else item.chunks
                 layout = self.pricer.layouts.of(place, parts, shards=loop is not None)
-                times = loop.chunk_steps * loop.expected_rounds if loop else 1.0
+                times = loop.chunk_steps if loop else 1
                 for device, seconds in zip(layout.devices, self.simulator.lengths(place.stage, layout), strict=True):
                     found[device] = found.get(device, 0.0) + times * seconds
             self._busy[item] = found or {0: 0.0}

@@ -169,14 +169,11 @@ class Simulator:
         opener = clocks.layouts[loop.opener]
         hosts = sorted({host for side in loop.sides for host in clocks.layouts[side].hosts})
         self._enter(loop.sides, hosts, exclusive, clocks)
-        start_s = min(clocks.free_s[device] for device in hosts)
         self._open(loop, opener, clocks)
         if self._is_fused(item):
             self._fused(loop, opener, item.shards, clocks)
         else:
             _Stepwise(self, loop, clocks).run(hosts)
-        if loop.expected_rounds != 1:
-            self._repeat(loop, hosts, start_s, clocks)
 
     def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
         """Shows what there is at the start, once what comes before the loop is there."""
@@ -203,22 +200,9 @@ class Simulator:
             for side in loop.sides:
                 clocks.ends[side][call] = end
 
-    def _repeat(self, loop: Loop, hosts: Sequence[int], start_s: float, clocks: Clocks) -> None:
-        """Stretches a round to the expected ones; the driver waits for a round before it submits the next one."""
-        end_s = max(clocks.free_s[device] for device in hosts)
-        more = (end_s - start_s) * (loop.expected_rounds - 1)
-        for device in hosts:
-            clocks.free_s[device] += more
-        clocks.driver_s = max(clocks.driver_s, end_s + more)
-        for stage in loop.sides:
-            clocks.ends[stage] = [end + more for end in clocks.ends[stage]]
-            for device in hosts:
-                if (stage, device) in clocks.calls_s:
-                    clocks.calls_s[stage, device] *= loop.expected_rounds
-
     # --------------------------------------------------------------------------------------------- switches, weights
     def _enter(self, stages: Sequence[str], hosts: Iterable[int], exclusive: Exclusive, clocks: Clocks) -> None:
-        """Brings stages into memory after those that exclude them have left; see runtime/residents.py."""
+        """Brings stages into memory after those that exclude them have left; see runtime/host.py."""
         if not any(exclusive.get(stage) for stage in stages):
             return
         known = self.pricer.profile.stages

@@ -26,7 +26,6 @@ from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, 
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
 from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.reasoning.prompt_stage import PromptSource, codec_of, engine_limits, tightest
-from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.reasoning.verifier import reward_function
 from rlinf_embodied.reasoning.warm_start import starting_policy
 from rlinf_embodied.reasoning.workflow import run_iteration, training_limits, training_workflow
@@ -34,6 +33,7 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Checking, Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress

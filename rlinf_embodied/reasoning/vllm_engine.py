@@ -1,38 +1,52 @@
 """Generation by vLLM, a separate engine: generation.engine=vllm, run.exact=false.
 
-    first call      an engine starts from a folder (vllm_process.py), and is kept for later calls of this process
-    other weights   they go to the engine; the first log-probs that it then tells are compared with training's
-    each call       LLM.generate over all prompts of a block at once, G samples each
+    first call      policy.save -> a folder -> vllm.LLM(folder), kept for later calls of this process
+    other weights   policy.save -> a folder -> vLLM's reload_weights, then the same for tied layers, which that leaves
+                    out; where vLLM refuses, and with generation.vllm.update=restart, another engine starts
+    then            the first log-probs that it returns are compared with training's: a reload may also fail silently
+    each call       LLM.generate over all prompts of a block at once, G samples each; each of its steps is progress
 
-Beside our own engine (generation.py): nothing is handed on before all completions have ended; a row's generator is
-keyed by (seed, iteration, prompt, sample), but who else is decoded may change its last bits, and with them a token; the
-engine holds its share of the GPU (generation.vllm.gpu_memory_utilization) also while its stage is out of memory.
+Unlike our own engine (generation.py) it hands on nothing before all completions have ended; a row's generator is keyed
+by (seed, iteration, prompt, sample), but the rows that decode with it may change its last bits, and with them a token;
+the engine holds its share of the GPU (generation.vllm.gpu_memory_utilization) also while its stage is out of memory.
 
 Log-probs are vLLM's `processed_logprobs`: of the distribution that was sampled from, temperature and excluded tokens
 included.  (Its default, `raw_logprobs`, is the model's at temperature 1, before anything is excluded.)  They come from
-other kernels, often in half precision: algorithm.tis_cap corrects for that, and losses/mismatch_* say how much
-it is.  With a nucleus they would be of the nucleus, and nothing tells its mass, without which they cannot be compared
-with training's: top_p stays 1.
+other kernels, often in half precision: algorithm.tis_cap corrects for that, and losses/mismatch_* report how much
+it is.  With a nucleus they would be of the nucleus, and vLLM does not return its mass, without which they cannot be
+compared with training's: top_p stays 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import os
+import select
+import signal
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from rlinf_embodied.config import VllmConfig
+from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
 from rlinf_embodied.reasoning.generation import require_context
-from rlinf_embodied.reasoning.vllm_process import VllmEngine, vllm_package
+from rlinf_embodied.reasoning.vllm_model import end_with, model_dtype, process_tied
+from rlinf_embodied.telemetry.progress import report_progress
 
+_LOG = logging.getLogger(__name__)
+_MODEL = "model"  # in a folder of this process
+_GRACE_S = 30.0  # for what vLLM does at its end
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
 _NUM_COMPARED = 8  # completions, of as many prompts
 # mean |difference| of a token's log-prob to training's, in float32 and with an engine of another precision
@@ -66,12 +80,11 @@ def generate_with_vllm(
             is not 1.
         ObjectiveError: the engine does not compute with the policy's weights.
     """
-    settings = settings or VllmConfig()
     require_context(policy, block.prompts, sampling)
-    rule = "vLLM does not tell the mass of a nucleus, without which its log-probs are not comparable"
+    rule = "vLLM does not return the mass of a nucleus, without which its log-probs are not comparable"
     require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
-    vllm = vllm_package()
-    engine = _engine(vllm, policy, version, settings)
+    vllm = _package()
+    engine = _engine(vllm, policy, version, settings or VllmConfig())
     prompts = [vllm.TokensPrompt(prompt_token_ids=list(prompt.tokens)) for prompt in block.prompts]
     parameters = [_parameters(vllm, policy, block.group_size, sampling, noise, prompt) for prompt in block.prompts]
     answers = engine.llm.generate(prompts, parameters, use_tqdm=False)
@@ -99,25 +112,167 @@ def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: Vl
     return _ENGINES[0]
 
 
+def _package() -> ModuleType:
+    """Returns the package vllm.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    # vLLM sends a function to its engine's process only where this allows it; both processes are ours
+    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    try:
+        import vllm  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ConfigError(
+            f"the engine is 'vllm', but the package vllm cannot be imported ({error}): pip install "
+            "'rlinf-embodied[vllm]' (on a CPU see docs/reasoning.md), or use generation.engine=transformers"
+        ) from error
+    return vllm
+
+
+# ----------------------------------------------------------------------------------------------------------- the engine
+class VllmEngine:
+    """A running engine with a version of a policy's weights.
+
+    `checked`: whether log-probs under these weights were compared with training's; `rounding`: the mean difference when
+    the engine was new, None before it is known.
+    """
+
+    def __init__(self, vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> None:
+        """Starts it.
+
+        Raises:
+            ConfigError: vLLM cannot start with this model and these settings.
+        """
+        self._vllm, self._settings = vllm, settings
+        self._module = weakref.ref(policy.module)
+        self._start(policy)
+        self._version = version
+
+    def _start(self, policy: LanguagePolicy) -> None:
+        self.llm: Any = None  # vllm.LLM; the package need not be there
+        settings, self._folder = self._settings, TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
+        model = Path(self._folder.name, _MODEL)
+        policy.save(model)
+        try:
+            self.llm = self._vllm.LLM(
+                model=str(model),
+                skip_tokenizer_init=True,  # tokens go in, tokens come out
+                dtype=settings.dtype,
+                gpu_memory_utilization=settings.gpu_memory_utilization,
+                enforce_eager=settings.enforce_eager,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                max_model_len=settings.max_model_len,
+                logprobs_mode="processed_logprobs",
+                seed=0,  # each request brings its own
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            self._folder.cleanup()
+            raise ConfigError(
+                f"generation.vllm is {settings}, but vLLM does not start on {policy.spec.name} with it ({error}): what "
+                "it wrote above says why; use settings and a model that it takes, or generation.engine=transformers"
+            ) from error
+        self.checked, self.rounding = False, None
+        self.llm.llm_engine.step = _reporting(self.llm.llm_engine.step)  # what LLM.generate calls in a loop
+        self.dtype = str(self.llm.apply_model(model_dtype)[0])
+        others = {*self.llm.apply_model(partial(end_with, os.getpid()))} - {os.getpid()}
+        self._processes = [os.pidfd_open(pid) for pid in others if hasattr(os, "pidfd_open")]
+
+    def belongs_to(self, policy: LanguagePolicy) -> bool:
+        """Whether it was made from this policy, at whatever version."""
+        return self._module() is policy.module
+
+    def take(self, policy: LanguagePolicy, version: int) -> None:
+        """Gets a version of the policy's weights, unless it has it.
+
+        Raises:
+            ConfigError: vLLM refuses to reload, and no other engine starts.
+        """
+        if version == self._version:
+            return
+        if self._settings.update is WeightUpdate.restart or not self._reloads(policy):
+            self.close()
+            self._start(policy)
+        self._version, self.checked = version, False
+
+    def _reloads(self, policy: LanguagePolicy) -> bool:
+        """Returns whether vLLM has reloaded the weights."""
+        try:
+            with TemporaryDirectory(prefix="rlinf-") as folder:
+                policy.save(Path(folder, _MODEL))
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(Path(folder, _MODEL))})
+            self.llm.apply_model(process_tied)
+            self.llm.reset_prefix_cache()  # what it holds is of the old weights
+        except Exception as error:  # noqa: BLE001 (a process boundary: what the engine's raised comes as Exception)
+            _LOG.warning("vLLM cannot reload weights (%s): another engine starts", error or type(error).__name__)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends vLLM's processes and waits until they are gone, and with them what they held of the device's memory.
+
+        vLLM itself would end them once nobody refers to any part of it, and does not wait.
+        """
+        if self.llm is None:
+            return
+        held = self.llm.llm_engine
+        next(part for part in (self.llm, held, held.engine_core) if hasattr(part, "shutdown")).shutdown()
+        self.llm = None
+        for process in self._processes:
+            _wait_for_end(process)
+        self._folder.cleanup()
+
+
+def _reporting(step: Callable[[], Any]) -> Callable[[], Any]:
+    """Returns a step of the engine that reports progress, so that a generation of hours is no hang."""
+
+    def reporting() -> Any:
+        outputs = step()
+        report_progress()
+        return outputs
+
+    return reporting
+
+
+def _wait_for_end(process: int) -> None:
+    """Waits for a process by its descriptor, which it closes; kills one that does not end."""
+    gone = select.poll()
+    gone.register(process, select.POLLIN)
+    if not gone.poll(_GRACE_S * 1000):
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+        gone.poll()
+    os.close(process)
+
+
+# ---------------------------------------------------------------------------------------------------------- the weights
 def _require_same_weights(
     engine: VllmEngine, policy: LanguagePolicy, groups: Sequence[Group], temperature: float
 ) -> None:
-    """Compares an engine's log-probs with those of training's forward pass; those of a new engine tell its rounding.
+    """Compares an engine's log-probs with those of training's forward pass; a new engine's difference is its rounding.
 
     Raises:
         ObjectiveError: they are of other weights, or of another model.
     """
     found = _difference(policy, groups[:_NUM_COMPARED], temperature)
-    full = engine.dtype == "float32"
-    new = engine.rounding is None
-    if engine.rounding is None:
+    full, rounding = engine.dtype == "float32", engine.rounding
+    text = f"vLLM's log-probs differ from training's by {found:.3g} per token (mean; its dtype is {engine.dtype}), but"
+    if rounding is None:
         limit = _UNLIKE if full else _UNLIKE_HALF
+        text += (
+            f" a new engine's differ by at most {limit:g}: it computes another function than the policy; use "
+            "generation.vllm.dtype=float32 to see whether it is rounding, or generation.engine=transformers"
+        )
         engine.rounding = found
     else:
-        limit = max(_ROUNDING if full else _ROUNDING_HALF, _GROWTH * engine.rounding)
+        limit = max(_ROUNDING if full else _ROUNDING_HALF, _GROWTH * rounding)
+        text += (
+            f" with the first weights of this engine it was {rounding:.3g}, and {limit:.3g} is the limit: part of the "
+            "new weights did not reach it by generation.vllm.update=reload; use generation.vllm.update=restart, which "
+            "starts an engine with each version of the weights"
+        )
     if not found <= limit:
         close_engine()
-        raise ObjectiveError(_unlike(engine, found, limit, new))
+        raise ObjectiveError(text)
     engine.checked = True
 
 
@@ -132,25 +287,11 @@ def _difference(policy: LanguagePolicy, groups: Sequence[Group], temperature: fl
     return float(torch.cat(apart).mean())
 
 
-def _unlike(engine: VllmEngine, found: float, limit: float, new: bool) -> str:
-    told = f"vLLM's log-probs differ from training's by {found:.3g} per token (mean; its dtype is {engine.dtype}), but"
-    if new:
-        return (
-            f"{told} a new engine's differ by at most {limit:g}: it computes another function than the policy; use "
-            "generation.vllm.dtype=float32 to see whether it is rounding, or generation.engine=transformers"
-        )
-    return (
-        f"{told} with these weights' first engine it was {engine.rounding:.3g}, and {limit:.3g} is the limit: part of "
-        f"the new weights did not reach it by generation.vllm.update={engine.way.value}; use "
-        "generation.vllm.update=restart, which starts an engine with each version of the weights"
-    )
-
-
-# ---------------------------------------------------------------------------------------------------- what is asked for
+# ------------------------------------------------------------------------------------------------ requests and answers
 def _parameters(
     vllm: ModuleType, policy: LanguagePolicy, group_size: int, sampling: SamplingParams, noise: Noise, prompt: Prompt
 ) -> Any:
-    """Returns a request's SamplingParams; vLLM has sample k of a prompt draw from a seed that is k larger."""
+    """Returns a request's SamplingParams; vLLM draws sample k of a prompt from a seed that is k larger."""
     spec = policy.spec
     key = words(noise.seed, f"vllm {noise.purpose}", noise.iteration, prompt.id)
     return vllm.SamplingParams(

@@ -1,6 +1,6 @@
 """What runs in vLLM's own processes: functions that LLM.apply_model calls there with the model.
 
-They are sent as pickles, so this module is imported there: it needs torch and safetensors, and nothing else.
+They are sent as pickles, so this module is imported there: it needs torch and nothing else.
 """
 
 from __future__ import annotations
@@ -9,29 +9,15 @@ import os
 import select
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 
 def model_dtype(model: nn.Module) -> str:
     """Returns what the model computes in, for example "float32"."""
     return str(next(p.dtype for p in model.parameters() if p.is_floating_point())).removeprefix("torch.")
-
-
-def emptied_weights(model: nn.Module) -> list[str]:
-    """Returns parameters that hold nothing any more: vLLM computes with packed copies, and these cannot be loaded."""
-    return [name for name, parameter in model.named_parameters() if parameter.numel() == 0]
-
-
-def load_folder(folder: str, model: nn.Module) -> None:
-    """Overwrites the model's weights with those of a Hugging Face folder."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    assert files, f"{folder} holds no weights"
-    cast(Any, model).load_weights(item for file in files for item in load_file(file).items())
 
 
 @torch.no_grad()

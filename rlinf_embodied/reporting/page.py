@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from rlinf_embodied.reporting import sections, work
-from rlinf_embodied.reporting.curves import curves
-from rlinf_embodied.reporting.pieces import measured, missing, table
-from rlinf_embodied.reporting.runs import Run, pooled
-from rlinf_embodied.reporting.settings import alike, differing
+from rlinf_embodied.reporting.elements import measured, missing, table
+from rlinf_embodied.telemetry.run_reader import Run, pooled
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -22,9 +20,7 @@ table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { ove
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
 td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-svg { max-width: 100%; height: auto; display: block; } svg text { font-size: 11px; fill: #4b565f; }
-.grid { stroke: #e2e6ea; } .legend span { margin-right: 14px; font-size: 12px; }
-.legend i { display: inline-block; width: 11px; height: 11px; margin-right: 5px; border-radius: 2px; }
+svg { max-width: 100%; height: auto; display: block; }
 .missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
 .headline { font-size: 19px; margin: 6px 0; }
 .state { font-weight: 600; }
@@ -66,18 +62,22 @@ def comparison(runs: Sequence[Run]) -> str:
         rows.append([run.name, run.state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
     judged = [head for name in names for head in (f"{name} before", "after")]
     outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
-    different = [[key, *values] for key, values in differing(runs).items()]
-    settings = table(["key", *(run.name for run in runs)], different) if different else "<p>None.</p>"
-    settings += "<p>Keys that not every run has are left out.</p>" if not alike(runs) else ""
-    parts = {"Outcome": outcomes, "Learning curves": _curves(runs), "Settings that differ": settings}
+    units = sorted({run.unit for run in runs if run.metrics})
+    mixed = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
+    curves = mixed if len(units) > 1 else sections.curves(runs)
+    parts = {"Outcome": outcomes, "Learning curves": curves, "Settings that differ": _differences(runs)}
     return "".join(f"<h3>{name}</h3>{text}" for name, text in parts.items())
 
 
-def _curves(runs: Sequence[Run]) -> str:
-    units = {run.unit for run in runs if run.metrics}
-    if len(units) > 1:
-        return missing(f"one axis for runs that count {' and '.join(sorted(units))}; see each run's own curves")
-    return curves(runs)
+def _differences(runs: Sequence[Run]) -> str:
+    """Returns the keys that all runs have and whose values differ, except the run folder."""
+    configs = [sections.flat(run.config) for run in runs]
+    shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
+    rows = [[key, *(config[key] for config in configs)] for key in shared]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
+    text = table(["key", *(run.name for run in runs)], rows) if rows else "<p>None.</p>"
+    alike = len({frozenset(config) for config in configs}) == 1
+    return text if alike else f"{text}<p>Keys that not every run has are left out.</p>"
 
 
 def _now(run: Run, name: str) -> str:
@@ -92,7 +92,7 @@ def _run(run: Run, video_bytes: int, alone: bool) -> str:
         "Outcome": sections.outcome(run),
         "Configuration": sections.settings(run),
         "Plan": work.plan(run),
-        "Learning curves": curves([run]),
+        "Learning curves": sections.curves([run]),
         "Seconds per stage": work.seconds(run),
         "Idle devices": work.idle(run),
         "Videos": sections.videos(run, video_bytes),

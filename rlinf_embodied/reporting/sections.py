@@ -1,14 +1,28 @@
-"""Sections of a run's page that are words and tables: each says what is missing of what it shows."""
+"""Sections of a run's page on what it learned and from which settings; each says what is missing of what it shows."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from rlinf_embodied.reporting.pieces import folded, measured, missing, table, value_of
-from rlinf_embodied.reporting.runs import FILES, Run, pooled
-from rlinf_embodied.reporting.settings import changed, defaults, flat
+import yaml
+
+from rlinf_embodied.compose import compose_math, compose_sft, compose_train, to_yaml
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.elements import drawn, folded, measured, missing, table, value_of
+from rlinf_embodied.telemetry.metrics import moving_mean
+from rlinf_embodied.telemetry.plots import COLOURS, Line, line_chart, rate_lines
+from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
+
+_FILES = ("config.yaml", "manifest.json", "plan.json", "metrics.jsonl", "summary.json", "trace.json")
+_COMPOSERS: dict[str, Callable[[], object]] = {  # by a section that only this command has
+    "sft": lambda: compose_sft(["data=none"]),
+    "generation": lambda: compose_math([]),
+    "env": lambda: compose_train([]),
+}
 
 
 def outcome(run: Run) -> str:
@@ -20,7 +34,7 @@ def outcome(run: Run) -> str:
         "running": f"Still running: {number} iterations so far.",
         "stopped": f"Stopped after {number} iterations, before its end.",
     }[run.state]
-    absent = [name for name in FILES if not (run.folder / name).exists()]
+    absent = [name for name in _FILES if not (run.folder / name).exists()]
     notes = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
     notes += missing(f"{', '.join(absent)} in the run folder") if absent else ""
     notes += "".join(missing(f"{name} cannot be read") for name in run.unread)
@@ -55,16 +69,76 @@ def settings(run: Run) -> str:
     """The command, then what differs from its defaults, then everything."""
     command = " ".join(["python", *map(str, run.manifest.get("command", []))])
     shown = f"<pre>{escape(command)}</pre>" if run.manifest else missing("manifest.json, which holds the command")
-    config, usual = flat(run.config), defaults(run)
+    config, usual = flat(run.config), _defaults(run)
     if isinstance(usual, str):
         return shown + missing(usual)
-    differences = [[key, *pair] for key, pair in changed(config, usual).items()]
-    text = f"<p>{len(differences)} of {len(config)} keys differ from the defaults of this checkout.</p>"
-    text += table(["key", "value", "default"], differences) if differences else ""
+    rows = [[key, value, usual[key]] for key, value in config.items() if usual.get(key, value) != value]
+    text = f"<p>{len(rows)} of {len(config)} keys differ from the defaults of this checkout.</p>"
+    text += table(["key", "value", "default"], rows) if rows else ""
     unknown = [[key, config.get(key, "-"), usual.get(key, "-")] for key in config.keys() ^ usual.keys()]
     title = f"{len(unknown)} keys that only the run's or only this checkout's configuration has"
     text += folded(title, table(["key", "value", "default"], sorted(unknown))) if unknown else ""
     return shown + text + folded("all keys", table(["key", "value"], [[key, value] for key, value in config.items()]))
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Returns a value, as text, for each dotted key: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+            found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
+    return found
+
+
+def _defaults(run: Run) -> dict[str, str] | str:
+    """Returns the configuration of the run's command without any override, or why it cannot be determined."""
+    compose = next((compose for section, compose in _COMPOSERS.items() if section in run.config), None)
+    if compose is None:
+        return "config.yaml is missing, or of no command that is known"
+    try:
+        return flat(yaml.safe_load(to_yaml(compose())))
+    except ConfigError as error:
+        return f"the defaults cannot be made: {error}"
+
+
+def curves(runs: Sequence[Run]) -> str:
+    """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
+    charts = []
+    for name in dict.fromkeys(name for run in runs for name in run.rates):
+        lines = [
+            line
+            for k, run in enumerate(runs)
+            for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], run.name if len(runs) > 1 else "")
+        ]
+        label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
+        charts.append(drawn(line_chart(lines, runs[0].unit, label, bounds), name))
+    note = (
+        "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
+        "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
+    )
+    shown = "".join(charts)
+    return (note + shown if shown else missing("no success or accuracy was written")) + _small_charts(runs)
+
+
+def _small_charts(runs: Sequence[Run]) -> str:
+    """Returns the other metrics, each small, as a mean over five iterations."""
+    names = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
+    judged = {name for run in runs for name in run.rates}
+    groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
+    names = [name for name in names if name.startswith(groups) and name.partition("/")[2] not in judged]
+    charts = []
+    for name in names:
+        lines = []
+        for k, run in enumerate(runs):
+            xs, ys = [x for x, _ in run.column(name)], moving_mean([y for _, y in run.column(name)])
+            label = run.name if len(runs) > 1 else ""
+            lines.append(Line(label, list(zip(xs, ys, strict=True)), COLOURS[k % len(COLOURS)]))
+        charts.append(drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
+    inside = f'<div class="grid-of-charts">{"".join(charts)}</div>'
+    return folded(f"{len(names)} more metrics, means of five iterations", inside) if names else ""
 
 
 def evaluations(run: Run) -> str:

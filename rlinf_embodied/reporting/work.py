@@ -1,17 +1,23 @@
-"""Sections on where the time went: the plan with a Gantt chart, seconds per stage, idle devices."""
+"""Sections of a run's page on where the time went: plan, predicted and measured iteration, stages, idle devices."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from rlinf_embodied.reporting.activity import Activity, idle_shares, measured, predicted
-from rlinf_embodied.reporting.drawings import Bar, Chart, Line, colour_of, line_chart, time_bars
-from rlinf_embodied.reporting.pieces import folded, missing, table
-from rlinf_embodied.reporting.runs import Run
-
-_DRAWN_ROWS = 24  # a chart with more rows cannot be read
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.compose import stored_variant
+from rlinf_embodied.errors import RlinfError
+from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import as_measured, linked, load_profile, workflow_for
+from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.reporting.elements import drawn, folded, missing, table
+from rlinf_embodied.telemetry.plots import COLOURS, Line, gantt, line_chart
+from rlinf_embodied.telemetry.run_reader import Run
+from rlinf_embodied.telemetry.trace import Span
 
 
 def plan(run: Run) -> str:
@@ -19,34 +25,10 @@ def plan(run: Run) -> str:
     if not run.plan:
         return missing("plan.json: no plan was chosen yet")
     text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {run.plan.get('num_devices')} devices.</p>"
-    drawn = gantt([predicted(run), measured(run)])
-    return text + drawn + _predictions(run) + _ranking(run)
-
-
-def gantt(activities: Sequence[Activity | str]) -> str:
-    """Returns charts below each other that share colours and the axis of time; a text says why one is missing."""
-    known = [activity for activity in activities if isinstance(activity, Activity)]
-    colours = colour_of(list(dict.fromkeys(span.stage for activity in known for span in activity.spans)))
-    longest = max((activity.length_s for activity in known), default=0.0)
-    parts = []
-    for activity in activities:
-        if isinstance(activity, str):
-            parts.append(missing(activity))
-            continue
-        places = sorted(
-            {(span.worker, span.stage) for span in activity.spans}, key=lambda p: (p[0], [*colours].index(p[1]))
-        )
-        rows = {
-            f"device {worker} {stage}": [
-                Bar(s.start_s, s.end_s, colours[stage], f"{s.name}: {s.duration_s:.3f} s from {s.start_s:.2f} s")
-                for s in activity.spans
-                if (s.worker, s.stage) == (worker, stage)
-            ]
-            for worker, stage in places[:_DRAWN_ROWS]
-        }
-        left_out = f", {len(places) - _DRAWN_ROWS} rows not drawn" if len(places) > _DRAWN_ROWS else ""
-        parts.append(f"<h4>{escape(activity.what)}: {activity.length_s:.2f} s{left_out}</h4>{time_bars(rows, longest)}")
-    return "".join(parts)
+    found = [predicted(run), measured(run)]
+    known = {f"{one.what}: {one.length_s:.2f} s": one.spans for one in found if isinstance(one, Activity)}
+    text += "".join(missing(why) for why in found if isinstance(why, str))
+    return text + (drawn(gantt(known), "what ran when") if known else "") + _predictions(run) + _ranking(run)
 
 
 def _predictions(run: Run) -> str:
@@ -78,10 +60,9 @@ def seconds(run: Run) -> str:
     stages = [name for name in names if name != "time/total_s"]
     if not stages:
         return missing("no iteration was finished")
-    colours = colour_of(stages)
     label = lambda name: name.removeprefix("time/").removesuffix("_s")  # noqa: E731
-    lines = [Line(label(name), run.column(name), colours[name]) for name in stages]
-    chart = line_chart(Chart(run.unit, "seconds per iteration", None, 760, 240, lines=lines))
+    lines = [Line(label(name), run.column(name), COLOURS[k % len(COLOURS)]) for k, name in enumerate(stages)]
+    chart = drawn(line_chart(lines, run.unit, "seconds per iteration", size=(7.6, 2.6)), "seconds per iteration")
     whole = statistics.median([y for _, y in run.column("time/iteration_s")] or [0.0])
     rows = []
     for name in stages:
@@ -107,3 +88,93 @@ def idle(run: Run) -> str:
         shares = [f"{found[worker]:.1%}" if worker in found else "-" for found in (expected, seen)]
         rows.append([str(worker), names.get(worker, "-"), *shares])
     return table(["device", "worker", "idle, predicted", "idle, measured over all traced iterations"], rows)
+
+
+# ----------------------------------------------------------------------------------------------- predicted and measured
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One iteration, from 0 s on."""
+
+    what: str  # "predicted", or "measured in iteration 7"
+    spans: Sequence[Span]
+    length_s: float
+    idle: Mapping[int, float]  # share of the time in which a device does nothing, by worker
+
+
+def predicted(run: Run) -> Activity | str:
+    """Returns the simulated iteration of the plan that ran, or why there is none."""
+    path = run.folder / "profile.json"
+    if not path.is_file():
+        return "nothing was predicted: the run holds no profile.json (one device or one process leaves one plan)"
+    if not run.plan or not run.manifest:
+        return "nothing can be predicted: plan.json or manifest.json is missing"
+    hardware = run.manifest["hardware"]
+    cluster = Cluster(
+        hardware["cluster"],
+        hardware["kind"],
+        hardware["devices"],
+        hardware["cores"],
+        hardware["memory_bytes"],
+        hardware["description"],
+    )
+    try:
+        profile = load_profile(path)
+        workflow = as_measured(workflow_for(profile), profile)
+        plan = resolve(str(run.plan.get("name")), [stored_variant(run.plan)], cluster.num_devices, workflow)
+        result = simulate(plan, Pricer(workflow, profile, linked(cluster, profile)), traced=True)
+    except RlinfError as error:
+        return f"nothing can be predicted: {error}"
+    idle = {device: result.idle_share(device) for device in sorted({span.worker for span in result.spans})}
+    return Activity("predicted from profile.json", result.spans, result.iteration_s, idle)
+
+
+def measured(run: Run) -> Activity | str:
+    """Returns the iteration of median length in the trace except the first, or the reason why none is available."""
+    by_iteration = iterations(run.spans)
+    if not by_iteration:
+        return "trace.json is not there: it is written at the end of a run"
+    lengths = {number: _length_s(spans) for number, spans in by_iteration.items()}
+    numbers = [number for number in lengths if number != min(lengths)] or list(lengths)
+    middle = sorted(numbers, key=lambda number: lengths[number])[len(numbers) // 2]
+    start = min(span.start_s for span in by_iteration[middle])
+    spans = [
+        Span(s.name, s.stage, s.worker, s.device, s.start_s - start, s.end_s - start, s.args)
+        for s in by_iteration[middle]
+    ]
+    return Activity(f"measured, iteration {middle + 1}", spans, lengths[middle], idle_shares(run))
+
+
+def iterations(spans: Iterable[Span]) -> dict[int, list[Span]]:
+    """Returns the spans of each iteration, which count from 0."""
+    found: dict[int, list[Span]] = {}
+    for span in spans:
+        number = span.args.get("iteration")
+        if isinstance(number, int):
+            found.setdefault(number, []).append(span)
+    return found
+
+
+def idle_shares(run: Run) -> dict[int, float]:
+    """Returns the share of all traced iterations in which a worker did nothing."""
+    by_iteration = iterations(run.spans)
+    seconds = {int(row["iteration"] or 0) - 1: row.get("time/iteration_s") for row in run.metrics}
+    whole = sum(seconds.get(number) or _length_s(spans) for number, spans in by_iteration.items())
+    busy: dict[int, float] = {}
+    for spans in by_iteration.values():
+        for worker in {span.worker for span in spans}:
+            mine = [span for span in spans if span.worker == worker]
+            busy[worker] = busy.get(worker, 0.0) + union_s(mine)
+    return {worker: max(0.0, 1 - busy[worker] / whole) for worker in sorted(busy)} if whole else {}
+
+
+def union_s(spans: Iterable[Span]) -> float:
+    """Returns the seconds in which at least one of the spans is active."""
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted((span.start_s, span.end_s) for span in spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _length_s(spans: Sequence[Span]) -> float:
+    return max(span.end_s for span in spans) - min(span.start_s for span in spans)

@@ -266,7 +266,8 @@ class Health:
     def _require_monitor(self) -> Any:
         if self._monitor is None:
             self._blind_since = time.monotonic()
-            self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=on_node(here())).remote()
+            monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=on_node(here()))
+            self._monitor = monitor.remote()
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:

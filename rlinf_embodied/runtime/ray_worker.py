@@ -174,6 +174,7 @@ class RayPeers:
                 raise translated(error, workers[0], "a step of its loop", self._actors) from None
         return [value if isinstance(value, Receipt) else tensor_wire.unpack(value) for value in values]
 
+
 # ------------------------------------------------------------------------------------------------------------ the wire
 def to_wire(call: Call, attempt: int) -> Wire:
     """Returns a call without its argument, bearing the token of an attempt."""

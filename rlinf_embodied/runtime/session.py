@@ -233,7 +233,7 @@ class SerialSession:
         self._hosts.clear()
 
 
-# ------------------------------------------------------------------------------------------------- what a run works with
+# ------------------------------------------------------------------------------------------------------- a run's own
 # ray takes half a second to import: only where it is used
 def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""

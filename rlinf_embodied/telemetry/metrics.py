@@ -134,9 +134,15 @@ def _iteration_of(line: str) -> float:
 
 # ----------------------------------------------------------------------------------------------------------- read back
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Returns the objects of metrics.jsonl, one per iteration, in order."""
-    path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    """Returns the objects of metrics.jsonl up to the first that is damaged: a running process may be writing one."""
+    path, rows = folder / "metrics.jsonl", list[dict[str, float]]()
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            rows.append(row | {"iteration": int(row["iteration"])})
+        except (ValueError, KeyError, TypeError):
+            break
+    return rows
 
 
 def moving_mean(values: list[float], width: int = 5) -> list[float]:

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from rlinf_embodied.telemetry.run_files import writing
 
-_COLOURS = ("#1f5f8b", "#b4552d", "#4d8a4d", "#8a6bb0", "#b08d2f", "#5b9aa8", "#a84d6c", "#6b6b6b")
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -92,25 +90,3 @@ def write_trace(path: Path, spans: Sequence[Span]) -> None:
     text = json.dumps(trace_events(spans), default=str)
     with writing(path):
         path.write_text(text, encoding="utf-8")
-
-
-def write_gantt(path: Path, spans: Sequence[Span], title: str = "") -> None:
-    """Draws the spans as a PNG: one row per worker and stage, seconds since the first span."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # half a second: only where a plot is wanted
-    from matplotlib.figure import Figure
-
-    rows = sorted({(span.worker, span.device, span.stage) for span in spans})
-    stages = list(dict.fromkeys(stage for _, _, stage in rows))
-    origin = min((span.start_s for span in spans), default=0.0)
-    figure = Figure(figsize=(10, 1.2 + 0.35 * len(rows)))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for height, row in enumerate(rows):
-        bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == row]
-        axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=_COLOURS[stages.index(row[2]) % len(_COLOURS)])
-    axes.set_yticks(range(len(rows)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in rows])
-    axes.invert_yaxis()
-    axes.set(xlabel="seconds", title=title)
-    axes.grid(axis="x", alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

@@ -153,12 +153,8 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
         )
         for name, spec in workflow.stages.items()
     }
-    loops = {
-        name: replace(loop, decide=Rounds(loop.expected_rounds)) if loop.max_rounds > 1 else loop
-        for name, loop in workflow.loops.items()
-    }
     repeat = workflow.repeat and replace(workflow.repeat, decide=Rounds(workflow.repeat.expected_rounds))
-    return replace(workflow, stages=stages, loops=loops, repeat=repeat)
+    return replace(workflow, stages=stages, repeat=repeat)
 
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:

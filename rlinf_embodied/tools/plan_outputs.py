@@ -11,8 +11,9 @@ from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rows
 from rlinf_embodied.planning.notation import to_dict
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.telemetry.plots import gantt
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
-from rlinf_embodied.telemetry.trace import write_gantt, write_trace
+from rlinf_embodied.telemetry.trace import write_trace
 from rlinf_embodied.tools.memory import PolicyShape
 from rlinf_embodied.tools.memory_plan import GB, fit_rows, fits, term_rows
 
@@ -49,7 +50,8 @@ def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
         first = {stage: place.devices[0] for stage, place in best.plan.places().items()}
         spans = [span for span in spans if span.worker == first[span.stage]]
     write_trace(folder / "trace.json", spans)
-    write_gantt(folder / "plan.png", spans, f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted")
+    title = f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted"
+    gantt({title: spans}).savefig(folder / "plan.png", dpi=120)
 
 
 def memory_tables(model: str, shapes: dict[str, PolicyShape], memory: MemoryConfig) -> dict[str, list[dict[str, str]]]:

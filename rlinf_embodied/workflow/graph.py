@@ -73,18 +73,12 @@ class RepeatDecision:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A cycle of two stages for `chunk_steps` turns: `opener` shows, `answerer` acts; at most `max_rounds` times over.
-
-    After each round `decide` sees the opener's reports of all rounds so far (a list per round, in order of workers).
-    """
+    """A cycle of two stages for `chunk_steps` turns: `opener` observes, `answerer` acts."""
 
     name: str
     opener: str
     answerer: str
     chunk_steps: int
-    max_rounds: int = 1
-    decide: Callable[[Sequence[Sequence[object]]], RepeatDecision] | None = None
-    expected_rounds: float = 1.0  # what a planner counts with
     shards: tuple[int, ...] = (1, 2)  # parts of the blocks that may be in flight together
     typical_steps: int = 0  # of an episode, where rows whose episode ends are reset at once; 0: where they wait
 
@@ -107,7 +101,7 @@ class Repeat:
     """
 
     name: str
-    before: str
+    before: str | None  # None: all stages are repeated
     decided_by: str
     decide: Callable[[Sequence[Sequence[object]]], RepeatDecision]
     max_rounds: int
@@ -179,7 +173,6 @@ class Workflow:
                 raise PlanError(f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages")
         if loop.chunk_steps < 1:
             raise PlanError(f"{where} has chunk_steps={loop.chunk_steps}, but a loop has at least one: set it")
-        _check_rounds(where, loop.expected_rounds, loop.max_rounds)
         if late := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
             raise PlanError(
                 f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
@@ -203,24 +196,37 @@ class Workflow:
 
     def _check_repeat(self, repeat: Repeat) -> None:
         where = f"workflow {self.name}: repeat {repeat.name}"
-        self._check_ends(f"repeat {repeat.name}", repeat.before, repeat.decided_by)
-        upstream = self.upstream(repeat.before)
+        self._check_ends(f"repeat {repeat.name}", repeat.before or repeat.decided_by, repeat.decided_by)
+        upstream = self.repeated()
         if repeat.decided_by not in upstream:
             raise PlanError(
                 f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one "
                 f"decide of {sorted(upstream)}"
             )
-        if self.stages[repeat.before].granularities != (WHOLE,):
-            raise PlanError(f"{where}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)")
-        beside = set(self.stages) - upstream - {repeat.before} - self.downstream(repeat.before)
-        if beside:
+        if repeat.before is not None:
+            self._check_behind(where, repeat.before)
+        if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
             raise PlanError(
-                f"{where}: {sorted(beside)} are neither before nor behind {repeat.before}, so that it is open whether "
-                "they are done again: lead an edge from or to them"
+                f"{where} has expected_rounds={repeat.expected_rounds:g} and max_rounds={repeat.max_rounds}, but it "
+                "takes between 1 and max_rounds rounds: change one of the two"
             )
-        if self.loops:
-            raise PlanError(f"{where}: the loops {sorted(self.loops)} repeat by themselves: give them `decide`")
-        _check_rounds(where, repeat.expected_rounds, repeat.max_rounds)
+
+    def _check_behind(self, where: str, before: str) -> None:
+        if self.stages[before].granularities != (WHOLE,):
+            raise PlanError(f"{where}: {before} waits for all rounds: give it granularities=(WHOLE,)")
+        if (loop := self.loop_of(before)) is not None:
+            raise PlanError(f"{where}: {before} is a side of the loop {loop.name}: wait with a stage behind the loop")
+        if beside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
+            raise PlanError(
+                f"{where}: {sorted(beside)} are neither before nor behind {before}, so that it is open whether "
+                "they are repeated: lead an edge from or to them"
+            )
+
+    def repeated(self) -> set[str]:
+        """Returns the stages that are repeated until there is enough data."""
+        if self.repeat is None:
+            return set()
+        return set(self.stages) if self.repeat.before is None else self.upstream(self.repeat.before)
 
     def loop_of(self, stage: str) -> Loop | None:
         """Returns the loop that a stage is a side of."""
@@ -242,9 +248,11 @@ class Workflow:
         return found.difference(stages)
 
     def upstream(self, stage: str) -> set[str]:
-        """Returns the stages whose data reaches this one, itself not included."""
+        """Returns the stages whose data reaches this one, itself not included; both sides of a loop, or neither."""
         found: set[str] = set()
-        while sources := {e.source for e in self.edges if e.target in found | {stage}} - found:
+        hops = [hop for loop in self.loops.values() for hop in loop.hops()]
+        pairs = [*((edge.source, edge.target) for edge in self.edges), *hops]
+        while sources := {source for source, target in pairs if target in found | {stage}} - found - {stage}:
             found |= sources
         return found
 
@@ -266,29 +274,20 @@ class Workflow:
             found = closed
 
     def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
-        """Returns how often each stage of a loop or a repeat ran, from an iteration's reports by stage."""
-        found = {}
-        for loop in self.loops.values():
-            found |= dict.fromkeys(loop.sides, len(reports[loop.opener]))
-        if self.repeat is not None:
-            found |= dict.fromkeys(self.upstream(self.repeat.before), len(reports[self.repeat.decided_by]))
-        return found
+        """Returns how often each repeated stage ran, from an iteration's reports by stage."""
+        return dict.fromkeys(self.repeated(), len(reports[self.repeat.decided_by])) if self.repeat else {}
 
     def expected_rounds(self) -> dict[str, float]:
-        """Returns how often each stage of a loop or a repeat is expected to run."""
-        found = {}
-        for loop in self.loops.values():
-            found |= dict.fromkeys(loop.sides, loop.expected_rounds)
-        if self.repeat is not None:
-            found |= dict.fromkeys(self.upstream(self.repeat.before), self.repeat.expected_rounds)
-        return found
+        """Returns how often each repeated stage is expected to run."""
+        return dict.fromkeys(self.repeated(), self.repeat.expected_rounds) if self.repeat else {}
 
-    def with_rounds(self, expected: float) -> Workflow:
-        """Returns the workflow with this number of expected rounds of each repeat, at most as many as it allows."""
-        within = lambda most: min(max(expected, 1.0), most)  # noqa: E731
-        loops = {n: replace(o, expected_rounds=within(o.max_rounds)) for n, o in self.loops.items()}
-        again = self.repeat and replace(self.repeat, expected_rounds=within(self.repeat.max_rounds))
-        return replace(self, loops=loops, repeat=again)
+    def with_rounds(self, expected: float, most: int | None = None) -> Workflow:
+        """Returns the workflow with this number of expected rounds, at most as many as its repeat allows, or `most`."""
+        if self.repeat is None:
+            return self
+        most = most or self.repeat.max_rounds
+        within = min(max(expected, 1.0), most)
+        return replace(self, repeat=replace(self.repeat, max_rounds=most, expected_rounds=within))
 
     def most_devices(self, stage: str, blocks: int = WHOLE) -> int:
         """Returns how many devices can share a stage that is called for this number of blocks; WHOLE: for all."""
@@ -318,11 +317,3 @@ class Workflow:
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
-
-
-def _check_rounds(where: str, expected: float, most: int) -> None:
-    if not 1 <= expected <= most:
-        raise PlanError(
-            f"{where} has expected_rounds={expected:g} and max_rounds={most}, but it takes between 1 and max_rounds "
-            "rounds: change one of the two"
-        )

@@ -22,7 +22,7 @@ from rlinf_embodied.runtime.session import SerialSession, Session
 
 pytestmark = pytest.mark.accelerator
 
-EXACT = ["algorithm.reduction=exact", "cluster.cpu_devices=2"]
+EXACT = ["algorithm.reduction=exact", "env.rows_per_call=4", "cluster.cpu_devices=2"]
 
 
 def cluster(devices: int = 1, cores: int = 2) -> Cluster:

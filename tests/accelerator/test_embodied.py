@@ -15,6 +15,7 @@ import pytest
 import torch
 from accelerated_runs import accelerators, clone_on_sim, executor_on_sim, overrides
 from placements import switching
+from policy_calls import rows_of_calls
 from runs import GRPO, clone, digest, executor_for, iterate, metric_rows, tiny, tiny_overrides, train, trees
 
 from rlinf_embodied.compose import compose_train
@@ -30,7 +31,7 @@ from rlinf_embodied.runtime.session import SerialSession
 pytestmark = pytest.mark.accelerator
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
-EXACT = "algorithm.reduction=exact"  # of sums; an accelerator's default is all-reduce
+EXACT = ("algorithm.reduction=exact", "env.rows_per_call=4")  # the default is all-reduce, and calls of all rows
 APART = trees("0:1/2", "1/2:1", "1/2:1", shards=2)
 SWITCHING = switching(APART, "env+policy", "actor")
 PLANS = {
@@ -67,7 +68,7 @@ def of_the_cpu() -> dict[str, str]:
 
 def on_the_cpu(known: dict[str, str], variant: str) -> str:
     if variant not in known:
-        config = tiny(EXACT, *VARIANTS[variant])
+        config = tiny(*EXACT, *VARIANTS[variant])
         executor = executor_for(config, PLANS["collocated"][1], 1, SerialSession(), clone(config))
         iterate(executor, 2)
         known[variant] = digest(executor)
@@ -122,7 +123,7 @@ def test_an_openvla_folder_is_trained_on_accelerators_as_on_a_cpu(tmp_path, lora
     folder = openvla_folders.write_published(tmp_path / "published", action=2)
     own = ["policy=openvla_oft", "policy.options.prompt_length=24", f"policy.options.lora.rank={lora}"]
     own += [f"warm_start.checkpoint={folder}", "run.num_iterations=2", "algorithm.critic_warmup_iterations=0"]
-    small = [text for text in tiny_overrides(EXACT) if not text.startswith(("policy.", "warm_start."))]
+    small = [text for text in tiny_overrides(*EXACT) if not text.startswith(("policy.", "warm_start."))]
     digests = set()
     for name, where in (("cpu", []), ("sim", overrides(2))):
         given = dict(text.split("=", 1) for text in [*small, *own, *where, f"run.dir={tmp_path / name}"])
@@ -140,9 +141,16 @@ def test_a_policy_of_ones_own_is_checked_and_trained_on_an_accelerator(tmp_path,
 
 
 # ----------------------------------------------------------------------------------------------------------- training
+def test_a_policy_call_has_all_rows_of_a_worker_unless_it_is_bounded() -> None:
+    assert rows_of_calls(tiny(), "sim:0") == [16, 16]
+    assert rows_of_calls(tiny("env.rows_per_call=9"), "sim:0") == [8, 8, 8, 8]
+    (metrics,) = iterate(executor_on_sim(tiny(), PLANS["collocated"][1], 1, clone(tiny())), 1)
+    assert metrics["losses/initial_log_ratio"] <= 1e-5  # training scores in calls of a block
+
+
 @pytest.mark.parametrize(("variant", "plan"), CASES)
 def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: str, plan: str) -> None:
-    config, (devices, tree) = tiny(EXACT, *VARIANTS[variant]), PLANS[plan]
+    config, (devices, tree) = tiny(*EXACT, *VARIANTS[variant]), PLANS[plan]
     executor = executor_on_sim(config, tree, devices, clone(config))
     before = sim.operations()
     metrics = iterate(executor, 2)
@@ -154,7 +162,7 @@ def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: st
 def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
     rows = []
     for precision in ("float32", "bfloat16"):
-        config = tiny(EXACT, f"algorithm.precision={precision}", "algorithm.critic_warmup_iterations=0")
+        config = tiny(*EXACT, f"algorithm.precision={precision}", "algorithm.critic_warmup_iterations=0")
         executor = executor_on_sim(config, PLANS["collocated"][1], 1, clone(config))
         rows += iterate(executor, 1)
     assert rows[1]["losses/initial_log_ratio"] <= 1e-5
@@ -173,7 +181,7 @@ def test_sums_of_two_accelerators_are_close_where_they_are_all_reduced(of_the_cp
 
 def test_a_run_on_an_accelerator_films_checkpoints_and_goes_on_there_and_on_the_cpu(tmp_path) -> None:
     here, there = tmp_path / "sim", tmp_path / "cpu"
-    films = ["eval.record_video=true", "eval.num_videos=1", "eval.num_episodes=3", "eval.num_envs=3", EXACT]
+    films = ["eval.record_video=true", "eval.num_videos=1", "eval.num_episodes=3", "eval.num_envs=3", *EXACT]
     short = ["run.num_iterations=2", "checkpoint.every=2", *films]
     assert train(tiny(f"run.dir={here}", *overrides(), *short))["iterations"] == 2
     assert train(tiny(f"run.dir={there}", *short))["iterations"] == 2
@@ -247,7 +255,7 @@ def test_a_stage_that_does_not_fit_the_device_is_refused_with_what_to_do(sim, ro
 # --------------------------------------------------------------------------------------------------- worker to worker
 @pytest.mark.ray
 def test_workers_of_their_own_process_each_have_their_accelerator(of_the_cpu, ray_session) -> None:
-    config, (devices, tree) = tiny(EXACT), PLANS["hybrid"]
+    config, (devices, tree) = tiny(*EXACT), PLANS["hybrid"]
     workflow = training_workflow(config, str(clone(config)))
     executor = Executor(workflow, resolve("test", tree, devices, workflow), ray_session, accelerators(devices))
     iterate(executor, 2)

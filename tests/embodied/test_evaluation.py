@@ -273,7 +273,7 @@ def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
 def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
     config = tiny()
     stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    asked = held_out(config.env, config.eval, 0, acting="random")
+    asked = held_out(config.env, config.eval, config.run, acting="random")
     again = Evaluation(asked, stage, SerialSession(), cluster(2))
     first, second = again.run(0), again.run(1)
     assert first.episodes == second.episodes
@@ -288,7 +288,7 @@ def test_as_many_episodes_may_fail_as_the_target_leaves(episodes: int, target: f
 def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     config = tiny("eval.num_episodes=24", "env.horizon=4")  # too short for long ways
     stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    asked = held_out(config.env, config.eval, 0, acting="expert")
+    asked = held_out(config.env, config.eval, config.run, acting="expert")
 
     def check(target: float | None) -> EvaluationResult:
         return Evaluation(asked, stage, SerialSession(), cluster(2), target).run(0, target)
@@ -312,7 +312,7 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
 def test_the_first_check_of_a_run_is_run_to_its_end_for_its_score() -> None:
     config = tiny("eval.num_episodes=24", "env.horizon=4")
     stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    asked = held_out(config.env, config.eval, 0, acting="expert")
+    asked = held_out(config.env, config.eval, config.run, acting="expert")
     result = Evaluation(asked, stage, SerialSession(), cluster(2), 1.0).run(0)
     assert (len(result.episodes), result.reached) == (24, False)
     assert result.score == result.at_end.value

@@ -114,11 +114,18 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     assert not path(tiny(), devices=3).exists()
 
 
-def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"_target_": "own_reward_env.Env"},
+        {"_target_": "envs.foreign.env.make_env", "options": {"adapter": "own_reward_env.Env"}},
+    ],
+)
+def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_changed(tmp_path, monkeypatch, env) -> None:
     source = tmp_path / "own_reward_env.py"
     source.write_text("class Env: ...")
     monkeypatch.syspath_prepend(tmp_path)
-    parts = {"env": {"_target_": "own_reward_env.Env"}, "policy": {"_target_": None}}
+    parts = {"env": env, "policy": {"_target_": None}}
     key = lambda parts=parts: profiler.fingerprint(cluster(2), parts)["code"]  # noqa: E731
     before = key()
     assert (key(), key({"env": {}})) == (before, key({}))

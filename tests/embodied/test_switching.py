@@ -57,7 +57,7 @@ def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     rollout = RolloutStage(model)
     rollout.setup(solo_context((0,), shared=shared))
     shared |= {"policy": rollout._shared}
-    evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, config.eval, 4))
+    evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, greedy=True, records=False))
     evaluation.setup(solo_context((0,), shared=shared))
     policy = shared["policy"]
     assert isinstance(policy, SharedPolicy)

@@ -109,6 +109,17 @@ def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
     assert len({where(), *(where(override) for override in other)}) == 1 + len(other)
 
 
+@pytest.mark.parametrize("key", ["env._target_", "env.options.adapter", "policy._target_"])
+def test_a_clone_is_trained_again_once_custom_code_has_changed(fresh_cache, tmp_path, monkeypatch, key) -> None:
+    source = tmp_path / "own_code_of_a_clone.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    folders = set()
+    for content in ("class Mine: ...", "class Mine: slow = True"):
+        source.write_text(content)
+        folders.add(cache_folder(stage_config(tiny(f"{key}=own_code_of_a_clone.Mine")), "cpu"))
+    assert len(folders) == 2
+
+
 def test_what_stops_on_the_way_leaves_nothing_in_the_cache(fresh_cache, monkeypatch) -> None:
     for method in ("fit", "save"):
         root = fresh_cache()

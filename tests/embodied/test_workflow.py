@@ -10,10 +10,10 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.report import plot_curve
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow
 from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
+from rlinf_embodied.telemetry.plots import plot_curve
 
 
 def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
@@ -43,11 +43,11 @@ def test_without_dropping_every_group_counts() -> None:
 
 def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
     ppo, grpo = training_workflow(tiny(), "x"), training_workflow(tiny(*GRPO), "x")
-    assert (ppo.loops["rollout"].max_rounds, ppo.loops["rollout"].decide) == (1, None)
-    assert grpo.loops["rollout"].max_rounds == 3  # one, and two resamples
+    assert ppo.repeat is None
+    assert grpo.repeat.max_rounds == 3  # one, and two resamples
     assert grpo.stages["env"].config.group_size == 4  # pyright: ignore[reportAttributeAccessIssue]
     fixed = training_workflow(tiny(*GRPO, "algorithm.drop_zero_variance_groups=false"), "x")
-    assert fixed.loops["rollout"].max_rounds == 1
+    assert fixed.repeat.max_rounds == 1
     assert {edge.source for edge in ppo.edges} == {"env", "policy"}
     assert [(edge.source, edge.target) for edge in ppo.weight_edges] == [("actor", "policy")]
 
@@ -68,7 +68,11 @@ def both(place: str, once: float, at_end: float) -> dict[str, float]:
 
 def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
     assert read_metrics(tmp_path) == []
-    rows = [{"iteration": k, "time/total_s": 60.0 * k} | both("rollout", k / 10, k / 20) for k in (1, 2, 3)]
+    rows = [
+        {"iteration": k, "global_step": 8 * k, "time/total_s": 60.0 * k, "rollout/episodes": 4}
+        | both("rollout", k / 10, k / 20)
+        for k in (1, 2, 3)
+    ]
     rows[1] |= both("check", 0.4, 0.3)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     unfinished = plot_curve(tmp_path).read_bytes()

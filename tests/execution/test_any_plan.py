@@ -42,12 +42,10 @@ def test_the_cases_cover_what_there_is() -> None:
     workflows = [random_workflow(seed) for seed in SEEDS]
     assert sum(bool(work.loops) for work in workflows) >= 20
     assert sum(bool(work.weight_edges) for work in workflows) >= 10
-    assert sum(any(loop.decide for loop in work.loops.values()) for work in workflows) >= 8
+    assert sum(bool(work.loops and work.repeat) for work in workflows) >= 8
     assert sum(any(len(work.sources(stage)) > 1 for stage in work.stages) for work in workflows) >= 12  # two join
-    rounds = {len_ for work in workflows if work.loops for it in alone(work) for len_ in it["env rounds"].values()}
-    assert rounds == {1, 2, 3}
     again = [work for work in workflows if work.repeat]
-    assert len(again) >= 8
+    assert len(again) >= 16
     rounds = {n for work in again for it in alone(work) for n in it[f"{work.repeat.decided_by} rounds"].values()}
     assert rounds == {1, 2, 3}
     assert sum(spec.blocks_per_batch > 1 for work in workflows for spec in work.stages.values()) >= 10

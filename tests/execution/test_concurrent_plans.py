@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from any_plan import alone, any_plans, outcome, random_workflow
+from any_plan import alone, any_plans, decide, outcome, random_workflow
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import parse, to_text
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.workflow.graph import Edge, Loop, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Workflow
 
 CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
 
@@ -43,24 +44,14 @@ def test_workers_that_pause_at_random_compute_what_one_device_computes(seed: int
         session.close()
 
 
-def repeated(name: str, opener: str, answerer: str, modulus: int) -> Loop:
-    def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
-        return RepeatDecision(sum(values) % modulus == 0, sum(values))
-
-    return Loop(name, opener, answerer, 2, max_rounds=3, decide=decide)
-
-
-def test_a_verdict_reaches_only_what_the_data_of_its_loop_reaches() -> None:
-    # a plan may run `alone` before, between or behind the loops; `last` hears the loop that is later in the data
-    loops = {"one": repeated("one", "o1", "a1", 2), "two": repeated("two", "o2", "a2", 3)}
-    work = workflow("alone o1 a1 o2 a2 last", (("a1", "o2"), ("a2", "last"), ("a1", "last")), loops=loops)
-    require_equal(work, 2)
-
-
-def test_an_unjudged_loop_takes_no_verdict_away() -> None:
-    loops = {"one": repeated("one", "o1", "a1", 2), "two": Loop("two", "o2", "a2", 2)}
-    work = workflow("o1 a1 o2 a2 last", (("a1", "last"), ("a2", "last")), loops=loops)
+def test_two_loops_are_repeated_together_until_the_second_has_enough() -> None:
+    edges = (("a1", "o2"), ("a2", "last"), ("a1", "last"))
+    loops = {"one": Loop("one", "o1", "a1", 2), "two": Loop("two", "o2", "a2", 2)}
+    again = Repeat("again", "last", "o2", lambda rounds: replace(decide(rounds), enough=len(rounds) == 2), 3)
+    work = workflow("o1 a1 o2 a2 last", edges, loops=loops)
+    whole = replace(work.stages["last"], granularities=(WHOLE,))
+    work = replace(work, stages={**work.stages, "last": whole}, repeat=again)
+    assert [it[f"{name} rounds"] for it in alone(work)[:1] for name in ("o1", "o2")] == [{0: 2}, {0: 2}]
     require_equal(work, 2)
 
 

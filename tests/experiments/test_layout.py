@@ -21,7 +21,7 @@ PAGES = [
 ]
 USED = {
     *("train_vla", "train_sft", "train_llm_math", "evaluate", "export_dataset"),
-    *("plan", "emulate", "profile_stages", "compare_runs", "report"),
+    *("plan", "emulate", "profile_stages", "report"),
 }
 
 

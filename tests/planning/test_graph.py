@@ -29,7 +29,6 @@ def test_the_order_follows_the_edges() -> None:
         ({"edges": (("a", "b"), ("b", "a"))}, r"the edges among \['a', 'b'\] form a cycle: declare it as a loop"),
         ({"loops": {"l": Loop("l", "a", "b", 0)}}, "chunk_steps=0, but a loop has at least one"),
         ({"loops": {"l": Loop("l", "a", "a", 1)}}, "made of two stages"),
-        ({"loops": {"l": Loop("l", "a", "b", 1, expected_rounds=2.0)}}, "expected_rounds=2 and max_rounds=1"),
         ({"loops": {"l": Loop("l", "a", "b", 1, shards=())}}, "at least one is in flight"),
         (
             {"loops": {"k": Loop("k", "a", "b", 1), "l": Loop("l", "b", "c", 1)}, "stages": "abc"},

@@ -30,7 +30,7 @@ RUNS = {
 
 def what_is_planned(work: Workflow) -> dict[str, object]:
     """All that the planner reads."""
-    loops = {n: (o.opener, o.answerer, o.chunk_steps, o.max_rounds, o.shards) for n, o in work.loops.items()}
+    loops = {n: (o.opener, o.answerer, o.chunk_steps, o.shards) for n, o in work.loops.items()}
     repeat = work.repeat and (work.repeat.before, work.repeat.decided_by, work.repeat.max_rounds)
     return {
         "stages": {name: replace(spec, config=None) for name, spec in work.stages.items()},

@@ -28,7 +28,7 @@ from rlinf_embodied.planning.probes import (
 )
 from rlinf_embodied.planning.profile import Profile, WeightProfile, parse_profile
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, Workflow
 
 
 def workflow(blocks: int = 8, steps: int = 20, episode: int = 0) -> Workflow:
@@ -152,10 +152,13 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
 
 
 def test_a_shortened_rollout_is_not_repeated() -> None:
-    loop = replace(workflow().loops["rollout"], max_rounds=3, expected_rounds=2.0)
-    whole = replace(workflow(), loops={"rollout": loop})
+    repeat = Repeat("resample", "actor", "env", lambda rounds: RepeatDecision(True), 3, 2.0)
+    actor = replace(workflow().stages["actor"], granularities=(WHOLE,))
+    whole = replace(workflow(), stages={**workflow().stages, "actor": actor}, repeat=repeat)
     assert shortened(whole, 20) == whole
-    assert shortened(whole, 5).loops["rollout"] == replace(loop, chunk_steps=5, max_rounds=1, expected_rounds=1.0)
+    shorter = shortened(whole, 5)
+    assert (shorter.loops["rollout"].chunk_steps, shorter.expected_rounds()["env"]) == (5, 1.0)
+    assert shorter.repeat == replace(repeat, max_rounds=1, expected_rounds=1.0)
 
 
 def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:

@@ -21,7 +21,7 @@ from rlinf_embodied.planning.pricing import Pricer, Standing
 from rlinf_embodied.planning.profile import Profile, WeightProfile
 from rlinf_embodied.planning.search import Search
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, Workflow
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -189,12 +189,12 @@ def test_calls_and_rounds_and_distant_weights_have_a_price() -> None:
     apart = parse("env+policy on 0 > actor on 1", 2, work)
     near, far = (simulate(apart, Pricer(work, known, planning.cluster(2, node=n))).iteration_s for n in (2, 1))
     assert (near, far) == (pytest.approx(21 + 1), pytest.approx(21 + 10))
-    loop = replace(work.loops["rollout"], max_rounds=3, expected_rounds=3.0)
-    again = replace(work, loops={"rollout": loop}, edges=(Edge("policy", "actor"),))
+    repeat = Repeat("resample", "actor", "env", lambda rounds: RepeatDecision(True), 3, 3.0)
+    whole = {**work.stages, "actor": replace(work.stages["actor"], granularities=(WHOLE,))}
+    again = replace(work, stages=whole, repeat=repeat, edges=(Edge("policy", "actor"), Edge("env", "actor")))
     sent = replace(measured, edge_bytes_per_item={("policy", "actor"): 1e9})
     once, thrice = (
-        simulate(apart, Pricer(w, sent, planning.cluster(2))).iteration_s
-        for w in (replace(again, loops=work.loops), again)
+        simulate(apart, Pricer(w, sent, planning.cluster(2))).iteration_s for w in (replace(again, repeat=None), again)
     )
     assert thrice - once == pytest.approx(2 * 20 + 2 * 4)  # rounds of 20 s, and the data of each: 4 blocks of 1 s
 

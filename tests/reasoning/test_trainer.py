@@ -26,8 +26,8 @@ from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.evaluation import AnswerStage
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.report import plot_curve
 from rlinf_embodied.runtime.session import SerialSession
+from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer as JobTrainer
 

@@ -15,16 +15,13 @@ from language_models import language_model
 from math_runs import tiny_math, train_math, untimed_rows
 
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, VllmConfig
-from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.config import VllmConfig, WeightUpdate
 from rlinf_embodied.errors import ConfigError, ObjectiveError
-from rlinf_embodied.reasoning import vllm_engine, vllm_process
-from rlinf_embodied.reasoning.batch import Completions, GenerationBlock, Noise, Prompt, PromptSet, SamplingParams
+from rlinf_embodied.reasoning import vllm_engine
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
-from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.telemetry.progress import progress_reported_to
 
 PROMPTS = (Prompt(40, (5, 9, 2)), Prompt(7, (3, 4, 8, 8, 12)), Prompt(23, (6,)))
 BLOCK = GenerationBlock(PROMPTS, group_size=4)
@@ -37,8 +34,7 @@ def engine(monkeypatch):
     """The stand-in in vLLM's place, with no engine made yet."""
     monkeypatch.setitem(sys.modules, "vllm", fake_vllm)
     monkeypatch.setattr(vllm_engine, "_ENGINES", [])
-    monkeypatch.setattr(fake_vllm.OldLLM, "made", 0)
-    monkeypatch.setattr(fake_vllm.OldLLM, "running", 0)
+    monkeypatch.setattr(fake_vllm, "ENGINES", [])
     monkeypatch.delenv("VLLM_ALLOW_INSECURE_SERIALIZATION", raising=False)
     yield fake_vllm
     os.environ.pop("VLLM_ALLOW_INSECURE_SERIALIZATION", None)
@@ -116,41 +112,48 @@ def test_draws_are_keyed_by_seed_iteration_prompt_and_sample(engine):
         assert any(not torch.equal(g.tokens, groups[g.prompt.id].tokens) for g in run(policy, noise=other))
 
 
+def test_every_step_of_the_engine_is_progress(engine):
+    done = []
+    with progress_reported_to(lambda: done.append(1)):
+        groups = run(language_model("qwen2"), version=0)
+    longest = max(int(group.lengths.max()) for group in groups)
+    assert longest > 4
+    assert len(done) >= longest
+
+
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])  # tied and untied embeddings
-@pytest.mark.parametrize(("kind", "way"), [("LLM", "load"), ("PackedLLM", "reload")])
-def test_new_weights_reach_the_engine_that_is_kept(engine, monkeypatch, kind, way, architecture):
+@pytest.mark.parametrize("kind", ["LLM", "PackedLLM"])
+def test_new_weights_reach_the_engine_that_is_kept(engine, monkeypatch, kind, architecture):
     monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
     policy = language_model(architecture)
     for version in range(3):
         assert_log_probs_are_those_of(policy, run(policy, version=version))  # a kept prefix would be of old weights
         run(policy, version=version)
         change(policy)
-    assert engine.OldLLM.made == 1
-    assert vllm_engine._ENGINES[0].way == way
+    assert [made.alive for made in engine.ENGINES] == [True]
 
 
-@pytest.mark.parametrize("kind", ["OldLLM", "StubbornLLM"])
-def test_an_engine_that_cannot_take_weights_is_ended_and_another_started(engine, monkeypatch, kind):
+@pytest.mark.parametrize(("kind", "update"), [("StubbornLLM", "reload"), ("LLM", "restart")])
+def test_an_engine_that_takes_no_weights_is_ended_and_another_started(engine, monkeypatch, kind, update):
     monkeypatch.setattr(engine, "LLM", getattr(engine, kind))
     policy = language_model("qwen2")
     for version in range(3):
-        run(policy, version=version)
+        run(policy, version=version, update=WeightUpdate(update))
         assert_log_probs_are_those_of(policy, run(policy, version=version))
-        assert engine.OldLLM.made == version + 1
-        assert engine.OldLLM.running == 1
+        assert [made.alive for made in engine.ENGINES] == [False] * version + [True]
         change(policy)
 
 
 def test_weights_that_did_not_arrive_stop_the_run_and_end_the_engine(engine, monkeypatch):
     monkeypatch.setattr(engine, "LLM", engine.PackedLLM)
-    monkeypatch.setattr(vllm_process, "process_tied", leave_tied_layers)
+    monkeypatch.setattr(vllm_engine, "process_tied", leave_tied_layers)
     policy = language_model("qwen2")
     run(policy)
     with torch.no_grad():
         policy.module.get_input_embeddings().weight.mul_(1.01)  # the embeddings arrive, the head that shares them not
     with pytest.raises(ObjectiveError, match=r"generation.vllm.update=reload.*generation.vllm.update=restart"):
         run(policy, version=1)
-    assert engine.OldLLM.running == 0
+    assert not any(made.alive for made in engine.ENGINES)
     assert_log_probs_are_those_of(policy, run(policy, version=1))  # by an engine that is new
 
 
@@ -180,39 +183,19 @@ def test_a_process_ends_with_its_owner_also_when_that_is_killed():
         assert process.stdout.read() == b""  # the pipe closes when the child is gone
 
 
-def test_the_stage_hands_on_what_the_engine_generates_block_by_block(engine, tmp_path):
-    policy = language_model("llama")
-    policy.save(tmp_path)
-    config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.max_new_tokens=9"])
-    model = LanguageStageConfig(config.policy, str(tmp_path), seed=3)
-    stage = GenerationStage(GenerationStageConfig(model, config.generation, 4))
-    stage.setup(solo_context((0, 1)))
-    problems = problem_source(DataConfig(level="sum1-2-9"), 3).batch(Split.train, 0, 4)
-    asked = [(problem, Prompt(problem.id, tuple(policy.encode(problem.question)))) for problem in problems]
-    together = tuple(asked[:2]), tuple(asked[2:])
-    output = stage.run(StepContext(0), {block: [PromptSet((together[block],), 0)] for block in (0, 1)})
-    for block in (0, 1):
-        completions = output.blocks[block]
-        assert isinstance(completions, Completions)
-        assert [group.prompt.id for group in completions.groups] == [problem.id for problem, _ in together[block]]
-        assert_log_probs_are_those_of(policy, completions.groups, config.generation.temperature)
-        assert len(completions.texts) == 8
-    assert engine.OldLLM.made == 1
-
-
 def test_a_training_on_the_engine_has_the_newest_weights_in_it_each_time(engine, tmp_path):
     config = tiny_math(f"run.dir={tmp_path}", "generation.engine=vllm", "run.exact=false", "eval.num_samples=0")
     train_math(config)
     rows = untimed_rows(tmp_path)
     assert len(rows) == 3
     assert all(row["losses/grad_norm"] > 0 and row["losses/mismatch_max"] < 1e-4 for row in rows)
-    assert engine.OldLLM.made == 1
+    assert len(engine.ENGINES) == 1
 
 
 def test_closing_an_engine_waits_for_the_processes_that_it_has(engine, monkeypatch):
     with subprocess.Popen(["sleep", "600"]) as process:
-        monkeypatch.setattr(vllm_process, "_GRACE_S", 0.1)
-        monkeypatch.setattr(vllm_process, "end_with", in_another_process)
+        monkeypatch.setattr(vllm_engine, "_GRACE_S", 0.1)
+        monkeypatch.setattr(vllm_engine, "end_with", in_another_process)
         monkeypatch.setenv("RLINF_TEST_PROCESS", str(process.pid))
         run(language_model("qwen2"))
         vllm_engine.close_engine()
@@ -228,20 +211,11 @@ def test_a_missing_package_names_the_extra(monkeypatch):
         run(language_model("qwen2"))
 
 
-def test_a_completion_beyond_the_context_is_refused_before_an_engine_starts(engine):
-    with pytest.raises(ConfigError, match=r"max_new_tokens is 95.*prompt 7 has 5 tokens"):
-        run(language_model("qwen2"), sampling=SamplingParams(max_new_tokens=95))
-    assert engine.OldLLM.made == 0
-
-
-@pytest.mark.parametrize("which", ["generation", "eval"])
-def test_training_refuses_a_context_that_is_too_short_before_anything_starts(engine, tmp_path, which):
-    config = tiny_math(
-        f"run.dir={tmp_path}", f"{which}.engine=vllm", "run.exact=false", "generation.vllm.max_model_len=21"
-    )
+def test_training_refuses_a_context_that_is_too_short_before_anything_starts(engine, tmp_path):
+    config = tiny_math(f"run.dir={tmp_path}", "eval.engine=vllm", "run.exact=false", "generation.vllm.max_model_len=21")
     with pytest.raises(ConfigError, match=r"generation.vllm.max_model_len is 21"):
         train_math(config)
-    assert engine.OldLLM.made == 0
+    assert engine.ENGINES == []
 
 
 def test_exact_runs_refuse_the_engine():

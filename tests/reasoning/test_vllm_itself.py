@@ -51,7 +51,7 @@ def holds_a_model(process):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("update", [WeightUpdate.auto, WeightUpdate.restart])
+@pytest.mark.parametrize("update", [WeightUpdate.reload, WeightUpdate.restart])
 def test_log_probs_are_those_of_training_with_each_version_of_the_weights_and_no_engine_stays(policy, update):
     for version in range(3):
         assert largest_difference(policy, 0.7, version, update) < 1e-4
@@ -60,6 +60,6 @@ def test_log_probs_are_those_of_training_with_each_version_of_the_weights_and_no
             for parameter in policy.module.parameters():
                 parameter.mul_(0.9)
     assert largest_difference(policy, 0.0, 3, update) < 1e-4
-    assert (engine in engines()) == (update is WeightUpdate.auto)
+    assert (engine in engines()) == (update is WeightUpdate.reload)
     vllm_engine.close_engine()
     assert not engines()

@@ -17,7 +17,7 @@ from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime import session as sessions
 from rlinf_embodied.runtime.host import WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import _knock, bundles_of
+from rlinf_embodied.runtime.ray_cluster import bundles_of, join
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -4,12 +4,12 @@ import json
 import subprocess
 import sys
 
+from rlinf_embodied.telemetry.plots import gantt
 from rlinf_embodied.telemetry.trace import (
     Span,
     busy_seconds,
     stage_seconds,
     trace_events,
-    write_gantt,
     write_trace,
 )
 
@@ -56,7 +56,7 @@ def test_the_trace_is_what_perfetto_reads(tmp_path):
 
 def test_an_empty_run_has_an_empty_trace_and_plot(tmp_path):
     assert trace_events([])["traceEvents"] == []
-    write_gantt(tmp_path / "empty.png", [])
+    gantt({"": []}).savefig(tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 1000
 
 
@@ -64,7 +64,7 @@ def test_the_gantt_chart_shows_when_each_worker_was_busy(tmp_path):
     from matplotlib.image import imread
 
     early, late = (Span("s", "env", 0, "cpu", 0, 1), Span("t", "policy", 0, "cpu", 9, 10))
-    write_gantt(tmp_path / "gantt.png", [early, late], "one worker")
+    gantt({"one worker": [early, late]}).savefig(tmp_path / "gantt.png")
     image = imread(tmp_path / "gantt.png")[..., :3]
     blue, orange = (0x1F / 255, 0x5F / 255, 0x8B / 255), (0xB4 / 255, 0x55 / 255, 0x2D / 255)
     columns = [(abs(image - colour).max(-1) < 0.02).any(0).nonzero()[0] for colour in (blue, orange)]

@@ -1,1 +1,1 @@
-"""Learning from transitions: curves over seeds, and speed beside Stable-Baselines3."""
+"""Learning from transitions: curves over seeds, compared with Stable-Baselines3."""

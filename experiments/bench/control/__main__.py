@@ -1,12 +1,12 @@
-"""Learning curves over seeds: of experiments/train_vla.py, of two levels, of SAC beside Stable-Baselines3's.
+"""Learning curves over seeds: of experiments/train_vla.py, of two levels, of SAC compared with Stable-Baselines3's.
 
 python -m experiments.bench.control cases=all [seeds=6201,6202,6203] [points=10] [out=docs/results/control] [folder=...]
 python -m experiments.bench.control [seeds=0,1,2] [peer=sb3] [points=10] [out=...]   env.id=HalfCheetah-v5 ...
 
 cases    all, or names of cases.py joined by commas: these trainings, each in one process on one core; overrides come
          after their own words.  What `folder` holds of them already is not trained again, so that a run that was
-         interrupted goes on, and cases can be run one by one.
-none     a seed at a time, each in a process of its own, ours and then the peer's, so that whatever else the machine
+         interrupted run resumes, and cases can be run one by one.
+none     a seed at a time, each in a separate process, ours and then the peer's, so that whatever else the machine
          does disturbs both.  The peer may use every core.
 
 A curve is what greedy held-out episodes give at `points` numbers of env steps (of updates, where nothing acts).  The

@@ -127,7 +127,7 @@ CASES: dict[str, Case] = {
 
 
 def words_of(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Returns the words of a case's training; what it begins with lies beside it below `folder`."""
+    """Returns the words of a case's training; its start is stored below `folder` too."""
     case = CASES[name]
     begun = [f"{case.given}={_place(folder, case.source, seed) / 'run/checkpoints/latest'}"] if case.source else []
     return [*case.words, *COMMON, *begun, *overrides]
@@ -190,8 +190,10 @@ def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
         for curve in several:
             axes.plot(curve.steps, curve.scores, color="#1f5f8b", lw=0.8, alpha=0.6)
             scale, key = (100, "success_once_interval") if curve.success else (1, "return_interval")
-            for step, told in ((curve.steps[0], curve.before), (curve.steps[-1], curve.after)):
-                axes.plot([step, step], [scale * bound for bound in told[key]], color="#1f5f8b", lw=2.5, alpha=0.35)
+            for step, evaluated in ((curve.steps[0], curve.before), (curve.steps[-1], curve.after)):
+                axes.plot(
+                    [step, step], [scale * bound for bound in evaluated[key]], color="#1f5f8b", lw=2.5, alpha=0.35
+                )
         middle = [statistics.median(values) for values in zip(*(curve.scores for curve in several), strict=True)]
         axes.plot(several[0].steps, middle, color="#b4552d", lw=2)
         solves = bool(several[0].success)

@@ -75,17 +75,17 @@ def learned(
         seed: that it was made with.
         total: env steps.
         points: of the curve behind the first one.
-        ask: evaluates it: mean return, and the share that is solved, where an env tells that.
+        ask: evaluates it: mean return, and the share that is solved, if the env reports it.
         clock: seconds, of which the first part of several does not count.
     """
-    steps, told, speeds = [0], [ask()], []
+    steps, evaluated, speeds = [0], [ask()], []
     for _ in range(points):
         start, before = clock(), model.num_timesteps
         model.learn(total // points, reset_num_timesteps=False)
         speeds.append((model.num_timesteps - before) / (clock() - start))
         steps.append(model.num_timesteps)
-        told.append(ask())
-    returns, success = [one for one, _ in told], [share for _, share in told if share is not None]
+        evaluated.append(ask())
+    returns, success = [one for one, _ in evaluated], [share for _, share in evaluated if share is not None]
     return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
 

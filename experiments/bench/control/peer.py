@@ -71,7 +71,7 @@ def _make(config: TrainConfig) -> Any:
 
 
 def peers(config: TrainConfig, seed: int, points: int) -> Curve:
-    """Trains the peer with one seed, in a process of its own."""
+    """Trains the peer with one seed, in a separate process."""
     worker = Worker(StableBaselines, config)
     try:
         return cast(Curve, worker.ask("learn", seed, points).answer())

@@ -1,1 +1,1 @@
-"""Every ManiSkill task on the batched backend, beside stock ManiSkill."""
+"""Every ManiSkill task on the batched backend, compared with stock ManiSkill."""

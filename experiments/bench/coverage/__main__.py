@@ -3,10 +3,10 @@
 python -m experiments.bench.coverage                                      # everything that has no result yet
 python -m experiments.bench.coverage tasks=PickCube-v1,PushT-v1 robots=panda modes=pd_joint_delta_pos out=/tmp/c.json
 
-Every (task, robot, control mode) runs beside stock envs: an episode with actions over the whole range, a partial reset
-in its middle, a second episode; see runs.py.  Each task has a process of its own, for `limit_s` seconds at most.
+Every (task, robot, control mode) is compared with stock envs: an episode with actions over the whole range, a partial
+reset, and a second one; see runs.py.  Each task has a separate process, for `limit_s` seconds at most.
 Results go to <out> as they come, and tasks that are there already are not run again (fresh=true forgets them; named
-robots or modes are always run).  A Markdown table lies beside the JSON.  What the backend looks up is written from
+robots or modes are always run).  A Markdown table is written next to the JSON.  What the backend looks up comes from
 these results by `python -m experiments.setup.covered`.
 """
 
@@ -66,7 +66,7 @@ def merged(old: dict, new: dict) -> dict:
 
 
 def run_worker(task: str, own: Options) -> dict:
-    """Runs a task in a process of its own; what it had found before it died or ran out of time counts."""
+    """Runs a task in a separate process; its results before it died or ran out of time count."""
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.jsonl"
         words = [*WORKER, f"task={task}", f"robots={own.robots}", f"modes={own.modes}", f"into={into}"]

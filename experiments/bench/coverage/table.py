@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.bench.harness import Table, commands
+from experiments.bench.harness import Table, command_text
 
 COLUMNS = ("task", "robots (control modes)", "verdict", "row steps", "pictures", "touch", "the task's own code")
 VERDICTS = ("equal", "fallback", "different", "not in stock", "needs files")
@@ -15,7 +15,7 @@ CODE_RUNS = {  # what of a task's own code runs row by row, see envs/batched/sin
     "initialisation": "episodes initialised row by row",
     "everything": "row by row",
 }
-HEADER = """# Every ManiSkill task on the batched CPU backend, beside stock ManiSkill
+HEADER = """# Every ManiSkill task on the batched CPU backend, compared with stock ManiSkill
 
 {command}, {date}, {processor}, {versions}.
 
@@ -67,7 +67,7 @@ def page(tasks: Mapping[str, dict], run: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {machine['versions'][name]}" for name in ("mani_skill", "sapien"))
     header = {"date": machine["date"].split()[0], "processor": machine["processor"], "versions": versions}
     lines = [
-        HEADER.format(command=commands("coverage", run), **header),
+        HEADER.format(command=command_text("coverage", run), **header),
         f"**{len(compared)} tasks, {total.total()} combinations of task, robot and control mode: {verdicts}.** "
         f"{len(skipped)} tasks need downloads or packages (below).",
         "",

@@ -230,7 +230,7 @@ def language(config: TrainConfig) -> dict[str, object]:
 
 
 def language_on(kind: str) -> dict[str, object]:
-    """Returns what short trainings of a language model give on a kind of device, beside the CPU's."""
+    """Returns the results of short trainings of a language model on a kind of device, compared with the CPU's."""
     start = fine_tuned()
     runs = {
         "cpu": trained("cpu", start),

@@ -1,4 +1,4 @@
-"""Whole runs on devices: an iteration of PPO under each plan beside what was predicted, and the demo's command."""
+"""Whole runs on devices: an iteration of PPO under each plan, predicted and measured, and the demo's command."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Report                 ->  printed, <out>.json, <out>.md, <out>.png
 from experiments.bench.harness.arms import alternate, seconds_of
 from experiments.bench.harness.command import Benchmark, Run, use_one_thread_per_process
 from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, Worker, last_lines
-from experiments.bench.harness.report import Report, Table, commands, earlier_results, joined, machine, write_results
+from experiments.bench.harness.report import Report, Table, command_text, machine, write_results
 from experiments.bench.harness.statistics import Goal, Spread, Timing, ratios
 from rlinf_embodied.compose import chosen, names_of
 
@@ -26,9 +26,7 @@ __all__ = [
     "Worker",
     "alternate",
     "chosen",
-    "commands",
-    "earlier_results",
-    "joined",
+    "command_text",
     "last_lines",
     "machine",
     "names_of",

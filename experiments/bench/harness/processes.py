@@ -1,4 +1,4 @@
-"""Measurements in processes of their own: one that answers questions, and one that runs a command to its end."""
+"""Measurements in separate processes: one that answers questions, and one that runs a command to its end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _serve(pipe: Connection, make: Callable[..., object], arguments: Sequence[ob
 
 
 class Child:
-    """A command that runs beside this process and prints into a log."""
+    """A command that runs in the background and prints into a log."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Child:
             name: what failures call it.
             command: its words; the first ones may be ("-m", module), for this process's Python.
             log: the file for what it prints.
-            environment: variables beside this process's.
+            environment: variables in addition to this process's.
             cwd: where it runs.
         """
         self.name, self.log = name, log

@@ -1,4 +1,4 @@
-"""What a benchmark leaves: tables, the machine, JSON and Markdown, and how results of several runs are joined."""
+"""What a benchmark leaves: tables, the machine, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import Any, cast
 
 from experiments.bench.harness.statistics import Goal
 from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
 from rlinf_embodied.telemetry.tables import markdown_table
 
@@ -42,14 +41,14 @@ class Table:
 class Report:
     """What a benchmark has found."""
 
-    content: Mapping[str, object]  # of the JSON, beside what is known of the run
+    content: Mapping[str, object]  # of the JSON, in addition to the head of the run
     text: str = ""  # printed at the end
-    markdown: str = ""  # of the page beside the JSON; "": there is none
-    draw: Callable[[Path], None] | None = None  # the picture beside them
+    markdown: str = ""  # of the page next to the JSON; "": no page
+    draw: Callable[[Path], None] | None = None  # of the picture next to them
     exit_code: int = 0
 
     def write(self, out: str, known: Mapping[str, object]) -> None:
-        """Writes what there is beside `out`, unless it is empty."""
+        """Writes the files named after `out`, unless it is empty."""
         write_results(out, {**known, **self.content})
         if out and self.markdown:
             Path(out).with_suffix(".md").write_text(self._page(known) + "\n", encoding="utf-8")
@@ -57,7 +56,7 @@ class Report:
             self.draw(Path(out).with_suffix(".png"))
 
     def _page(self, known: Mapping[str, object]) -> str:
-        """Returns the page beside the JSON, whose title is the command where it has none of its own."""
+        """Returns the page; its title is the command if it has none."""
         if self.markdown.startswith("# "):
             return self.markdown
         command = [f"python -m experiments.bench.{known['benchmark']}", *cast("list[str]", known["arguments"])]
@@ -96,34 +95,6 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-# ------------------------------------------------------------------------------------------------------------- earlier
-def earlier_results(path: str, benchmark: str) -> dict[str, Any]:
-    """Returns what an earlier run of a benchmark wrote, to be joined with this one's; {} for an empty path.
-
-    Raises:
-        ConfigError: it cannot be read, or is another benchmark's.
-    """
-    if not path:
-        return {}
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"join is {path!r}, which cannot be read ({error}): give an earlier out=<file>") from error
-    if not isinstance(found, dict) or found.get("benchmark") != benchmark:
-        raise ConfigError(f"join is {path!r}, which benchmark {benchmark!r} did not write: give an earlier out=<file>")
-    return found
-
-
-def joined(own: Mapping[str, object], earlier: Mapping[str, Any], kept: Sequence[str]) -> dict[str, object]:
-    """Returns what is known of this run, and under "joined" the same of the run that the results `kept` are from."""
-    known = {key: earlier[key] for key in ("arguments", "machine", "joined") if key in earlier}
-    return {**own, "joined": known | {"kept": list(kept)}} if kept else dict(own)
-
-
-def commands(name: str, run: Mapping[str, Any]) -> str:
-    """Returns the commands of a run, and of those that it was joined with, as a paragraph of Markdown."""
-    words = " ".join([f"python -m experiments.bench.{name}", *run["arguments"]]) if "arguments" in run else ""
-    text = (f"`{words}`" if words else "a run whose command is not recorded") + (
-        f" ({', '.join(run['kept'])})" if "kept" in run else ""
-    )
-    return f"{text}, joined with {commands(name, run['joined'])}" if "joined" in run else text
+def command_text(name: str, run: Mapping[str, Any]) -> str:
+    """Returns the command of a run, in Markdown."""
+    return f"`{' '.join([f'python -m experiments.bench.{name}', *run['arguments']])}`"

@@ -1,1 +1,1 @@
-"""GRPO on arithmetic: our trainer beside TRL and beside the no-framework baseline of the same work."""
+"""GRPO on arithmetic: our trainer compared with TRL and with a no-framework baseline."""

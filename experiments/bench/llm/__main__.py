@@ -1,4 +1,4 @@
-"""GRPO on arithmetic: our trainer beside TRL's GRPOTrainer and beside the no-framework baseline of the same work.
+"""GRPO on arithmetic: our trainer compared with TRL's GRPOTrainer and with a no-framework baseline.
 
 python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
@@ -18,7 +18,18 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, alternate, chosen, commands, ratios
+from experiments.bench.harness import (
+    Benchmark,
+    Goal,
+    Report,
+    Run,
+    Spread,
+    Table,
+    alternate,
+    chosen,
+    command_text,
+    ratios,
+)
 from experiments.bench.llm.arms import ARMS, Arm, Measured, measured, read_steps, run_arm
 from experiments.bench.llm.trl_peer import require_trl
 from experiments.bench.llm.work import Start, Work, greedy_accuracy, make_start
@@ -87,7 +98,7 @@ def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
 
 
 def goals(found: Runs) -> list[Goal]:
-    """Returns what our arms should reach beside TRL at its best and the no-framework baseline, on the same cores."""
+    """Returns what our arms should reach against TRL's fastest settings and the baseline, on the same cores."""
     wanted = []
     for cores in (1, 2):
         ours, bare = f"ours_{cores}", f"bare_{cores}"
@@ -118,8 +129,8 @@ def report(run: Run[Options], found: Runs) -> Report:
     own, reached = run.options, goals(found)
     table = Table(HEADER, [row(name, runs) for name, runs in found.items()]).markdown()
     page = [
-        "# GRPO beside TRL and the no-framework baseline",
-        f"{commands('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
+        "# GRPO compared with TRL and a no-framework baseline",
+        f"{command_text('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
         f"{own.new_tokens} tokens at most, level {own.level}, lr {own.lr:g}, {own.steps} steps of which "
         f"the first {own.skip} are not timed, {own.rounds} rounds. Medians (smallest - largest).",
         table,

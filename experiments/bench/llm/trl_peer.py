@@ -85,7 +85,7 @@ def config(own: Settings) -> GRPOConfig:
         lr_scheduler_type="constant",
         max_grad_norm=own.max_grad_norm,
         weight_decay=0.0,
-        optim="adamw_torch_fused",  # "adamw_torch" cannot be told from it
+        optim="adamw_torch_fused",  # "adamw_torch" is as fast
         beta=0.0,
         epsilon=own.clip,
         loss_type=LOSSES[own.loss],
@@ -113,7 +113,7 @@ def make_trainer(
 
     Args:
         own: what it does, and how.
-        heard: is told (tokens, seconds) of each call of the verifier.
+        heard: called with (tokens, seconds) of each call of the verifier.
         rollout: TRL's `rollout_func`; None: TRL generates.
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]

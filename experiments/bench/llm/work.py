@@ -1,6 +1,6 @@
 """The work that every arm does: problems, hyperparameters, the model to start from, how it is scored.
 
-The tokenizer pads with its end token.  Ours excludes a padding token of its own from the distribution, TRL does not;
+The tokenizer pads with its end token.  Ours excludes a separate padding token from the distribution, TRL does not;
 with this tokenizer nothing is excluded on either side, and both sample from the same distribution.
 """
 
@@ -71,7 +71,7 @@ class Work:
 
     @classmethod
     def of(cls, work: Work, **own: object) -> Self:
-        """Returns settings of this work, with values of their own."""
+        """Returns settings of this work with further values."""
         return cls(**{field.name: getattr(work, field.name) for field in fields(Work)}, **own)  # pyright: ignore[reportArgumentType]
 
 

@@ -154,7 +154,7 @@ class Enumeration:
                 streams = self.pricer.profile.stages[stage].finish_quantiles
                 whole = self.pricer.layouts.of(place, 1) if streams else layout
                 for device, seconds in zip(whole.devices, self.simulator.lengths(stage, whole), strict=True):
-                    own[device] += seconds * (loop.chunk_steps * loop.expected_rounds if loop else 1.0)
+                    own[device] += seconds * (loop.chunk_steps if loop else 1)
                 found.append((place, own))
             self._places[key] = sorted(found, key=lambda entry: max(entry[1].values()))
         return self._places[key]

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from experiments.bench.harness import Benchmark, Report, Run, Table, alternate, commands, names_of
+from experiments.bench.harness import Benchmark, Report, Run, Table, alternate, command_text, names_of
 from experiments.bench.planner.published import WINNERS, best_plan, frozen, h100, pricer_of
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.plan import Kind, Plan
@@ -168,7 +168,7 @@ def measure(run: Run[Options]) -> Report:
     finally:
         session.close()
     seconds = time.time() - start
-    text = page([cell for cell, _ in cells], commands("planner.emulated", run.known), seconds)
+    text = page([cell for cell, _ in cells], command_text("planner.emulated", run.known), seconds)
     content = {"emulated": True, "seconds": seconds, "cells": [cell.to_json() for cell, _ in cells]}
     return Report(content=content, text=text, markdown=text)
 

@@ -1,4 +1,4 @@
-"""The demo's recipe on seeds that tuning never saw, each from nothing: how good, how sure, how long.
+"""The demo's recipe on seeds that tuning never saw, each from scratch: success, confidence, time.
 
 python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_side=2] [recipe=pick] [out=...] [overrides]
 
@@ -7,12 +7,10 @@ finds its clone again): demonstrations, cloning, evaluation, RL to its goal, eva
 machine, each in one process on one core; 1 gives every run the whole machine, as `make demo` has it (weights do not
 depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table only), grpo (success as the
 only reward, from the clones of region), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
-of demonstrations, with as many optimizer steps as with the default one, and draws a picture beside `out`.
+of demonstrations, with as many optimizer steps as with the default one.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
-start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.  `table=<an earlier out>`
-prints the tables of earlier results and runs nothing; of several, `table=a.json,b.json`, the outcomes are joined and
-the picture is drawn beside `out`.
+start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.
 """
 
 from __future__ import annotations
@@ -24,14 +22,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from experiments.bench.harness import Benchmark, Child, Report, Run
-from experiments.bench.recipe.outcomes import Outcome, cells, draw, in_order, outcome_of, page
+from experiments.bench.recipe.outcomes import Outcome, cells, in_order, outcome_of, page
 from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
@@ -65,7 +62,6 @@ class Options:
     demos: str = ""  # numbers of demonstrations; "": the recipe's
     out: str = ""
     keep: str = ""  # folder for run folders and clones; "": they are thrown away
-    table: str = ""  # an earlier out=<file>, or several: print their table, run nothing
 
 
 def seeds_of(text: str) -> list[int]:
@@ -95,7 +91,7 @@ def command(
 
 
 def started(words: Sequence[str], folder: Path, seed: int, cache: Path) -> Child:
-    """Starts one seed's training with a cache of its own; what it prints goes to a log in its folder."""
+    """Starts one seed's training with a separate cache; its output goes to a log in its folder."""
     shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
     folder.mkdir(parents=True)
     return Child(f"the run of seed {seed}", words, folder / "log.txt", {"RLINF_EMBODIED_CACHE": str(cache)})
@@ -153,20 +149,9 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
     return in_order(done)
 
 
-def _earlier(paths: Sequence[str]) -> Report:
-    """Returns the tables of earlier results as one, with the picture where they differ in the demonstrations."""
-    contents = [json.loads(Path(path).read_text()) for path in paths]
-    outcomes = in_order(Outcome(**row) for content in contents for row in content["outcomes"])
-    found = {**contents[0], "outcomes": [asdict(outcome) for outcome in outcomes]}
-    several = len({outcome.num_demos for outcome in outcomes}) > 1
-    return Report(content=found, text=page(found), draw=partial(draw, outcomes) if several else None)
-
-
 def measure(run: Run[Options]) -> Report:
-    """Runs every seed, or shows an earlier table."""
+    """Runs every seed."""
     own = run.options
-    if own.table:
-        return _earlier(own.table.split(","))
     if own.recipe not in RECIPES:
         raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join(RECIPES)}: use one of these")
 
@@ -174,9 +159,8 @@ def measure(run: Run[Options]) -> Report:
         return {"outcomes": [asdict(outcome) for outcome in outcomes]}
 
     outcomes = run_all(own, run.overrides, lambda done: run.keep(content(in_order(done))))
-    picture = partial(draw, outcomes) if own.demos else None
     found = content(outcomes)
-    return Report(content=found, text=page({**run.known, **found}), draw=picture)
+    return Report(content=found, text=page({**run.known, **found}))
 
 
 BENCHMARK = Benchmark("recipe", Options, measure, takes_overrides=True, one_thread=False)

@@ -1,14 +1,13 @@
-"""What the seeds of a recipe gave: rows, worst and best, sentences, a page and a picture."""
+"""What the seeds of a recipe gave: rows, worst and best, sentences."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from experiments.bench.harness import Table, commands
+from experiments.bench.harness import Table, command_text
 from rlinf_embodied.telemetry.metrics import Rate, percent
 
 HEADER = ["seed", "once before", "once after", "at_end before", "at_end after", "env steps", "warm start", "RL", "all"]
@@ -110,7 +109,7 @@ def page(found: Mapping[str, Any]) -> str:
         "Wilson intervals.",
         "",
         *(line for part in by_demos(outcomes).values() for line in _section(part)),
-        commands("recipe", found),
+        command_text("recipe", found),
     ]
     return "\n".join(lines)
 
@@ -125,22 +124,3 @@ def _section(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [*(cells(o) for o in outcomes), *overview(outcomes)]
     said = [f"- {text}" for text in verdicts(outcomes)]
     return [f"{outcomes[0].num_demos} demonstrations:", "", Table(HEADER, rows).markdown(), "", *said, ""]
-
-
-def draw(outcomes: Sequence[Outcome], target: Path) -> None:
-    """Draws success over the number of demonstrations: a dot per seed, a line through the medians."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0))
-    axes = figure.add_subplot()
-    for key, colour, shift in zip(KEYS, ("#1f5f8b", "#b4552d"), (-2, 2), strict=True):
-        groups = by_demos(outcomes)
-        values = {number: [100 * o.before[key] for o in part] for number, part in groups.items()}
-        for number, shares in values.items():
-            axes.plot([number + shift] * len(shares), shares, ".", color=colour, alpha=0.6)
-        axes.plot(list(values), [statistics.median(v) for v in values.values()], color=colour, label=key)
-    axes.set(xlabel="demonstrations", ylabel="success of the clone, greedy, %", ylim=(0, 103))
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(target, dpi=120)

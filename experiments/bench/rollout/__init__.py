@@ -1,1 +1,1 @@
-"""Env steps per second of the rollout, beside stock ManiSkill and beside the no-framework baseline."""
+"""Env steps per second of the rollout, compared with stock ManiSkill."""

@@ -1,4 +1,4 @@
-"""The pieces that are timed, each in a process of its own: stock env, our env, our rollout.
+"""The pieces that are timed, each in a separate process: stock env, our env, our rollout.
 
 rollout   a rollout as in training: what a worker does, without Ray
 env       the same chunks of actions, without the policy
@@ -55,7 +55,7 @@ class IdleActor(PolicyLearner):
 
 
 def bench_config(config: TrainConfig, chunk_steps: int) -> TrainConfig:
-    """Returns the config with a rollout of this length that begins anew each time."""
+    """Returns the config with a rollout of this length that starts from reset envs each time."""
     return replace(config, env=replace(config.env, chunks_per_rollout=chunk_steps, carry_over=False))
 
 

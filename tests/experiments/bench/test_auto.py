@@ -6,13 +6,14 @@ import json
 import math
 
 import pytest
-from conftest import REPOSITORY
 
 from experiments.bench import auto as bench
-from experiments.bench.harness import command
+from experiments.bench.auto_cases import FEW
 from experiments.bench.harness.trainings import outside_stages
 from rlinf_embodied.planning.drift import Prediction
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import Item, Place, Plan
+from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -41,21 +42,14 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
     assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
-def test_after_a_disturbed_profile_the_fastest_of_what_was_tried_stays() -> None:
-    plans = found(auto=[1.0], disturbed=[1.6], **{"tried 1": [1.02], "tried 2": [2.0]})
-    told = "a disturbed profile picks a plan 60.0% behind the fastest; tried 1 stays, 2.0% behind it"
-    assert bench.repaired(plans) == told
-    assert bench.repaired(found(auto=[1.0])) == ""
-
-
-def test_a_profile_is_had_back_by_what_the_picked_plan_saves_beside_turns() -> None:
+def test_a_profile_is_paid_back_by_what_the_picked_plan_saves() -> None:
     plans = found(collocated=[2.0], pipelined=[3.0], auto=[1.5])
     assert bench.wrong_choice(plans) == "pipelined takes 2.00 times as long as auto"
-    nothing = "the profile took 31 s, which nothing brings back"
-    assert bench.had_back(plans, 31.0) == nothing  # `found` gives all plans one tree: turns were picked
+    nothing = "the profile took 31 s, which is not paid back"
+    assert bench.paid_back(plans, 31.0) == nothing  # `found` gives all plans one list: the collocated plan was picked
     auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, (Item((Place("env", (0, 1)),)),)), [(1.5, 0.0)], "d")
-    assert bench.had_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, had back after 62 iterations"
-    assert bench.had_back({"auto": auto}, 31.0) == nothing
+    assert bench.paid_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, paid back after 62 iterations"
+    assert bench.paid_back({"auto": auto}, 31.0) == nothing
 
 
 def test_errors_are_over_all_plans_of_all_workloads() -> None:
@@ -68,7 +62,7 @@ def test_errors_are_over_all_plans_of_all_workloads() -> None:
 
 def test_a_report_is_json_a_table_and_a_picture(tmp_path) -> None:
     results = {"a": found(collocated=[1.0], auto=[1.1])}
-    bench.report(results, {"arguments": ["cases=a"]}, ["a"], {"a": ["said"]}).write(str(tmp_path / "auto.json"), {})
+    bench.report(results, {"arguments": ["cases=a"]}, {"a": ["said"]}).write(str(tmp_path / "auto.json"), {})
     assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"a": "10.0% behind collocated"}
     assert "| a | auto | 1.10 | 1.10 (1.10-1.10) | +0.0% | 10.0% behind collocated |" in (
         (tmp_path / "auto.md").read_text()
@@ -76,43 +70,14 @@ def test_a_report_is_json_a_table_and_a_picture(tmp_path) -> None:
     assert (tmp_path / "auto.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_workloads_of_an_earlier_run_are_read_back_as_they_were() -> None:
-    plans = found(collocated=[0.9, 1.0, 1.05], auto=[1.0, 1.1, 1.2])
-    written = json.loads(json.dumps({name: outcome.to_json() for name, outcome in plans.items()}))
-    assert bench.read(written) == plans
-
-
-def test_what_is_measured_anew_replaces_an_earlier_run_and_the_rest_is_kept(tmp_path, monkeypatch) -> None:
-    slow = {"collocated": [2.0], "auto": [2.0]}
-    monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
-    monkeypatch.setattr(bench, "run_case", lambda words, iterations, **more: (found(**slow), 30.0))
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    assert bench.BENCHMARK.main(["cases=pick,point_reach", f"out={first}"]) == 0
-    slow["auto"] = [3.0]
-    assert bench.BENCHMARK.main(["cases=point_reach", f"join={first}", f"out={second}"]) == 1  # now behind
-    joined = json.loads(second.read_text())
-    medians = {case: plans["auto"]["measured_s"]["median"] for case, plans in joined["workloads"].items()}
-    assert medians == {"pick": 2.0, "point_reach": 3.0}
-    assert joined["notes"]["point_reach"][0] == "auto takes 1.50 times as long as collocated"
-    assert joined["notes"]["pick"][1] == "the profile took 30 s, which nothing brings back"
-    assert (joined["joined"]["kept"], joined["joined"]["arguments"][0]) == (["pick"], "cases=pick,point_reach")
-    assert (
-        "joined with `python -m experiments.bench.auto cases=pick,point_reach" in (tmp_path / "second.md").read_text()
-    )
-
-
-def test_the_published_table_is_what_the_published_numbers_say() -> None:
-    content = json.loads((REPOSITORY / "docs/results/auto.json").read_text())
-    results = {case: bench.read(plans) for case, plans in content["workloads"].items()}
-    text = (REPOSITORY / "docs/results/auto.md").read_text()
-    rows = [row for case, plans in results.items() for row in bench.lines_of(case, plans)]
-    assert [row for row in rows if "| " + " | ".join(row) + " |" not in text] == []
-    found = bench.summary(results)
-    assert {key: content[key] for key in ("median_error", "worst_error", "verdicts")} == {
-        key: found[key] for key in ("median_error", "worst_error", "verdicts")
-    }
-
-
 def test_every_workload_is_one_that_trains() -> None:
     for overrides in bench.CASES.values():
         assert bench.composed(overrides).plan.is_auto
+
+
+@pytest.mark.parametrize("case", [case for case, names in FEW.items() if any(name.endswith(".yaml") for name in names)])
+def test_a_plan_file_of_a_workload_is_a_plan_of_it(case: str) -> None:
+    for name in FEW[case]:
+        config = bench.composed([*bench.CASES[case], f"plan={name}"])
+        plan = resolve(config.plan.name, config.plan.variants, 2, ReasoningJob(config).workflow("<folder>"))
+        assert plan.devices() == (0, 1)

@@ -23,13 +23,10 @@ from experiments.bench.harness import (
     Timing,
     Worker,
     alternate,
-    commands,
-    earlier_results,
-    joined,
     ratios,
     write_results,
 )
-from rlinf_embodied.errors import ConfigError, WorkerError
+from rlinf_embodied.errors import WorkerError
 
 TERMINATED = """
 import sys, time
@@ -150,25 +147,6 @@ def test_results_are_json_with_goals_and_spreads_as_plain_values(tmp_path):
     content = json.loads((tmp_path / "new" / "r.json").read_text())
     assert content["goals"][0]["reached"] is True
     assert content["speed"] == {"median": 1.5, "low": 1.0, "high": 2.0, "count": 2}
-
-
-def test_only_results_of_the_same_benchmark_can_be_joined(tmp_path):
-    assert earlier_results("", "auto") == {}
-    with pytest.raises(ConfigError, match=r"join is 'nowhere.json', which cannot be read .*: give an earlier out="):
-        earlier_results("nowhere.json", "auto")
-    (tmp_path / "r.json").write_text('{"benchmark": "driver", "rows": []}')
-    with pytest.raises(ConfigError, match="which benchmark 'auto' did not write"):
-        earlier_results(str(tmp_path / "r.json"), "auto")
-    assert earlier_results(str(tmp_path / "r.json"), "driver")["rows"] == []
-
-
-def test_commands_name_every_run_that_results_are_from():
-    first = {"arguments": ["cases=a"], "machine": {}}
-    second = joined({"arguments": ["cases=b"]}, first, ["a"])
-    text = "`python -m experiments.bench.x cases=b`, joined with `python -m experiments.bench.x cases=a` (a)"
-    assert commands("x", second) == text
-    assert joined({"arguments": []}, first, []) == {"arguments": []}
-    assert "a run whose command is not recorded (a)" in commands("x", joined(first, {}, ["a"]))
 
 
 def test_a_table_in_markdown_keeps_bars_within_its_cells():

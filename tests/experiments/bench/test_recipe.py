@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
 
 from experiments.bench.recipe import __main__ as bench_recipe
-from experiments.bench.recipe import outcomes
 from experiments.bench.recipe.__main__ import Options, command, seeds_of
 from experiments.bench.recipe.outcomes import Outcome, overview, page, verdicts
 from rlinf_embodied.compose import compose_train
@@ -93,24 +90,6 @@ def test_fewer_demonstrations_are_seen_as_often_as_the_usual_number() -> None:
     usual = WarmStartConfig()
     assert config.num_demos * config.epochs == usual.num_demos * usual.epochs
     assert config.num_demos * config.head_epochs == usual.num_demos * usual.head_epochs
-
-
-def test_numbers_of_demonstrations_are_told_and_drawn_apart(tmp_path: Path) -> None:
-    few = replace(OUTCOMES[0], num_demos=60)
-    assert list(outcomes.by_demos([*OUTCOMES, few])) == [60, 480]
-    outcomes.draw([*OUTCOMES, few], tmp_path / "demos.png")
-    assert (tmp_path / "demos.png").stat().st_size > 10_000
-
-
-def test_earlier_results_are_joined_and_drawn(tmp_path: Path) -> None:
-    where = {"arguments": ["demos=60,480"], "machine": {"processor": "A CPU", "cores": 2, "date": "2026-11-22 10:00"}}
-    parts = [replace(OUTCOMES[0], num_demos=60)], OUTCOMES
-    for name, part in zip("ab", parts, strict=True):
-        (tmp_path / f"{name}.json").write_text(json.dumps({**where, "outcomes": [asdict(o) for o in part]}))
-    out, tables = tmp_path / "all.json", ",".join(str(tmp_path / f"{name}.json") for name in "ba")
-    assert bench_recipe.BENCHMARK.main([f"table={tables}", f"out={out}"]) == 0
-    assert [o["num_demos"] for o in json.loads(out.read_text())["outcomes"]] == [60, 480, 480, 480]
-    assert out.with_suffix(".png").stat().st_size > 10_000
 
 
 def test_a_run_that_fails_is_told_and_the_one_beside_it_is_ended(tmp_path: Path, monkeypatch) -> None:

@@ -97,31 +97,6 @@ def test_an_installation_after_which_nothing_renders_is_a_failure(setup_vulkan, 
     assert "still cannot render (no device)" in capsys.readouterr().err
 
 
-def test_a_driver_is_found_by_its_description_or_by_what_the_loader_is_told(setup_vulkan, tmp_path, monkeypatch):
-    for name in setup_vulkan.DRIVER_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    folders = [str(tmp_path / "none"), str(tmp_path)]
-    assert not setup_vulkan.has_driver(folders)
-    (tmp_path / "lvp_icd.json").write_text("{}")
-    assert setup_vulkan.has_driver(folders)
-    monkeypatch.setenv("VK_DRIVER_FILES", "/a/driver.json")
-    assert setup_vulkan.has_driver([])
-
-
-@pytest.mark.parametrize(("user", "driver", "installs"), [(0, False, 1), (0, True, 0), (1000, False, 0)])
-def test_before_sapien_is_there_it_installs_for_root_where_no_driver_is(
-    setup_vulkan, monkeypatch, user, driver, installs
-):
-    calls = []
-    monkeypatch.setattr(setup_vulkan, "has_driver", lambda: driver)
-    monkeypatch.setattr(setup_vulkan, "probe_rendering", lambda **_: pytest.fail("SAPIEN is not there yet"))
-    monkeypatch.setattr(setup_vulkan, "install", lambda system, dry_run: calls.append(dry_run))
-    monkeypatch.setattr("os.geteuid", lambda: user)
-    monkeypatch.setattr(sys, "argv", ["vulkan", "--early"])
-    assert setup_vulkan.main() == 0
-    assert calls == [False] * installs
-
-
 def test_a_machine_without_drivers_is_found_out(setup_vulkan, monkeypatch):
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):  # the loader's two ways to be told where drivers are
         monkeypatch.setenv(name, "/nowhere.json")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlinf_embodied.reporting.drawings import short
 from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import svg
+from rlinf_embodied.telemetry.run_reader import SHARES
 
-SHARES = ("success_once", "success_at_end", "accuracy")  # metrics in per cent; others have separate units
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -27,6 +29,19 @@ def missing(why: str) -> str:
 def folded(title: str, inside: str) -> str:
     """Returns what is shown on demand."""
     return f"<details><summary>{escape(title)}</summary>{inside}</details>"
+
+
+def drawn(figure: Figure | None, title: str = "") -> str:
+    """Returns a plot; nothing where there was nothing to draw."""
+    return "" if figure is None else f"<figure>{svg(figure, escape(title))}</figure>"
+
+
+def short(value: float) -> str:
+    """Returns a number in few letters: 120000 as 120k, 0.00012 as 0.00012."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size * 0.9995:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def measured(result: Mapping[str, Any], name: str) -> str:

@@ -16,10 +16,10 @@ from typing import Any
 import yaml
 
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.trace import Span
 
-FILES = ("config.yaml", "manifest.json", "plan.json", "metrics.jsonl", "summary.json", "trace.json")
-HEADLINES = {
+SHARES = {  # metrics in per cent, and what says of how many trials
     "success_once": "rollout/episodes",
     "success_at_end": "rollout/episodes",
     "accuracy": "rollout/completions",
@@ -69,7 +69,7 @@ class Run:
     @property
     def rates(self) -> list[str]:
         """The shares of successes that the run is judged by, the first one above all."""
-        known = [name for name in HEADLINES if name in self.before or f"rollout/{name}" in (self.metrics or [{}])[-1]]
+        known = [name for name in SHARES if name in self.before or f"rollout/{name}" in (self.metrics or [{}])[-1]]
         return known or [name for name in self.before if f"{name}_interval" in self.before]
 
     def column(self, name: str) -> list[tuple[float, float]]:
@@ -89,18 +89,18 @@ def read_run(folder: Path) -> Run:
         what = "holds neither config.yaml nor metrics.jsonl" if folder.is_dir() else "is not there"
         raise ConfigError(f"run.dir is {str(folder)!r}, but it {what}: give the run.dir of a training run")
     unread: list[str] = []
-    summary = _read_json(folder / "summary.json", unread)
-    manifest, plan = (_read_json(folder / f"{name}.json", unread) for name in ("manifest", "plan"))
-    metrics = _read_metrics(folder / "metrics.jsonl")
+    summary = _read(folder / "summary.json", unread)
+    manifest, plan = (_read(folder / f"{name}.json", unread) for name in ("manifest", "plan"))
+    metrics = read_metrics(folder)
     trained = max((int(row["iteration"] or 0) for row in metrics), default=0)
     is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
     return Run(
         folder=folder.resolve(),
         state="running" if is_locked(folder / ".lock") else "finished" if is_over else "stopped",
-        config=_read_yaml(folder / "config.yaml", unread),
+        config=_read(folder / "config.yaml", unread),
         manifest=manifest,
         plan=plan,
-        plan_report=_read_json(folder / "plan_report.json", unread),
+        plan_report=_read(folder / "plan_report.json", unread),
         summary=summary if is_over else {},
         metrics=metrics,
         spans=_read_spans(folder / "trace.json", unread),
@@ -126,7 +126,7 @@ def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
     A problem's completions share a prompt, so that they count as one trial.
     """
     group = max(1, int(run.config.get("algorithm", {}).get("group_size") or 1)) if name == "accuracy" else 1
-    counts = HEADLINES.get(name, "")
+    counts = SHARES.get(name, "")
     found: list[tuple[float, float, float]] = []
     for row in run.metrics:
         share, number = row.get(f"rollout/{name}"), row.get(counts)
@@ -140,45 +140,30 @@ def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
     return points
 
 
-def _read_json(path: Path, unread: list[str]) -> dict[str, Any]:
+def _read(path: Path, unread: list[str]) -> dict[str, Any]:
+    """Returns the mapping in a YAML or JSON file; {} without one that can be read, which `unread` then names."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        unread.append(f"{path.name} ({error})")
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _read_yaml(path: Path, unread: list[str]) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+        found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError) as error:
         unread.append(f"{path.name} ({error})")
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """Returns the rows up to the first that is not whole: a running process may be writing the last one."""
-    rows: list[dict[str, float | None]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows.append(row | {"iteration": int(row["iteration"])})
-        except (ValueError, KeyError, TypeError):
-            break
-    return rows
-
-
 def _read_spans(path: Path, unread: list[str]) -> list[Span]:
-    events = _read_json(path, unread).get("traceEvents", [])
-    devices = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
+    events = _read(path, unread).get("traceEvents", [])
+    devices = {
+        e["pid"]: str(e["args"]["name"]).partition("(")[2].removesuffix(")")
+        for e in events
+        if e.get("name") == "process_name"
+    }
     return [
         Span(
             event["name"],
             event["cat"],
             event["pid"],
-            devices.get(event["pid"], f"worker {event['pid']}"),
+            devices.get(event["pid"], "-"),
             event["ts"] / 1e6,
             (event["ts"] + event["dur"]) / 1e6,
             event.get("args", {}),
@@ -191,5 +176,5 @@ def _read_spans(path: Path, unread: list[str]) -> list[Span]:
 def _saved_before(folder: Path) -> dict[str, Any]:
     """Returns the evaluation before training that the newest checkpoint keeps."""
     states = sorted(folder.glob("checkpoints/step_*/state.json"))
-    progress = _read_json(states[-1], []).get("progress", {}) if states else {}
+    progress = _read(states[-1], []).get("progress", {}) if states else {}
     return progress.get("before") or {}

@@ -1,0 +1,158 @@
+"""Plots as PNG files, or as SVG inside a page: lines with intervals, Gantt charts, the learning curve of a run."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlinf_embodied.telemetry.metrics import moving_mean, wilson
+from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled, read_run
+from rlinf_embodied.telemetry.trace import Span
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure  # half a second: imported only where a plot is drawn
+
+COLOURS = ("#1f5f8b", "#b4552d", "#4d8a4d", "#8a6bb0", "#b08d2f", "#5b9aa8", "#a84d6c", "#6b6b6b")
+_MOST_ROWS = 48  # of a Gantt chart: more cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart, or marks: Line("seed 0", [(0, 0.5), (100, 0.7)], "#1f5f8b")."""
+
+    label: str
+    points: Sequence[tuple[float, float]]
+    colour: str
+    intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point
+    marks: bool = False  # a mark with its interval at each point, and a thin line
+
+
+def line_chart(
+    lines: Sequence[Line],
+    x_label: str = "",
+    y_label: str = "",
+    y_range: tuple[float, float] | None = None,
+    size: tuple[float, float] = (7.6, 3.2),
+) -> Figure | None:
+    """Returns a chart of lines, their intervals as shades or whiskers; None where there are no points."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return None
+    figure = _figure(size)
+    axes = figure.add_subplot()
+    for line in lines:
+        xs, ys = zip(*line.points, strict=True)
+        lows, highs = zip(*line.intervals, strict=True) if line.intervals else (ys, ys)
+        label = line.label or "_none"
+        if line.marks:
+            below = [max(0.0, y - low) for y, low in zip(ys, lows, strict=True)]
+            above = [max(0.0, high - y) for y, high in zip(ys, highs, strict=True)]
+            axes.errorbar(
+                xs, ys, [below, above], fmt="o-", ms=4, lw=0.8, elinewidth=1.5, color=line.colour, label=label
+            )
+            continue
+        axes.plot(xs, ys, color=line.colour, label=label, lw=2, marker="o" if len(xs) == 1 else "")
+        if line.intervals:
+            axes.fill_between(xs, lows, highs, color=line.colour, alpha=0.16, lw=0)
+    axes.set(xlabel=x_label, ylabel=y_label, ylim=y_range)
+    axes.grid(alpha=0.3)
+    if any(line.label for line in lines):
+        axes.legend(fontsize=8)
+    return figure
+
+
+def rate_lines(run: Run, name: str, colour: str, label: str = "", minutes: bool = False) -> list[Line]:
+    """Returns what was sampled in training, five iterations together, and as marks the held-out evaluations.
+
+    Args:
+        run: what was read of it.
+        name: a metric, such as success_once: a share is drawn in per cent, anything else in its own unit.
+        colour: of line and marks.
+        label: of the run, where there are several.
+        minutes: draw over minutes of training instead of steps.
+    """
+    prefix, factor = f"{label}, " if label else "", 100.0 if name in SHARES else 1.0
+    seconds = dict(run.column("time/total_s"))
+    at = lambda step: seconds.get(step, 0.0) / 60 if minutes else step  # noqa: E731
+    if name in SHARES:
+        points = [(at(step), share) for step, share, _ in pooled(run, name)]
+        bounds = [wilson(round(share * n), round(n)) for _, share, n in pooled(run, name)]
+    else:
+        raw = run.column(f"rollout/{name}")
+        points = [(at(x), y) for (x, _), y in zip(raw, moving_mean([y for _, y in raw]), strict=True)]
+        bounds = []
+    tried = run.config.get("eval", {}).get("num_episodes") or run.config.get("eval", {}).get("num_problems")
+    held_out = [(at(x), y, _interval(y, tried, name)) for x, y in run.column(f"eval/{name}")]
+    if f"{name}_interval" in run.before:
+        held_out = [(0.0, run.before[name], run.before[f"{name}_interval"]), *held_out]
+    if f"{name}_interval" in run.after and run.num_iterations:
+        end = points[-1][0] if points else 0.0
+        held_out.append((end, run.after[name], run.after[f"{name}_interval"]))
+    scaled = lambda pairs: [(factor * low, factor * high) for low, high in pairs]  # noqa: E731
+    sampled = Line(f"{prefix}{name}, sampled", [(x, factor * y) for x, y in points], colour, scaled(bounds))
+    marks = [(x, factor * y) for x, y, _ in held_out]
+    whiskers = scaled(interval for _, _, interval in held_out)
+    return [sampled, Line(f"{prefix}{name}, held-out", marks, colour, whiskers, marks=True)]
+
+
+def _interval(share: float, tried: int | None, name: str) -> tuple[float, float]:
+    return wilson(round(share * tried), tried) if tried and name in SHARES else (share, share)
+
+
+def plot_curve(folder: Path) -> Path:
+    """Draws what a run is judged by over minutes of RL into curve.png, and returns its path."""
+    run = read_run(folder)
+    names = run.rates or ["return"]
+    lines = [
+        line for name, colour in zip(names, COLOURS, strict=False) for line in rate_lines(run, name, colour, "", True)
+    ]
+    shares = names[0] in SHARES
+    figure = line_chart(lines, "minutes of RL", "%" if shares else names[0], (0, 103) if shares else None, (6.4, 4.0))
+    target = folder / "curve.png"
+    (figure or _figure((6.4, 4.0))).savefig(target, dpi=120)
+    return target
+
+
+# -------------------------------------------------------------------------------------------------------- what ran when
+def gantt(activities: Mapping[str, Sequence[Span]]) -> Figure:
+    """Returns one chart below the other by title, with common colours and a common axis of seconds since each start."""
+    stages = list(dict.fromkeys(span.stage for spans in activities.values() for span in spans))
+    rows = {title: sorted({(s.worker, s.device, s.stage) for s in spans}) for title, spans in activities.items()}
+    heights = [min(len(places), _MOST_ROWS) + 2 for places in rows.values()]
+    figure = _figure((9.0, 0.6 + 0.25 * sum(heights)))
+    plots = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (title, spans) in zip(plots, activities.items(), strict=True):
+        origin, shown = min((span.start_s for span in spans), default=0.0), rows[title][:_MOST_ROWS]
+        for height, place in enumerate(shown):
+            bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == place]
+            axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=COLOURS[stages.index(place[2]) % len(COLOURS)])
+        axes.set_yticks(range(len(shown)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in shown])
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        more = len(rows[title]) - len(shown)
+        axes.set_title(title + (f", {more} rows not drawn" if more else ""), fontsize=9)
+    plots[-1].set(xlabel="seconds")
+    return figure
+
+
+def svg(figure: Figure, label: str) -> str:
+    """Returns a figure as an element of a page."""
+    import matplotlib
+
+    stream = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = stream.getvalue()
+    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+
+
+def _figure(size: tuple[float, float]) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

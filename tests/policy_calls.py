@@ -1,0 +1,46 @@
+"""How many rows the calls of a policy have."""
+
+from __future__ import annotations
+
+import torch
+from runs import clone
+
+from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.rollout_stage import RolloutStage
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.runtime.host import StepContext, solo_context
+
+
+def acted(config: TrainConfig, device: str = "cpu", frozen: int | None = None) -> tuple[list[int], dict, dict]:
+    """Returns the rows of each call in two chunk-steps, the last actions, and the columns by block."""
+    stage = RolloutStage(training_workflow(config, str(clone(config))).stages["policy"].config)  # pyright: ignore
+    blocks = tuple(range(config.env.num_blocks))
+    stage.setup(solo_context(blocks, device))
+    calls, act = [], stage._policy.act
+
+    def counted(features, noise, temperature):
+        calls.append(len(next(iter(features.values()))))
+        return act(features, noise, temperature)
+
+    stage._policy.act = counted  # pyright: ignore
+    size, draw = config.env.block_size, torch.Generator().manual_seed(0)
+    for step in range(2):
+        shown = {
+            block: None
+            if block == frozen
+            else Observation(
+                torch.rand(size, 4, generator=draw),
+                ("reach the target",) * size,
+                torch.randint(0, 256, (size, 1, 16, 16, 3), generator=draw, dtype=torch.uint8),
+            )
+            for block in blocks
+        }
+        actions = stage.step(StepContext(0, chunk_step=step), shown)
+    columns = stage.close(StepContext(0), {block: None for block in blocks if block != frozen}).blocks
+    return calls, actions, dict(columns)
+
+
+def rows_of_calls(config: TrainConfig, device: str = "cpu") -> list[int]:
+    """Returns the rows of each call."""
+    return acted(config, device)[0]
