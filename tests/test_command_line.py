@@ -76,6 +76,14 @@ def test_a_failure_of_the_work_keeps_its_traceback():
         main(work, TrainConfig, words=[])
 
 
+@pytest.mark.parametrize("error", [CheckpointWriteError("the disk is full"), SimulatorCallError("it broke", (1,))])
+def test_a_fault_of_the_machine_exits_with_1_so_that_schedulers_try_again(error):
+    def work(config: TrainConfig) -> None:
+        raise error
+
+    assert exit_code(TrainConfig, work) == 1
+
+
 def test_an_interrupt_exits_with_130():
     def work(config):
         raise KeyboardInterrupt

@@ -1,15 +1,19 @@
-"""Files that are sent from node to node: whole, once, and to the same place."""
+"""Files between nodes, with folders in the place of nodes: sent whole, once, and to the same place."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.runtime.node_files import listing, paths_in, portions, read, work_in, write
+from rlinf_embodied.runtime import node_files, ray_files
+from rlinf_embodied.runtime.node_files import listing, paths_in, read, work_in, write
+from rlinf_embodied.runtime.ray_files import RayFiles
 
 
 def fill(folder: Path) -> Path:
@@ -21,38 +25,63 @@ def fill(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("most_bytes", [1 << 20, 64, 7])
-def test_a_folder_arrives_as_it_was_whatever_it_is_cut_into(tmp_path: Path, most_bytes: int) -> None:
-    source, target = fill(tmp_path / "source"), tmp_path / "target"
-    entries = listing(str(source))
-    for parts in portions(entries, most_bytes):
-        assert sum(part.size for part in parts) <= most_bytes
-        write(str(target), parts, read(str(source), parts))
-    assert listing(str(target)) == entries  # sizes, times and modes
-    for entry in entries:
-        assert (target / entry.path).read_bytes() == (source / entry.path).read_bytes()
+class Nodes(RayFiles):
+    """Node "a" is the driver's; the files of another are those below a folder of its name."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root, self.done = root, []
+        self.kept: dict[str, list] = {}
+
+    def _clerk(self, node: str):  # pyright: ignore[reportIncompatibleMethodOverride]
+        def remote(function: Callable[..., object], path: str, *arguments: object) -> object:
+            self.done.append((node, function.__name__))
+            return function(path if node == "a" else f"{self.root / node}{path}", *arguments)
+
+        keep = SimpleNamespace(remote=lambda refs: self.kept.update({node: refs}))
+        return SimpleNamespace(do=SimpleNamespace(remote=remote), keep=keep)
+
+    def there(self, node: str, path: Path) -> Path:
+        return Path(f"{self.root / node}{path}")
 
 
-def test_a_single_file_is_sent_as_well_and_nothing_is_no_file(tmp_path: Path) -> None:
-    file = fill(tmp_path / "source") / "a.bin"
-    (parts,) = portions(listing(str(file)))
-    write(str(tmp_path / "deep" / "copy.bin"), parts, read(str(file), parts))
-    assert (tmp_path / "deep" / "copy.bin").read_bytes() == file.read_bytes()
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch) -> Nodes:
+    monkeypatch.setattr(ray_files, "here", lambda: "a")
+    monkeypatch.setattr(ray_files, "_address", lambda node: f"10.0.0.{node}")
+    monkeypatch.setattr(ray_files.ray, "get", lambda value: value)
+    return Nodes(tmp_path / "nodes")
+
+
+@pytest.mark.parametrize("portion", [1 << 20, 64, 7])
+def test_a_folder_arrives_as_it_was_whatever_it_is_cut_into(nodes: Nodes, tmp_path, monkeypatch, portion: int) -> None:
+    monkeypatch.setattr(node_files, "PORTION_BYTES", portion)
+    folder = fill(tmp_path / "source")
+    nodes.provide(folder, ["a", "b"])
+    target = nodes.there("b", folder)
+    assert listing(str(target)) == listing(str(folder))  # sizes, times and modes
+    for entry in listing(str(folder)):
+        assert (target / entry.path).read_bytes() == (folder / entry.path).read_bytes()
+    nodes.provide(folder / "a.bin", ["c"])  # a single file
+    assert nodes.there("c", folder / "a.bin").read_bytes() == (folder / "a.bin").read_bytes()
     assert listing(str(tmp_path / "nothing")) == ()
 
 
-def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(node_files, "PORTION_BYTES", 64)
     file = fill(tmp_path / "source") / "a.bin"
-    first, *_ = portions(listing(str(file)), 64)
-    write(str(tmp_path / "copy"), first, read(str(file), first))
+    (entry,) = listing(str(file))
+    write(str(tmp_path / "copy"), entry, 0, read(str(file), "", 0))
     assert not (tmp_path / "copy").exists()
+    write(str(tmp_path / "copy"), entry, 64, read(str(file), "", 64))
+    assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
 
 def test_a_place_that_takes_no_file_is_named(tmp_path: Path) -> None:
     file = fill(tmp_path / "source") / "a.bin"
-    (parts,) = portions(listing(str(file)))
+    (entry,) = listing(str(file))
     with pytest.raises(DataError, match=rf"node \S+ cannot write {file}/x, which the run needs there"):
-        write(str(file / "x"), parts, read(str(file), parts))
+        write(str(file / "x"), entry, 0, read(str(file), "", 0))
     with pytest.raises(DataError, match=rf"node \S+ cannot have the folder {file}/x in which the run was started"):
         work_in(str(file / "x"))
 
@@ -77,9 +106,64 @@ def test_only_paths_that_a_config_declares_are_sent(tmp_path: Path, monkeypatch)
     fill(tmp_path / "data")
     data = [tmp_path / "data" / "a.bin", tmp_path / "none"]
     config = Config("data/inner", data, {"dir": str(tmp_path / "data"), "files": {"train": "./data/inner/b.bin"}})
-    fill(tmp_path / "data" / "inner")
-    (tmp_path / "data" / "inner" / "b.bin").touch()
     found = [tmp_path / "data" / "inner", tmp_path / "data" / "a.bin", tmp_path / "data" / "inner" / "b.bin"]
     assert paths_in(config) == found
     assert paths_in({"cache_dir": str(tmp_path / "data"), "videos": str(tmp_path / "data")}) == []
     assert paths_in({"folder": "/", "path": str(tmp_path)}) == []
+
+
+def test_what_stages_read_is_sent_to_the_nodes_that_lack_it_and_once(nodes: Nodes, tmp_path: Path) -> None:
+    folder = tmp_path / "policy"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    nodes.provide(folder, ["a", "b", "b", "c"])
+    sent = [what for what in nodes.done if what[1] != "listing"]
+    assert sent == [("a", "read"), ("b", "write"), ("a", "read"), ("c", "write")]
+    nodes.done.clear()
+    nodes.provide(folder, ["b"])
+    assert nodes.done == [("b", "listing")]
+    (folder / "config.json").write_text("{ }")
+    nodes.provide(folder, ["b"])
+    assert nodes.there("b", folder / "config.json").read_text() == "{ }"
+
+
+def test_what_workers_write_is_brought_what_seals_it_last(nodes: Nodes, tmp_path: Path, monkeypatch) -> None:
+    there, here = nodes.there("b", tmp_path / "step"), tmp_path / "step"
+    there.mkdir(parents=True)
+    for number, name in enumerate(("weights", "manifest.json", "COMPLETE")):
+        (there / name).write_text(name)
+        os.utime(there / name, ns=(number, number))
+    written, replace = [], os.replace
+    monkeypatch.setattr(node_files.os, "replace", lambda a, b: (written.append(Path(b).name), replace(a, b)))
+    assert nodes.collect(here, ["a", "b"]) == 3
+    assert written == ["weights", "manifest.json", "COMPLETE"]
+    assert nodes.collect(here, ["a", "b"]) == 0
+    assert nodes.collect(tmp_path / "nothing", ["b"]) == 0
+
+
+def test_the_node_of_the_driver_alone_costs_nothing(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.provide(tmp_path, [])
+    nodes.provide(tmp_path, ["a"])
+    assert nodes.collect(tmp_path, ["a"]) == 0
+    assert nodes.done == []
+
+
+def test_more_than_can_be_sent_at_each_start_is_refused(nodes: Nodes, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "data").write_bytes(bytes(100))
+    monkeypatch.setattr(ray_files, "_MOST_BYTES", 99)
+    with pytest.raises(DataError, match=r"data holds 0 GB that node 10.0.0.b does not have.*copy it to the same path"):
+        nodes.provide(tmp_path / "data", ["b"])
+
+
+def test_each_value_is_held_on_another_node_than_its_own_and_no_node_holds_all(nodes: Nodes, monkeypatch) -> None:
+    made = {"of a": ["a"], "of b": ["b"], "of b, too": ["b"], "of c": ["c"], "small": []}
+    places = {ref: {"node_ids": where} for ref, where in made.items()}
+    monkeypatch.setattr(ray_files, "get_object_locations", lambda refs: {ref: places[ref] for ref in refs})
+    nodes.keep(list(made), ["b", "c"])  # pyright: ignore[reportArgumentType]
+    held = {ref: node for node, refs in nodes.kept.items() for ref in refs}
+    assert sorted(held) == ["of a", "of b", "of b, too", "of c"]
+    assert all(held[ref] not in made[ref] for ref in held)
+    assert len(set(held.values())) > 1
+    nodes.kept.clear()
+    nodes.keep(list(made), [])  # one node
+    assert nodes.kept == {}

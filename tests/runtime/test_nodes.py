@@ -89,6 +89,6 @@ def test_after_a_lost_node_a_run_takes_no_devices_that_it_was_not_given(monkeypa
         number = config.num_devices or left
         return Cluster("ray", "cpu", number, number, 0)
 
-    monkeypatch.setattr(discovery, "find_cluster", found)
+    monkeypatch.setattr(sessions, "find_cluster", found)
     config = ClusterConfig(address="auto", num_devices=asked)
     assert sessions.find_remaining(config).num_devices == gets
