@@ -118,11 +118,7 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
     search = Search(of, staleness)
     limited = search.run(until)
     for kind in Kind:
-        own = Search(of, staleness, kind)
-        starts = [(plan.items, plan.exclusive) for (k, _), (_, plan) in search.best.items() if k is kind]
-        limited = own.run(until, starts[:4], _KIND_BUDGET) or limited
-        for key, entry in own.best.items():
-            search.best[key] = min(entry, search.best.get(key, entry), key=lambda e: e[0])
+        limited = search.run(until, kind, _KIND_BUDGET) or limited
     entries = sorted(search.best.values(), key=lambda entry: entry[0])
     if units is None:
         return [Found(plan, *score) for score, plan in entries], limited

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -73,7 +73,10 @@ class Pricer:
             for e in workflow.weight_edges
         }
         self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
-        self._items: dict[Item, dict[int, Entries]] = {}
+        self._items: dict[Item, dict[int, int]] = {}
+        self._entries: list[Entries] = []
+        self._numbers: dict[Entries, int] = {}  # equal entries have one number, by which peaks are looked up
+        self._peaks: dict[tuple[tuple[int, ...], frozenset[tuple[str, str]]], float] = {}
 
     def with_(self, **changes: object) -> Pricer:
         """Returns the same with another workflow, profile, cluster or scale."""
@@ -140,28 +143,29 @@ class Pricer:
 
         What is made ahead is counted where it was made, as far as the bytes of the edges are known.
         """
-        on: dict[int, list[Entries]] = {}
-        for item in plan.items:
-            for device, entries in self.entries(item).items():
-                on.setdefault(device, []).append(entries)
-        excluded = plan.excluded() if plan.exclusive else {}
-        known: dict[tuple[Entries, ...], float] = {}
-        found = {}
-        for device, of_items in on.items():
-            key = tuple(of_items)
-            if key not in known:
-                known[key] = _peak(key, excluded, self._shared)
-            found[device] = known[key]
-        for device, num_bytes in self._waiting(plan).items() if plan.staleness else ():
-            found[device] += plan.staleness * num_bytes
+        pairs = frozenset(plan.exclusive)
+        found = {device: self.peak(numbers, pairs) for device, numbers in self.held(plan.items).items()}
+        for device, num_bytes in self.ahead_bytes(plan).items():
+            found[device] += num_bytes
         return found
 
     def fits(self, plan: Plan) -> bool:
         """Returns whether every device has the memory that a plan needs."""
         return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
 
-    def entries(self, item: Item) -> dict[int, Entries]:
-        """Returns by device the stages of an item and what they hold there."""
+    def held(self, items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
+        """Returns by device numbers that stand for what the stages of each item hold there, in their order."""
+        on: dict[int, list[int]] = {}
+        for item in items:
+            for device, number in self._entries_of(item).items():
+                on.setdefault(device, []).append(number)
+        return {device: tuple(numbers) for device, numbers in on.items()}
+
+    def stages_of(self, number: int) -> list[str]:
+        """Returns the stages that a number of `held` stands for."""
+        return [stage for stage, _ in self._entries[number]]
+
+    def _entries_of(self, item: Item) -> dict[int, int]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
             loop = self.workflow.loop_of(item.places[0].stage)
@@ -177,8 +181,14 @@ class Pricer:
                 for device in layout.hosts:
                     facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
                     found.setdefault(device, []).append((place.stage, facts))
-            self._items[item] = {device: tuple(entries) for device, entries in found.items()}
+            self._items[item] = {device: self._number(tuple(own)) for device, own in found.items()}
         return self._items[item]
+
+    def _number(self, entries: Entries) -> int:
+        if entries not in self._numbers:
+            self._numbers[entries] = len(self._entries)
+            self._entries.append(entries)
+        return self._numbers[entries]
 
     def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
         key = (stage, devices, owned, called)
@@ -189,22 +199,25 @@ class Pricer:
             self._facts[key] = held, working, measured.offloaded_bytes
         return self._facts[key]
 
-    def peak(self, items: Sequence[Entries], pairs: Iterable[tuple[str, str]]) -> float:
-        """Returns the most bytes of a device with these entries, where these pairs are exclusive."""
-        return _peak(items, excluded_by(pairs, self.workflow.stages), self._shared)
+    def peak(self, items: tuple[int, ...], pairs: frozenset[tuple[str, str]]) -> float:
+        """Returns the most bytes of a device with these numbers of `held`, where these pairs are exclusive."""
+        if (items, pairs) not in self._peaks:
+            known = [self._entries[number] for number in items]
+            self._peaks[items, pairs] = _peak(known, excluded_by(pairs, self.workflow.stages), self._shared)
+        return self._peaks[items, pairs]
 
-    def _waiting(self, plan: Plan) -> dict[int, float]:
-        """Returns the bytes on each device of one iteration's data that its front has made for its back.
+    def ahead_bytes(self, plan: Plan) -> dict[int, float]:
+        """Returns the bytes on each device of the data that the front of a plan with a staleness has made ahead.
 
         A stage that several others take data of makes it once: the largest counts.
         """
-        work, back, found = self.workflow, self.workflow.back(), dict[int, float]()
-        for stage in work.stages:
+        work, back, found = self.workflow, self.workflow.back() if plan.staleness else (), dict[int, float]()
+        for stage in work.stages if plan.staleness else ():
             sizes = [self.edge_bytes(e.source, e.target) for e in work.edges if e.source == stage and e.target in back]
             if stage in back or not any(sizes):
                 continue
             for device in plan.owners(stage, work):
-                found[device] = found.get(device, 0.0) + max(sizes) * work.items_per_block
+                found[device] = found.get(device, 0.0) + plan.staleness * max(sizes) * work.items_per_block
         return found
 
 
