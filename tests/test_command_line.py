@@ -12,7 +12,14 @@ from rlinf_embodied import evaluate, train
 from rlinf_embodied.command_line import compose_evaluation, help_text, main
 from rlinf_embodied.compose import choices, compose_evaluate, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
-from rlinf_embodied.errors import CheckpointError, PlanError, RunFileError, WorkerError
+from rlinf_embodied.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    PlanError,
+    RunFileError,
+    SimulatorCallError,
+    WorkerError,
+)
 
 
 def exit_code(schema, work, *arguments: str) -> int:
