@@ -28,7 +28,6 @@ from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
-from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
@@ -80,8 +79,8 @@ class Executor:
 
     def _add_stage(self, name: str) -> list[object]:
         spec = self.workflow.stages[name]
-        for path in paths_in(spec.config) if self._cluster.nodes else ():
-            self._session.provide(self.workers(name), path)
+        if self._cluster.nodes:
+            self._session.provide(self.workers(name), spec.config)
         return self._session.add_stage(spec, self._hosts.contexts(name))
 
     # ---------------------------------------------------------------------------------------------------- iteration

@@ -25,10 +25,9 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, Links, processor
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
-from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession
+from rlinf_embodied.execution.meter import METER, MeteredSession, Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of

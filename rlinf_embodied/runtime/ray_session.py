@@ -33,7 +33,7 @@ from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray, store_room
-from rlinf_embodied.runtime.ray_files import RayFiles
+from rlinf_embodied.runtime.ray_files import RayFiles, paths_in
 from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, Stored, of_type
 from rlinf_embodied.workflow.graph import StageSpec
@@ -187,9 +187,10 @@ class RaySession:
         known = get_object_locations(cast("list[ray.ObjectRef]", list(refs)))
         return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session."""
-        self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        nodes = [self._nodes[worker] for worker in workers if worker in self._nodes]
+        for path in paths_in(config) if nodes else ():
+            self._files.provide(path, nodes)
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
         """See Session."""

@@ -18,10 +18,11 @@ from ray.exceptions import RayError
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.runtime import node_files, tensor_wire
+from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.health import GROUP, translated
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import worker_variables
+from rlinf_embodied.runtime.ray_files import work_in
 from rlinf_embodied.runtime.relay import Part, Ref
 from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
 from rlinf_embodied.runtime.worker_state import Status, WorkerState
@@ -76,7 +77,7 @@ class _Worker:
     # --------------------------------------------------------------------------------------------- calls, in one thread
     def start(self, spec: WorkerSpec, folder: str) -> Started:
         """Makes the host in the thread of the calls: the current device is a thread's."""
-        node_files.work_in(folder)
+        work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec, self._state, alone=True)

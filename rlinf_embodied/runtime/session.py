@@ -99,11 +99,11 @@ class Session(Protocol):
         """
         ...
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """Lets these workers read a file or folder of the driver's node under the same path, wherever they run.
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        """Lets these workers read the files and folders that a config names, wherever they run, under the same paths.
 
         Raises:
-            DataError: it cannot be written there; names the path and the node.
+            DataError: one cannot be written there; names the path and the node.
         """
         ...
 
@@ -198,8 +198,8 @@ class SerialSession:
         """Everything has run already."""
         return list(refs)
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session; it is here."""
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        """See Session; they are here."""
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
         """It is here."""

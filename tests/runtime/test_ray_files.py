@@ -11,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.runtime import node_files, ray_files
-from rlinf_embodied.runtime.node_files import listing, paths_in, read, work_in, write
-from rlinf_embodied.runtime.ray_files import RayFiles
+from rlinf_embodied.runtime import ray_files
+from rlinf_embodied.runtime.ray_files import RayFiles, listing, paths_in, read, work_in, write
 
 
 def fill(folder: Path) -> Path:
@@ -55,7 +54,7 @@ def nodes(tmp_path: Path, monkeypatch) -> Nodes:
 
 @pytest.mark.parametrize("portion", [1 << 20, 64, 7])
 def test_a_folder_arrives_as_it_was_whatever_it_is_cut_into(nodes: Nodes, tmp_path, monkeypatch, portion: int) -> None:
-    monkeypatch.setattr(node_files, "PORTION_BYTES", portion)
+    monkeypatch.setattr(ray_files, "PORTION_BYTES", portion)
     folder = fill(tmp_path / "source")
     nodes.provide(folder, ["a", "b"])
     target = nodes.there("b", folder)
@@ -68,7 +67,7 @@ def test_a_folder_arrives_as_it_was_whatever_it_is_cut_into(nodes: Nodes, tmp_pa
 
 
 def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(node_files, "PORTION_BYTES", 64)
+    monkeypatch.setattr(ray_files, "PORTION_BYTES", 64)
     file = fill(tmp_path / "source") / "a.bin"
     (entry,) = listing(str(file))
     write(str(tmp_path / "copy"), entry, 0, read(str(file), "", 0))
@@ -134,7 +133,7 @@ def test_what_workers_write_is_brought_what_seals_it_last(nodes: Nodes, tmp_path
         (there / name).write_text(name)
         os.utime(there / name, ns=(number, number))
     written, replace = [], os.replace
-    monkeypatch.setattr(node_files.os, "replace", lambda a, b: (written.append(Path(b).name), replace(a, b)))
+    monkeypatch.setattr(ray_files.os, "replace", lambda a, b: (written.append(Path(b).name), replace(a, b)))
     assert nodes.collect(here, ["a", "b"]) == 3
     assert written == ["weights", "manifest.json", "COMPLETE"]
     assert nodes.collect(here, ["a", "b"]) == 0
