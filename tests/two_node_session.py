@@ -40,7 +40,7 @@ def main() -> None:
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]
-    found["routes"] = sorted({str(route.transport) for route in executor.routes if route.kind == "weights"})
+    found["routes"] = sorted({str(way) for route in executor.routes if route.kind == "weights" for way in route.blocks})
     ray_cluster._RESERVE_S = 1.0
     try:
         other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])

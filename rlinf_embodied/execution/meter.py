@@ -233,7 +233,7 @@ class MeteredSession:
         return (time.perf_counter() - start) / _HOPS
 
 
-# ----------------------------------------------------------------------------------------------------------- disturbance
+# ------------------------------------------------------------------------------------------------------- other load
 def waited_s() -> float:
     """Returns for how many seconds threads of this process were ready but had no core; 0 where no one counts them."""
     total_ns = 0

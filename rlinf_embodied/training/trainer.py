@@ -208,9 +208,9 @@ class Trainer:
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
-        self._folder.write_json("transports.json", [route.to_dict() for route in routes])
+        self._folder.write_json("transports.json", [asdict(route) for route in routes])
         if routes and snapshot is None:
-            view.note(f"transports\n{transport.table(routes)}")
+            view.note(f"transports\n{transport.lines(routes)}")
         if checkpoint is not None:
             self._checkpoints.load(executor, checkpoint)
         self._job.prepare(executor, view.progress)

@@ -13,11 +13,11 @@ from rlinf_embodied.cluster.hardware import (
     Cluster,
     NodeGroup,
     cluster_at_hand,
-    described_cluster,
     local_cluster,
 )
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.tools.described_cluster import described_cluster
 
 
 @pytest.fixture
