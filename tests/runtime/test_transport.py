@@ -115,16 +115,14 @@ def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route
     stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     plan = plan_for(workflow, 2, maker=[0], taker=[0], other=[1])
-    assert ways(routes_of(workflow, plan, CORES)) == dict.fromkeys(
-        ("maker -> taker", "maker -> other"), {"shared_memory": 4}
-    )
+    assert list(ways(routes_of(workflow, plan, CORES)).values()) == [{"shared_memory": 4}] * 2
 
 
 def test_messages_of_a_loop_that_is_called_step_by_step_leave_their_worker() -> None:
     stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy")}
     workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
     found = routes_of(workflow, resolve("p", looped([0, 1], [1]), 2, workflow), CORES)
-    assert ways(found) == dict.fromkeys(("env -> policy", "policy -> env"), {"shared_memory": 4})
+    assert list(ways(found).values()) == [{"shared_memory": 4}] * 2
 
 
 @pytest.mark.ray
