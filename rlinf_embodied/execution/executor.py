@@ -230,11 +230,7 @@ class Executor:
     def install(self, weights: Ref, edge: WeightEdge, state: Iteration | None, everywhere: bool = False) -> None:
         """Has published weights installed at the end of an edge, behind the calls that its workers were given.
 
-        Args:
-            weights: what `export` returned.
-            edge: its source made them.
-            state: of the iteration that waits for it; None: it is waited for here.
-            everywhere: in workers that share them with their source, too.
+        `everywhere`: also in workers that share them with their source.  Without a `state` it is waited for here.
         """
         receivers = self.workers(edge.target) if everywhere else self._handover.weights[edge.source, edge.target][1]
         step_context = state.step_context if state else StepContext(0)

@@ -209,11 +209,6 @@ class WorkerHost:
     def __init__(self, spec: WorkerSpec, state: WorkerState | None = None, alone: bool = False) -> None:
         """Starts without stages.
 
-        Args:
-            spec: of the worker.
-            state: what its health checks read.
-            alone: nothing else is at work in this process.
-
         Raises:
             ConfigError: torch does not know the device.
         """
@@ -230,7 +225,7 @@ class WorkerHost:
         self._spans: list[Span] = []
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage, those that may not be in memory with it
         self._offloaded: set[str] = set()
-        self._alone = alone
+        self._alone = alone  # nothing else is at work in this process
         self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
 
     def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:

@@ -49,12 +49,7 @@ class Started:
 
 
 def launch(spec: WorkerSpec, placement: Mapping[str, object]) -> ActorHandle:
-    """Starts a worker, and returns before it is there; its first call must be `start`.
-
-    Args:
-        spec: of the worker.
-        placement: Ray's options that say where.
-    """
+    """Starts a worker, and returns before it is there; its first call must be `start`."""
     remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
         **placement,
         max_restarts=0,

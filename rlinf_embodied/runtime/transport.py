@@ -83,15 +83,7 @@ def _staying(stage: str, workflow: Workflow, owners: Mapping[str, Sequence[int]]
 def routes(
     workflow: Workflow, plan: Plan, cluster: Cluster, done: Handover, *, one_process: bool = False
 ) -> list[Route]:
-    """Returns the routes of all edges: loops (both ways), data, weights.
-
-    Args:
-        workflow: whose edges.
-        plan: which worker hosts what.
-        cluster: where these workers run.
-        done: what the executor does with the data.
-        one_process: all workers live in one process (a serial session).
-    """
+    """Returns the routes of all edges: loops (both ways), data, weights."""
     owners = plan.all_owners(workflow)
 
     def way(source: int, target: int, stays: bool) -> Transport:
