@@ -99,7 +99,7 @@ class EmbodiedJob:
         if cluster.cores_beside or not config.algorithm.acts:
             return []
         checks = [replace(config.eval, num_episodes=config.eval.check_episodes)] if self.goal is not None else []
-        envs = [held_out(config.env, how, config.run.seed).env for how in (config.eval, *checks)]
+        envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:

@@ -103,9 +103,10 @@ def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "call"), [(PolicyLearner, "run", 2), (EnvStage, "step", 11)], ids=["an update", "a rollout"]
+    ("plan", "kind", "method", "call"),
+    [("collocated", PolicyLearner, "run", 2), ("disaggregated", EnvStage, "step", 11)],
+    ids=["an update", "a rollout"],
 )
-@pytest.mark.parametrize("plan", ["collocated", "disaggregated"])
 def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, plan, kind, method, call) -> None:
     folder, summary = straight
     calls = once(monkeypatch, kind, method, call, lost(), True)
