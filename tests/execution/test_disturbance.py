@@ -24,19 +24,6 @@ def repetition(waited: float, seconds: float = 2.0) -> Repetition:
     return Repetition((span(0, seconds), span(1, 1.0)), {}, {0: waited, 1: 0.0})
 
 
-def test_the_kernels_counts_of_all_threads_are_added_and_those_that_are_gone_left_out(
-    tmp_path: Path, monkeypatch
-) -> None:
-    for number, text in enumerate(["5 2000000000 7", "5 500000000 7", ""]):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "schedstat").write_text(text)
-    (tmp_path / "gone").mkdir()
-    monkeypatch.setattr(meter, "_TASKS", tmp_path)
-    assert meter.waited_s() == 2.5
-    monkeypatch.setattr(meter, "_TASKS", tmp_path / "nowhere")
-    assert meter.waited_s() == 0.0
-
-
 def test_a_share_is_of_the_workers_own_calls() -> None:
     spans = [span(0, 3.0), span(0, 1.0, "policy.step"), span(1, 2.0)]
     found = shares(moment(0.0, 0.0, {0: 10.0, 1: 0.0, 2: 0.0}), moment(4.0, 8.0, {0: 11.0, 1: 0.1, 2: 9.0}), spans)
