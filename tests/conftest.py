@@ -150,13 +150,3 @@ def ray_session(ray_cluster):
     session = RaySession()
     yield session
     session.close()
-
-
-@pytest.fixture
-def impatient_ray_session(ray_cluster):
-    """A session in which a worker hangs after twenty seconds without progress."""
-    from rlinf_embodied.runtime.ray_session import RaySession
-
-    session = RaySession(hang_after_s=20, first_progress_s=20)
-    yield session
-    session.close()
