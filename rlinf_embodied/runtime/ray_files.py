@@ -77,11 +77,11 @@ def listing(root: str) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def read(root: str, path: str, offset: int) -> NDArray[np.uint8]:
+def read(root: str, path: str, offset: int, size: int) -> NDArray[np.uint8]:
     """Returns a portion of a file below `root`."""
     with open(Path(root, path), "rb") as file:
         file.seek(offset)
-        return np.frombuffer(file.read(PORTION_BYTES), np.uint8)
+        return np.frombuffer(file.read(size), np.uint8)
 
 
 def write(root: str, entry: Entry, offset: int, content: NDArray[np.uint8]) -> None:
@@ -216,7 +216,7 @@ class RayFiles:
         under_way: deque[object] = deque()
         for entry in missing:
             for offset in range(0, max(entry.size, 1), PORTION_BYTES):
-                data = self._clerk(source).do.remote(read, str(path), entry.path, offset)
+                data = self._clerk(source).do.remote(read, str(path), entry.path, offset, PORTION_BYTES)
                 under_way.append(self._clerk(target).do.remote(write, str(path), entry, offset, data))
                 if len(under_way) > _UNDER_WAY:
                     self._get(target, under_way.popleft())

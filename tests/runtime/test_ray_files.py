@@ -66,13 +66,12 @@ def test_a_folder_arrives_as_it_was_whatever_it_is_cut_into(nodes: Nodes, tmp_pa
     assert listing(str(tmp_path / "nothing")) == ()
 
 
-def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(ray_files, "PORTION_BYTES", 64)
+def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
     file = fill(tmp_path / "source") / "a.bin"
     (entry,) = listing(str(file))
-    write(str(tmp_path / "copy"), entry, 0, read(str(file), "", 0))
+    write(str(tmp_path / "copy"), entry, 0, read(str(file), "", 0, 64))
     assert not (tmp_path / "copy").exists()
-    write(str(tmp_path / "copy"), entry, 64, read(str(file), "", 64))
+    write(str(tmp_path / "copy"), entry, 64, read(str(file), "", 64, 64))
     assert (tmp_path / "copy").read_bytes() == file.read_bytes()
 
 
@@ -80,7 +79,7 @@ def test_a_place_that_takes_no_file_is_named(tmp_path: Path) -> None:
     file = fill(tmp_path / "source") / "a.bin"
     (entry,) = listing(str(file))
     with pytest.raises(DataError, match=rf"node \S+ cannot write {file}/x, which the run needs there"):
-        write(str(file / "x"), entry, 0, read(str(file), "", 0))
+        write(str(file / "x"), entry, 0, read(str(file), "", 0, 64))
     with pytest.raises(DataError, match=rf"node \S+ cannot have the folder {file}/x in which the run was started"):
         work_in(str(file / "x"))
 
