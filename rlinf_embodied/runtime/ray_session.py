@@ -174,7 +174,6 @@ class RaySession:
         return self._methods[key]
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session."""
         return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
@@ -193,12 +192,10 @@ class RaySession:
             self._files.provide(path, nodes)
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session."""
         return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
-        """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
         for worker, ref in zip(self._actors, refs, strict=True):
             self._health.note(ref, worker, "clear")
