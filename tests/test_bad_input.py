@@ -171,7 +171,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     (VLA, "checkpoint.every=-1", ["checkpoint.every is -1", "not be negative", "use 0"]),
     # reasoning
     (MATH, "algorithm=ppp", ["algorithm is 'ppp'", "did you mean algorithm=ppo?"]),
-    (MATH, "reward.concurrency=4", ["reward.concurrency is 4", "a function of one's own", "use 1"]),
+    (MATH, "reward.concurrency=4", ["reward.concurrency is 4", "it needs a custom function", "use 1"]),
     (MATH, "reward.waits=true", ["reward.waits is True", "without reward._target_"]),
     (MATH, "cluster.cpu_devices=2", ["cluster.cpu_devices is 2", "only training and evaluation in simulators"]),
     (MATH, "cluster.waiting_devices=-1", ["cluster.waiting_devices is -1", "not negative"]),
