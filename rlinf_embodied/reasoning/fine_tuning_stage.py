@@ -18,7 +18,7 @@ from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
@@ -48,7 +48,7 @@ class FineTuningStage:
             settings.max_grad_norm,
             weight_decay=settings.weight_decay,
         )
-        reducer = ExactReducer(context.group, context.owners)
+        reducer = Reducer(context.group, context.owners)
         self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 
