@@ -179,7 +179,7 @@ class EpisodeEnv:
                 f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: "
                 "use warm_start.demonstrations, warm_start.teacher or warm_start.checkpoint, begin with random weights "
                 "(warm_start.from_nothing=true, as policy=state does; docs/warm_start.md), or take a task, control "
-                "mode and robot of envs/experts.py"
+                "mode and robot of envs/tasks.py"
             )
         return self._sim.expert()
 

@@ -22,8 +22,8 @@ from mani_skill.utils.structs import Actor, Articulation, Pose
 from mani_skill.utils.structs.base import BaseStruct
 from torch import Tensor
 
-from envs.batched.adoption import structs_of
 from envs.batched.controllers import controllers_of, leaf_controllers
+from envs.batched.scene import structs_of
 from rlinf_embodied.errors import SimulatorError
 
 

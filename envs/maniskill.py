@@ -18,25 +18,26 @@ from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
-from envs.availability import (
-    BUILD_ERRORS,
-    check_assets,
-    check_name,
-    check_renderer,
-    explained,
-    is_wrong_mode,
-    no_questions,
-    runs_physx,
-    say_fallback,
-)
-from envs.batched.choice import how_to_run
+from envs.batched.build import how_to_run
 from envs.batched.single import Alone
 from envs.episodes import EpisodeEnv
 from envs.gpu_library import enable_gpu_physics
 from envs.gpu_simulator import GpuSimulator
 from envs.simulator import Simulator
 from envs.simulators import BatchedSimulator, SimulatorOptions, StockSimulator
-from envs.stock import build_task, overrides
+from envs.stock import (
+    BUILD_ERRORS,
+    build_task,
+    check_assets,
+    check_name,
+    check_renderer,
+    explained,
+    is_wrong_mode,
+    no_questions,
+    overrides,
+    runs_physx,
+    say_fallback,
+)
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError

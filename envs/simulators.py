@@ -19,10 +19,9 @@ from envs.batched.decimate import Swap, decimate_visuals
 from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import STOCK, Pack, camera_shaders, give_shaders, note_pack
 from envs.batched.single import Alone
-from envs.experts import expert_of
 from envs.simulator import Measurement
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
-from envs.tasks import TaskView
+from envs.tasks import TaskView, expert_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 

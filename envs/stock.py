@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+
 import gymnasium as gym
+import mani_skill.envs  # noqa: F401  registers the tasks
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
+from mani_skill.utils import assets, download_asset
 from mani_skill.utils.registration import REGISTERED_ENVS
 from torch import Tensor
 
+from envs.batched.rendering import open_renderer
 from envs.batched.scene_recreation import packed_state, put_back, recreated_scene
+from rlinf_embodied.device import kind_of
+from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
 def overrides(task_class: type[BaseEnv], *names: str) -> bool:
@@ -62,3 +73,114 @@ def recreate_scene(task: BaseEnv) -> None:
     scene = recreated_scene(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
     put_back(scene.physx_system, task._built_state)
+
+
+logger = logging.getLogger(__name__)
+
+# What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
+BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
+BUILD_ERRORS += (ImportError,)
+
+
+def is_wrong_mode(error: Exception) -> bool:
+    """Whether ManiSkill says that the robot has no such control mode, on whichever route."""
+    return isinstance(error, AssertionError) and "not in supported modes" in str(error)
+
+
+@contextmanager
+def explained(mode_path: str, attempt: str) -> Iterator[None]:
+    """Within it, what ManiSkill raises while it builds a task becomes an error that says what was tried.
+
+    Args:
+        mode_path: where the control mode comes from.
+        attempt: the task and its arguments, in words: "... cannot be built with ...".
+
+    Raises:
+        ConfigError: the robot has no such control mode.
+        SimulatorError: anything else that ManiSkill raised.
+    """
+    try:
+        yield
+    except BUILD_ERRORS as error:
+        if is_wrong_mode(error):
+            raise ConfigError(f"{mode_path} is {error}: use one of these") from error
+        raise SimulatorError(f"{attempt} ({type(error).__name__}: {error}): check these against the task") from error
+
+
+@cache
+def _say(message: str) -> None:
+    logger.warning(message)
+
+
+def say_fallback(task_id: str, reason: Exception) -> None:
+    """Says why stock envs are used, once per process and reason."""
+    _say(
+        f"{task_id} does not run on the batched CPU backend ({type(reason).__name__}: {reason}): one stock env object "
+        "per row is used, which is slower"
+    )
+
+
+def check_name(path: str, value: str, known: Collection[str]) -> None:
+    """Checks that ManiSkill knows a name; `path` says where it comes from.
+
+    Raises:
+        ConfigError: it does not; with suggestions.
+    """
+    if value in known:
+        return
+    close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
+    some = ", ".join(sorted(known)[:10])
+    meant = f"did you mean {' or '.join(close)}?" if close else f"use one of {some}, ..."
+    raise ConfigError(f"{path} is {value!r}, but ManiSkill knows no such name: {meant}")
+
+
+def check_assets(path: str, task_id: str) -> None:
+    """Checks that a task's assets are on this machine; ManiSkill would ask on the terminal.
+
+    Raises:
+        SimulatorError: they are not; with the command that downloads them.
+    """
+    wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
+    members = assets.expand_data_group_into_individual_data_source_ids
+    sources = [source for name in wanted for source in (members(name) if name in assets.DATA_GROUPS else [name])]
+    missing = [source for source in sources if not assets.is_data_source_downloaded(source)]
+    if missing:
+        raise SimulatorError(
+            f"{path}={task_id} needs assets that are not on this machine ({', '.join(missing[:3])}): run "
+            f"`python -m mani_skill.utils.download_asset {task_id}`, or use a task whose assets ship with ManiSkill, "
+            "for example PickCube-v1"
+        )
+
+
+def runs_physx(device: str) -> bool:
+    """Returns whether PhysX simulates on a device itself; for any other kind the CPU does."""
+    return kind_of(device) == "cuda"
+
+
+def check_renderer(device: str) -> None:
+    """Checks that a Vulkan device can render for this physics device.
+
+    Raises:
+        SimulatorError: none can; with the way to get one.
+    """
+    try:
+        open_renderer("cuda" if runs_physx(device) else "cpu")
+    except RuntimeError as error:
+        raise SimulatorError(
+            f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "
+            "`apt-get install -t bookworm-backports mesa-vulkan-drivers libvulkan1` (Ubuntu 24.04: its own packages)"
+        ) from error
+
+
+@contextmanager
+def no_questions() -> Iterator[None]:
+    """Within it, ManiSkill raises where it would ask on the terminal whether to download a robot."""
+
+    def refuse(message: str) -> bool:
+        raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")
+
+    stock, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
+    try:
+        yield
+    finally:
+        download_asset.prompt_yes_no = stock

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from rlinf_embodied.errors import ConfigError
@@ -54,3 +56,32 @@ def writable_place(cached: Path, spare: Path | None) -> Path:
             _LOG.warning("the cache %s cannot be written (%s): what is made goes to %s", cached.parent, error, place)
             place.parent.mkdir(parents=True, exist_ok=True)
         return place
+
+
+def cached(name: str, write: Callable[[Path], None]) -> Path:
+    """Returns the path of a cached file or folder; `write` makes it where it is missing.
+
+    It is written aside and renamed, so that processes that start together never see half of it.  Where the cache cannot
+    be written (a read-only home, none at all), it is made anew in a temporary folder.
+    """
+    try:
+        final = cache_root() / name
+        if final.exists():
+            return final
+        final.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(dir=final.parent)) / final.name
+    except (OSError, ConfigError):
+        aside = Path(tempfile.mkdtemp()) / Path(name).name
+        write(aside)
+        return aside
+    try:
+        write(aside)
+    except BaseException:
+        shutil.rmtree(aside.parent, ignore_errors=True)
+        raise
+    try:
+        aside.rename(final)
+        aside.parent.rmdir()
+    except OSError:  # another process was faster
+        return aside if not final.exists() else final
+    return final

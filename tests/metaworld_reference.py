@@ -16,7 +16,7 @@ from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 from metaworld.types import Task
 
 from envs.foreign.adapter import Start
-from envs.metaworld.scene import BEST, MetaworldOptions, Scene
+from envs.metaworld import BEST, MetaworldOptions, Scene
 
 
 def main(out: str, steps: int, tasks: list[str]) -> None:

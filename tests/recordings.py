@@ -48,8 +48,7 @@ def record_maniskill(path: Path, task: str, seeds: Sequence[int], robot: str = "
     import mani_skill.envs  # noqa: F401
     from mani_skill.utils.wrappers import RecordEpisode
 
-    from envs.experts import EXPERTS
-    from envs.tasks import TaskView
+    from envs.tasks import EXPERTS, TaskView
 
     env = gym.make(
         task, obs_mode="none", control_mode="pd_ee_delta_pose", robot_uids=robot, render_backend="cpu", **kwargs

@@ -31,11 +31,10 @@ from mani_skill.utils.structs import Articulation, ArticulationJoint
 from mani_skill.utils.structs.base import PhysxRigidBodyComponentStruct
 from sapien import physx
 
-from envs.batched.adoption import structs_of
 from envs.batched.contacts import ContactTable
 from envs.batched.controllers import leaf_controllers
 from envs.batched.rendering import CameraGroup, RenderGroup
-from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.scene import BatchedScene, make_scenes, structs_of
 
 JOINTS = ("qpos", "qvel", "qf", "target_qpos", "target_qvel")
 

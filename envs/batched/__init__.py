@@ -5,23 +5,22 @@ ManiSkill has two code paths: one scene with per-object getters (CPU), or N scen
 that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row is bit for
 bit that of a stock single env.
 
-    build                     makes it: which class, with which arguments
+    build                     makes it: which class with which arguments, and how a task has to run, found by comparing
     task.BatchedTask          a ManiSkill task class with N rows: a whole env, with partial resets and rows at rest
       scene.BatchedScene      its ManiSkillScene
-        physics.PhysicsBatch    steps, reads and writes N PhysX systems (layout: where a value lies in SAPIEN's packs)
-          buffers.CellBuffer      tensors that remember which cells were assigned since they were last handed to PhysX
-          drives.Drives           the joints' drive targets
+                                  and what its bodies, robots and cameras have that those of stock envs lack
+        physics.PhysicsBatch    steps, reads and writes N PhysX systems
+          buffers                 tensors that remember which cells were assigned since they were last handed to PhysX,
+                                  drive targets, and where a value lies in SAPIEN's packs
           contacts.ContactTable   contact impulses
         rendering.RenderGroup   one renderer per scene, images of chosen rows
-      adoption                  what its bodies, robots and cameras get that those of other envs have not
       controllers               the robots' controllers, and whether anything but physics happens in a control step
     seeds, checks             a row's seeds and draws are its own; known versions, and what reset and step take
-    choice                    which of a task's code may run for all rows at once, found by comparing with stock envs
     single.SingleEnv          a stock env laid over one row after the other, for code that may not
     scene_recreation          a new, history-free scene for each reset
-    decimate, shaders         lighter visual meshes, and a first image without a seven-second table (disk_cache)
+    decimate, shaders         lighter visual meshes, and a first image without a seven-second table
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets
       chain                     the joints on the way to a link, and how far they reach
-    rotations                 ManiSkill's functions of poses, angles and grasps for few rows
-    few_operations            these in ManiSkill's places, only while a batched env computes
+    rotations                 ManiSkill's functions of poses and angles for few rows; they replace ManiSkill's only
+                              while a batched env computes
 """

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import inspect
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
+from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
 from envs.batched.checks import check_num_envs, check_versions
-from envs.batched.few_operations import few_operations
+from envs.batched.rendering import open_renderer
+from envs.batched.rotations import few_operations
 from envs.batched.seeds import DRAWS_BY_ROW
 from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
-from envs.stock import build_task, overrides
+from envs.comparison import Pair, compare_episodes, wild_actions
+from envs.stock import BUILD_ERRORS, build_task, overrides
+from rlinf_embodied.cache import cached
+from rlinf_embodied.errors import SimulatorError
 
 
 def make_batched_task(
@@ -84,3 +98,131 @@ def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
         hook(task)
 
     return method
+
+
+logger = logging.getLogger(__name__)
+
+SMALL, LARGE = {2: (0, 1)}, {16: (0, 7, 15)}  # rows of a batch: those compared; sums over links depend on the number
+STEPS = 10
+SLOW_BUILD_S = 3.0  # where a single env takes longer to build, no large batch is built to compare
+COVERED = Path(__file__).with_name("covered.json")
+FAILURES = (*BUILD_ERRORS, SimulatorError)
+_SINGLE = {"num_envs": 1, "sim_backend": "physx_cpu"}
+_ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
+
+
+def how_to_run(task_id: str, **kwargs: object) -> Alone:
+    """Returns how the batched backend has to run a task.
+
+    Args:
+        task_id: a registered task.
+        kwargs: for the task class, for example control_mode, reward_mode, robot_uids.
+
+    Raises:
+        SimulatorError: in no way do the rows equal stock envs; the message says what differs.
+    """
+    check_versions()
+    kwargs = {name: value for name, value in kwargs.items() if name not in _ANY_VALUE and value is not None}
+    known = _covered(task_id, kwargs)
+    found = known if known is not None else _remembered(task_id, kwargs)
+    if found["alone"] is None:
+        raise SimulatorError(f"{task_id} on the batched CPU backend: {found['reason']}: use env.backend=stock")
+    return Alone(found["alone"])
+
+
+def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
+    """Compares rows with stock envs for some steps, the fastest way to run them first.
+
+    Returns:
+        "alone": the first way in which they are equal, None if there is none; "reason": why not the faster ones.
+    """
+    with suppress(RuntimeError):  # without a renderer there will be no images either
+        open_renderer("cpu")
+    start = time.process_time()
+    first, backend = build_somehow(task_id, **{**kwargs, "obs_mode": "state_dict"})
+    slow = time.process_time() - start > SLOW_BUILD_S
+    wanted = {**kwargs, "obs_mode": "state_dict", "render_backend": backend}
+    stock = [first]
+
+    def next_stock() -> BaseEnv:
+        return stock.pop() if stock else build_task(task_id, **wanted, **_SINGLE)
+
+    reasons: list[str] = []
+    for alone in Alone:
+        try:
+            reason = _differences(task_id, alone, next_stock, slow, wanted)
+        except FAILURES as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+        if not reason:
+            return {"alone": alone.value, "reason": "; ".join(reasons) or None}
+        reasons.append(f"with {alone.value} alone {reason}")
+    return {"alone": None, "reason": "; ".join(reasons)}
+
+
+def _differences(
+    task_id: str,
+    alone: Alone,
+    next_stock: Callable[[], BaseEnv],
+    slow: bool,
+    kwargs: Mapping[str, object],
+) -> str:
+    """Returns what differs first, in words; nothing if nothing does."""
+    for num_rows, compared in (SMALL if slow else SMALL | LARGE).items():
+        batched = make_batched_task(task_id, num_rows, False, alone, **kwargs)
+        pair = Pair(batched, next_stock, anew=not slow, compared=compared)
+        outcome = compare_episodes(pair, STEPS, wild_actions(batched, seed=0))
+        pair.close()
+        if outcome.differences:
+            return f"{outcome} ({num_rows} rows)"
+    return ""
+
+
+def build_somehow(task_id: str, **kwargs: object) -> tuple[BaseEnv, str]:
+    """Returns a stock single env and its render backend: none, unless the task cannot be built without a renderer."""
+    try:
+        return build_task(task_id, **kwargs, **_SINGLE, render_backend="none"), "none"
+    except BUILD_ERRORS:  # PushT, for one, looks its visual bodies up
+        return build_task(task_id, **kwargs, **_SINGLE, render_backend="cpu"), "cpu"
+
+
+@cache
+def _table() -> dict:
+    return json.loads(COVERED.read_text()) if COVERED.exists() else {"versions": None, "tasks": {}}
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions that a comparison holds for."""
+    return {name: version(name) for name in ("mani_skill", "sapien")}
+
+
+def _covered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None] | None:
+    """Returns what the table says, None where it says nothing."""
+    if _table()["versions"] != versions() or not kwargs.keys() <= {"control_mode", "robot_uids", "reward_mode"}:
+        return None
+    if not REGISTERED_ENVS[task_id].cls.__module__.startswith("mani_skill."):
+        return None
+    robots = _table()["tasks"].get(task_id, {})
+    modes = robots.get(robot_name(kwargs.get("robot_uids")), {})
+    return modes.get(kwargs.get("control_mode") or "default")
+
+
+def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
+    """Returns how the table calls robots."""
+    if robot_uids is None:
+        return "default"
+    if isinstance(robot_uids, list | tuple):
+        return "+".join(robot_name(each) for each in robot_uids)
+    return robot_uids if isinstance(robot_uids, str) else robot_uids.uid
+
+
+def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None]:
+    """Compares once per machine, versions, source of the task and source of this package."""
+    sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(inspect.getsourcefile(REGISTERED_ENVS[task_id].cls))]
+    facts = [task_id, sorted((k, str(v)) for k, v in kwargs.items()), versions(), [p.read_text() for p in sources]]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+    def write(path: Path) -> None:
+        logger.info("comparing %s with stock ManiSkill, once on this machine", task_id)
+        path.write_text(json.dumps(compare_ways(task_id, **kwargs)))
+
+    return json.loads(cached(f"ways/{digest}.json", write).read_text())

@@ -13,8 +13,8 @@ import sapien
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.sensors.camera import Camera as SensorCamera
 
-from envs.batched.disk_cache import cached
 from envs.batched.meshes import VERSION, Mesh, decimated
+from rlinf_embodied.cache import cached
 
 VIEW_MARGIN = 1.25  # times the field of view: what is a little outside may come in
 UNSEEN = 4.0  # times as wide are pixels for bodies outside every camera's view

@@ -28,8 +28,8 @@ import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
 from envs.batched.chain import MAX_ITERATIONS, chain_reach, read_chain
-from envs.batched.disk_cache import cached
 from rlinf_embodied import portable
+from rlinf_embodied.cache import cached
 
 FAILED, SOLVED, UNSURE = 0, 1, 2
 

@@ -13,10 +13,8 @@ import sapien
 import torch
 from sapien import physx
 
-from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, RowSets
+from envs.batched.buffers import ANGULAR, LINEAR, POSE, BodyBuffer, CellBuffer, Drives, RowSets, index_packs
 from envs.batched.contacts import ContactTable
-from envs.batched.drives import Drives
-from envs.batched.layout import index_packs
 from envs.batched.scene_recreation import recreated_scene
 
 _ZERO = np.zeros(3, np.float32)

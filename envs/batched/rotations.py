@@ -6,12 +6,19 @@ where ManiSkill's has thirty of torch.  The operations and their order are the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
+from threading import Lock
 
 import numpy as np
 import torch
+from mani_skill.agents.controllers import pd_ee_pose
+from mani_skill.envs.utils.randomization import pose as randomized
+from mani_skill.utils import common, gym_utils
+from mani_skill.utils.geometry import rotation_conversions
 from mani_skill.utils.structs import Pose
+from mani_skill.utils.structs import pose as pose_module
 from torch import Tensor
 
 # out[c] = sum over t, from the left, of SIGN[c, t] * a[LEFT[c, t]] * b[RIGHT[c, t]]
@@ -214,3 +221,51 @@ def scale_pose_action(lower: float, action: Tensor, low: Tensor, high: Tensor) -
         turn = np.where(length > 1, turn * (np.float32(1.0) / length), turn)
     position = clip_and_scale_action(action[:, :3], low[:3], high[:3])
     return torch.from_numpy(np.concatenate((position.numpy(), turn * np.float32(lower)), 1))
+
+
+# Tasks call these by name, make poses everywhere with `Pose.create`, and Python looks operators up in the class: so the
+# faster ones have to take ManiSkill's places.
+_PLACES = tuple(
+    (owner, name, getattr(owner, name), with_fallback(getattr(owner, name), fast))
+    for owner, name, fast in (
+        (rotation_conversions, "quaternion_raw_multiply", quaternion_product),
+        (rotation_conversions, "matrix_to_quaternion", matrix_to_quaternion),
+        (pd_ee_pose, "quaternion_multiply", quaternion_multiply),  # imported by name, as are others here
+        (pd_ee_pose, "euler_angles_to_matrix", euler_angles_to_matrix),
+        (pd_ee_pose, "matrix_to_quaternion", matrix_to_quaternion),
+        (randomized, "euler_angles_to_matrix", euler_angles_to_matrix),
+        (randomized, "matrix_to_quaternion", matrix_to_quaternion),
+        (pose_module, "quaternion_to_matrix", quaternion_to_matrix),
+        (Pose, "inv", inverse),
+        (Pose, "__mul__", pose_product),
+        (Pose, "to_transformation_matrix", to_transformation_matrix),
+        (common, "compute_angle_between", compute_angle_between),
+        (gym_utils, "clip_and_scale_action", clip_and_scale_action),
+    )
+)
+_depth = 0  # how often `few_operations` was entered and not left, in all threads
+_lock = Lock()
+
+
+def _enter(change: int) -> None:
+    global _depth
+    with _lock:
+        _depth += change
+        if _depth == (change == 1):  # the first one comes, or the last one goes
+            for owner, name, stock, fast in _PLACES:
+                setattr(owner, name, fast if _depth else stock)
+
+
+@contextmanager
+def few_operations() -> Iterator[None]:
+    """Within it, ManiSkill computes with the functions of `rotations`, and torch's do nothing but compute.
+
+    They keep no account of gradients, which physics would not pass on, and ask no function mode, such as the one of
+    `with torch.device("cpu")`, which tasks write and which costs 5 us per operation.  It may be entered again.
+    """
+    _enter(1)
+    try:
+        with torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+            yield
+    finally:
+        _enter(-1)

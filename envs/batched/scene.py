@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from types import FunctionType, ModuleType
+
+import numpy as np
 import sapien
+import torch
+from mani_skill.agents.base_agent import BaseAgent
+from mani_skill.agents.multi_agent import MultiAgent
+from mani_skill.agents.robots import SO100, Fetch, Panda
+from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.scene import ManiSkillScene
+from mani_skill.utils import common
 from mani_skill.utils.building.actor_builder import ActorBuilder
+from mani_skill.utils.structs import Actor, Articulation, ArticulationJoint, Pose
+from mani_skill.utils.structs.base import BaseStruct, PhysxRigidBodyComponentStruct
 from mani_skill.utils.structs.render_camera import RenderCamera
 from sapien import physx
+from torch import Tensor
 
-from envs.batched.adoption import adopt_camera
 from envs.batched.physics import PhysicsBatch
-from envs.batched.rendering import RenderGroup
+from envs.batched.rendering import RenderGroup, set_visible
 from envs.batched.shaders import STOCK, Pack, camera_shaders, current_pack, note_pack
 
 
@@ -66,3 +79,145 @@ class BatchedScene(ManiSkillScene):
 
     def _setup_gpu_rendering(self) -> None:
         self.render_system_group = RenderGroup(self.sub_scenes)
+
+
+# By robot, of those whose assets ship with ManiSkill: fingers 1 and 2 open along their y axes (1) or against them (-1).
+OPENING = {
+    Panda: (1.0, -1.0),
+    Fetch: (-1.0, 1.0),
+    SO100: (1.0, -1.0),
+}
+
+
+def is_grasping(
+    opening: tuple[float, float],
+    limits: tuple[float, float],
+    robot: BaseAgent,
+    object: Actor,
+    min_force: float | None = None,
+    max_angle: float | None = None,
+) -> Tensor:
+    """Returns whether each row's robot holds the object, bool [N].
+
+    Args:
+        opening: see OPENING.
+        limits: the robot's own for the next two arguments.
+        robot: of all rows.
+        object: of all rows.
+        min_force: of each finger on the object, in N.
+        max_angle: between this force and the direction in which the finger opens, in degrees.
+    """
+    min_force = limits[0] if min_force is None else min_force
+    max_angle = limits[1] if max_angle is None else max_angle
+    fingers = robot.finger1_link, robot.finger2_link
+    impulses = [robot.scene.get_pairwise_contact_impulses(finger, object) for finger in fingers]
+    forces = torch.cat(impulses) / robot.scene.px.timestep
+    pressing = (torch.linalg.norm(forces, axis=1) >= min_force).view(2, -1)
+    holding = pressing[0] & pressing[1]
+    if not holding.any():
+        return holding
+    poses = Pose(torch.cat([finger.pose.raw_pose for finger in fingers]))
+    sides = poses.to_transformation_matrix()[..., :3, 1].reshape(2, -1, 3) * torch.tensor(opening)[:, None, None]
+    angles = torch.rad2deg(common.compute_angle_between(sides.reshape(-1, 3), forces)).view(2, -1)
+    facing = angles <= max_angle
+    return holding & facing[0] & facing[1]
+
+
+def structs_of(env: BaseEnv) -> list[BaseStruct]:
+    """Returns the bodies, articulations, links and joints that an env's attributes lead to.
+
+    Those of ManiSkill's scene are among them; merged links are known to the task alone.
+    """
+    structs, seen, waiting = [], {}, [env]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen[id(value)] = value  # kept, so that no other object gets its id
+        if isinstance(value, BaseStruct) and value.scene is env.scene:
+            structs.append(value)
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        else:
+            waiting.extend(getattr(value, "__dict__", {}).values())
+    return structs
+
+
+def adopt_structs(env: BaseEnv) -> None:
+    """Tells every struct of an env its rows; the physics has numbered them (`PhysicsBatch.number`)."""
+    for struct in structs_of(env):
+        if isinstance(struct, PhysxRigidBodyComponentStruct):
+            _adopt_bodies(struct)
+        elif isinstance(struct, Articulation):
+            _give_rows(struct, struct._objs)
+            for name, target in (("set_joint_drive_targets", "qpos"), ("set_joint_drive_velocity_targets", "qvel")):
+                setattr(struct, name, partial(_set_drive_targets, f"cuda_articulation_target_{target}", struct))
+        elif isinstance(struct, ArticulationJoint):
+            _give_rows(struct, struct._physx_articulations)
+
+
+def _adopt_bodies(struct: PhysxRigidBodyComponentStruct) -> None:
+    if isinstance(struct, Actor):
+        struct.hide_visual = partial(_set_visible, struct, False)
+        struct.show_visual = partial(_set_visible, struct, True)
+    rows = [struct.px.body_row.get(body) for body in struct._bodies]
+    if struct._body_data_index_internal is None and None not in rows:  # static bodies have none
+        struct._body_data_name = "cuda_rigid_body_data"
+        struct._body_data_index_internal = struct.px.row_sets.added(torch.tensor(rows))
+
+
+def _give_rows(struct: Articulation | ArticulationJoint, articulations: list) -> None:
+    if "_data_index" not in vars(struct):  # a cached property
+        rows = torch.tensor([struct.px.articulation_row[each] for each in articulations], dtype=torch.int32)
+        vars(struct)["_data_index"] = struct.px.row_sets.added(rows)
+
+
+def _set_visible(actor: Actor, visible: bool) -> None:
+    """Sets visibility only: `actor.hidden` stays False, as a batched actor that is hidden reports another pose."""
+    for entity in actor._objs:
+        set_visible(entity, visible)
+
+
+def _set_drive_targets(
+    name: str,
+    articulation: Articulation,
+    targets: Tensor | np.ndarray,
+    joints: list[ArticulationJoint] | None = None,
+    joint_indices: Tensor | None = None,
+) -> None:
+    """Assigns drive targets [N, J] of joints, those of the rows that are reset where some are."""
+    buffer = getattr(articulation.px, name)
+    cells = buffer.row_sets.cells(buffer, *articulation.get_joint_target_indices(joints or joint_indices))
+    mask = articulation.scene._reset_mask
+    if not mask.all():
+        cells = cells[mask[articulation._scene_idxs].numpy()]
+    buffer.assign(cells, common.to_tensor(targets, device=articulation.device).detach().numpy())
+
+
+def adopt_camera(camera: RenderCamera) -> None:
+    """Gives a camera the matrices that SAPIEN computes, float32 [N, rows, columns].
+
+    ManiSkill's batched formula has other last bits, and keeps old matrices.
+    """
+    for name in ("get_extrinsic_matrix", "get_model_matrix"):
+        setattr(camera, name, partial(_matrices, name, camera))
+
+
+def _matrices(name: str, camera: RenderCamera) -> Tensor:
+    return torch.from_numpy(np.stack([getattr(part, name)() for part in camera._render_cameras]))
+
+
+def adopt_robots(agent: BaseAgent | None, controllers_changed: Callable[[], None]) -> None:
+    """Gives robots the faster `is_grasping`, and has every change of their controllers reported."""
+    for robot in agent.agents if isinstance(agent, MultiAgent) else [agent] if agent is not None else []:
+        for cls, opening in OPENING.items():
+            if type(robot).is_grasping is cls.is_grasping:
+                robot.is_grasping = partial(is_grasping, opening, cls.is_grasping.__defaults__, robot)
+        robot.set_control_mode = partial(_set_control_mode, robot, controllers_changed)
+
+
+def _set_control_mode(robot: BaseAgent, changed: Callable[[], None], control_mode: str | None = None) -> None:
+    type(robot).set_control_mode(robot, control_mode)
+    changed()

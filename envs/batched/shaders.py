@@ -26,7 +26,7 @@ import numpy as np
 import sapien
 from mani_skill.render.shaders import PREBUILT_SHADER_CONFIGS, set_shader_pack
 
-from envs.batched.disk_cache import cached
+from rlinf_embodied.cache import cached
 
 STOCK_FOLDER = Path(sapien.__file__).parent / "vulkan_shader"
 KNOWN_FILES = {  # blake2b of the texts that the line numbers below belong to

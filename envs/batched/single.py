@@ -21,8 +21,8 @@ from sapien import physx
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from envs.batched.adoption import structs_of
 from envs.batched.controllers import copy_targets
+from envs.batched.scene import structs_of
 from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
 

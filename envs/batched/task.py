@@ -15,12 +15,11 @@ from mani_skill.utils import common, tree
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from envs.batched.adoption import adopt_robots, adopt_structs
 from envs.batched.checks import check_actions, chosen_rows, short
 from envs.batched.controllers import adopt_controllers, controllers_of, has_bare_steps
 from envs.batched.decimate import decimate_task
-from envs.batched.few_operations import few_operations
-from envs.batched.scene import BatchedScene, make_scenes
+from envs.batched.rotations import few_operations
+from envs.batched.scene import BatchedScene, adopt_robots, adopt_structs, make_scenes
 from envs.batched.scene_recreation import packed_state, put_back
 from envs.batched.seeds import FIRST_SEED, RowSeeds, RowStates, Seeds, row_draws
 from envs.batched.single import Alone, SingleEnv

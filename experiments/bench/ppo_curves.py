@@ -138,7 +138,7 @@ class Peer:
     def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
         from stable_baselines3.common.env_util import make_vec_env
 
-        from envs.vector import make_sb3
+        from envs.adapters import make_sb3
 
         if " on " not in arm:
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)

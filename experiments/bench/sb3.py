@@ -193,7 +193,7 @@ def stock(task: str, num_envs: int, obs_size: int | None, seed: int = 0, whole_e
 
 def batched(task: str, num_envs: int, obs_size: int | None) -> Any:
     """Returns the rows of one env object of ours."""
-    from envs.vector import make_sb3
+    from envs.adapters import make_sb3
 
     shown: dict[str, Any] = {} if obs_size is None else {"cameras": ["base_camera"], "obs_size": obs_size}
     observations = "state" if obs_size is None else "dict"

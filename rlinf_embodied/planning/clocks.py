@@ -76,13 +76,6 @@ class Clocks:
         self.other_s[what, device] = self.other_s.get((what, device), 0.0) + seconds
         return end
 
-    def skip(self, steps: int, each_s: float, hosts: Iterable[int], ends: Iterable[list[float]]) -> None:
-        """Adds steps of a loop that take alike: to the clocks of its devices, and to the ends of its calls."""
-        for device in hosts:
-            self.free_s[device] += steps * each_s
-        for times in ends:
-            times[:] = [end + steps * each_s for end in times]
-
     def wait(self, until_s: float) -> None:
         """Lets nothing begin before a time: what is called from here on is submitted then."""
         self.driver_s = max(self.driver_s, until_s)

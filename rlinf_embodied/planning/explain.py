@@ -118,11 +118,7 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
     search = Search(of, staleness)
     limited = search.run(until)
     for kind in Kind:
-        own = Search(of, staleness, kind)
-        starts = [(plan.items, plan.exclusive) for (k, _), (_, plan) in search.best.items() if k is kind]
-        limited = own.run(until, starts[:4], _KIND_BUDGET) or limited
-        for key, entry in own.best.items():
-            search.best[key] = min(entry, search.best.get(key, entry), key=lambda e: e[0])
+        limited = search.run(until, kind, _KIND_BUDGET) or limited
     entries = sorted(search.best.values(), key=lambda entry: entry[0])
     if units is None:
         return [Found(plan, *score) for score, plan in entries], limited
@@ -282,8 +278,9 @@ def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
     needs = pricer.memory(closest.plan)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
     has, stages = pricer.memory_bytes[device], [s for s, p in closest.plan.places().items() if device in p.devices]
+    beside = " beside evaluations" if has < pricer.groups[pricer.group_of[device]].memory_bytes else ""
     return (
         f"{lacks}: even {to_text(closest.plan)} needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device "
-        f"{device}, which has {has / 1e9:.2f} GB, {(needs[device] - has) / 1e9:.2f} GB short: use devices with more "
-        "memory, more of them, less work, or a smaller staleness"
+        f"{device}, which has {has / 1e9:.2f} GB{beside}, {(needs[device] - has) / 1e9:.2f} GB short: use devices with "
+        "more memory, more of them, less work, or a smaller staleness"
     )

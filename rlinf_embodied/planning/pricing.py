@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.calls import Layouts
@@ -13,6 +14,15 @@ from rlinf_embodied.workflow.graph import Workflow
 
 Facts = tuple[float, float, float]  # bytes of a stage on a device: resident, of its largest call, offloaded
 Entries = tuple[tuple[str, Facts], ...]  # stages that are in memory together
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A copy of a stage that is in memory while a plan runs, on as many devices as it has blocks, or on all."""
+
+    stage: str
+    num_blocks: int
+    items_per_block: int
 
 
 class Pricer:
@@ -25,7 +35,7 @@ class Pricer:
         cluster: Cluster,
         *,
         overlap_in_worker: bool = False,
-        standing: Mapping[str, int] | None = None,
+        standing: Sequence[Standing] = (),
         scale: float = 1.0,
     ) -> None:
         """Checks that the profile covers the workflow.
@@ -36,7 +46,7 @@ class Pricer:
             cluster: what there is to run on.
             overlap_in_worker: whether the two sides of a loop run at once in one worker, where one works on CPU cores
                 and the other is launched to the device asynchronously.
-            standing: by stage, how many further copies of it stand on all computing devices, for evaluations.
+            standing: further copies of stages on the computing devices, for evaluations.
             scale: real devices that each device of the cluster stands for.
 
         Raises:
@@ -45,7 +55,7 @@ class Pricer:
         inside = [side for loop in workflow.loops.values() for side in loop.sides]
         profile.require(workflow.stages, inside)
         self.workflow, self.profile, self.cluster = workflow, profile, cluster
-        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing or {}, scale
+        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing, scale
         self.groups = cluster.node_groups()
         self.group_of = [n for n, devices in enumerate(cluster.group_devices()) for _ in devices]
         self.node_of = [cluster.place_of(device).node for device in range(cluster.num_devices)]
@@ -63,7 +73,10 @@ class Pricer:
             for e in workflow.weight_edges
         }
         self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
-        self._items: dict[Item, dict[int, Entries]] = {}
+        self._items: dict[Item, dict[int, int]] = {}
+        self._entries: list[Entries] = []
+        self._numbers: dict[Entries, int] = {}  # equal entries have one number, by which peaks are looked up
+        self._peaks: dict[tuple[tuple[int, ...], frozenset[tuple[str, str]]], float] = {}
 
     def with_(self, **changes: object) -> Pricer:
         """Returns the same with another workflow, profile, cluster or scale."""
@@ -117,42 +130,42 @@ class Pricer:
     # ---------------------------------------------------------------------------------------------------------- memory
     def _standing_bytes(self, device: int) -> float:
         """Returns what stages of evaluations hold on a device."""
-        if device >= self.cluster.num_computing or not self.standing:
-            return 0.0
-        work, number = self.workflow, min(self.cluster.num_computing, self.workflow.num_blocks)
-        items = -(-work.num_blocks // number) * work.items_per_block
-        return sum(
-            copies * float(self.profile.stages[stage].resident(items, number))
-            for stage, copies in self.standing.items()
-        )
+        held = 0.0
+        for copy in self.standing:
+            number = min(self.cluster.num_computing * self.scale, copy.num_blocks)
+            if device * self.scale < number:
+                items = math.ceil(copy.num_blocks / number) * copy.items_per_block
+                held += float(self.profile.stages[copy.stage].resident(items, number))
+        return held
 
     def memory(self, plan: Plan) -> dict[int, float]:
         """Returns the most bytes that each device of a plan holds at any time of an iteration.
 
         What is made ahead is counted where it was made, as far as the bytes of the edges are known.
         """
-        on: dict[int, list[Entries]] = {}
-        for item in plan.items:
-            for device, entries in self.entries(item).items():
-                on.setdefault(device, []).append(entries)
-        excluded = plan.excluded() if plan.exclusive else {}
-        known: dict[tuple[Entries, ...], float] = {}
-        found = {}
-        for device, of_items in on.items():
-            key = tuple(of_items)
-            if key not in known:
-                known[key] = _peak(key, excluded, self._shared)
-            found[device] = known[key]
-        for device, num_bytes in self._waiting(plan).items() if plan.staleness else ():
-            found[device] += plan.staleness * num_bytes
+        pairs = frozenset(plan.exclusive)
+        found = {device: self.peak(numbers, pairs) for device, numbers in self.held(plan.items).items()}
+        for device, num_bytes in self.ahead_bytes(plan).items():
+            found[device] += num_bytes
         return found
 
     def fits(self, plan: Plan) -> bool:
         """Returns whether every device has the memory that a plan needs."""
         return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
 
-    def entries(self, item: Item) -> dict[int, Entries]:
-        """Returns by device the stages of an item and what they hold there."""
+    def held(self, items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
+        """Returns by device numbers that stand for what the stages of each item hold there, in their order."""
+        on: dict[int, list[int]] = {}
+        for item in items:
+            for device, number in self._entries_of(item).items():
+                on.setdefault(device, []).append(number)
+        return {device: tuple(numbers) for device, numbers in on.items()}
+
+    def stages_of(self, number: int) -> list[str]:
+        """Returns the stages that a number of `held` stands for."""
+        return [stage for stage, _ in self._entries[number]]
+
+    def _entries_of(self, item: Item) -> dict[int, int]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
             loop = self.workflow.loop_of(item.places[0].stage)
@@ -168,8 +181,14 @@ class Pricer:
                 for device in layout.hosts:
                     facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
                     found.setdefault(device, []).append((place.stage, facts))
-            self._items[item] = {device: tuple(entries) for device, entries in found.items()}
+            self._items[item] = {device: self._number(tuple(own)) for device, own in found.items()}
         return self._items[item]
+
+    def _number(self, entries: Entries) -> int:
+        if entries not in self._numbers:
+            self._numbers[entries] = len(self._entries)
+            self._entries.append(entries)
+        return self._numbers[entries]
 
     def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
         key = (stage, devices, owned, called)
@@ -180,22 +199,25 @@ class Pricer:
             self._facts[key] = held, working, measured.offloaded_bytes
         return self._facts[key]
 
-    def peak(self, items: Sequence[Entries], pairs: Iterable[tuple[str, str]]) -> float:
-        """Returns the most bytes of a device with these entries, where these pairs are exclusive."""
-        return _peak(items, excluded_by(pairs, self.workflow.stages), self._shared)
+    def peak(self, items: tuple[int, ...], pairs: frozenset[tuple[str, str]]) -> float:
+        """Returns the most bytes of a device with these numbers of `held`, where these pairs are exclusive."""
+        if (items, pairs) not in self._peaks:
+            known = [self._entries[number] for number in items]
+            self._peaks[items, pairs] = _peak(known, excluded_by(pairs, self.workflow.stages), self._shared)
+        return self._peaks[items, pairs]
 
-    def _waiting(self, plan: Plan) -> dict[int, float]:
-        """Returns the bytes on each device of one iteration's data that its front has made for its back.
+    def ahead_bytes(self, plan: Plan) -> dict[int, float]:
+        """Returns the bytes on each device of the data that the front of a plan with a staleness has made ahead.
 
         A stage that several others take data of makes it once: the largest counts.
         """
-        work, back, found = self.workflow, self.workflow.back(), dict[int, float]()
-        for stage in work.stages:
+        work, back, found = self.workflow, self.workflow.back() if plan.staleness else (), dict[int, float]()
+        for stage in work.stages if plan.staleness else ():
             sizes = [self.edge_bytes(e.source, e.target) for e in work.edges if e.source == stage and e.target in back]
             if stage in back or not any(sizes):
                 continue
             for device in plan.owners(stage, work):
-                found[device] = found.get(device, 0.0) + max(sizes) * work.items_per_block
+                found[device] = found.get(device, 0.0) + plan.staleness * max(sizes) * work.items_per_block
         return found
 
 

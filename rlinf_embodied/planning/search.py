@@ -25,8 +25,9 @@ from rlinf_embodied.planning.simulate import Simulator
 Items = tuple[Item, ...]
 Score = tuple[float, float]  # seconds, inf where something does not fit; bytes that are missing
 State = tuple[Items, Pairs]
+PairSet = frozenset[tuple[str, str]]
 
-MOVES = 120_000  # times stages and devices
+MOVES = 100_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 6_000, 400
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 
@@ -41,11 +42,12 @@ class Found:
 
 
 class Search:
-    """Searches plans of one staleness; `kind` keeps to plans of that kind."""
+    """Searches plans of one staleness; prices and the best plans are kept from run to run."""
 
-    def __init__(self, pricer: Pricer, staleness: int = 0, kind: Kind | None = None, seed: int = 0) -> None:
+    def __init__(self, pricer: Pricer, staleness: int = 0, seed: int = 0) -> None:
         self.pricer, self.work, self.cluster = pricer, pricer.workflow, pricer.cluster
-        self.staleness, self.kind, self.draw = staleness, kind, random.Random(seed)
+        self.staleness, self.draw = staleness, random.Random(seed)
+        self.kind: Kind | None = None  # that the search keeps to
         self.simulator = Simulator(pricer)
         self.stages, self.num_blocks = list(self.work.stages), self.work.num_blocks
         devices = range(self.cluster.num_devices)
@@ -54,6 +56,7 @@ class Search:
         self.chunks = [k for k in range(2, min(self.num_blocks, 64) + 1) if self.num_blocks % k == 0]
         self.scores: dict[State, Score] = {}
         self.best: dict[tuple[Kind, tuple], tuple[Score, Plan]] = {}
+        self._separated: dict[tuple[tuple[tuple[int, ...], float], PairSet, tuple[str, str] | None], PairSet] = {}
         self._busy: dict[Item, dict[int, float]] = {}
         self._streams: dict[tuple[tuple[str, ...], int], bool] = {}
         self.moves = 0
@@ -61,18 +64,20 @@ class Search:
     # --------------------------------------------------------------------------------------------------------- price
     def score(self, state: State, limit: float = math.inf) -> Score:
         """Returns the price of a plan; (limit, 0) at least of one whose devices have more work than that."""
-        if state in self.scores:
-            return self.scores[state]
         plan = Plan("", self.cluster.num_devices, state[0], state[1], self.staleness)
         if self.kind is not None and plan.kind(self.work) is not self.kind:
             return _IMPOSSIBLE
+        if state in self.scores:
+            return self.scores[state]
         lacking = self._lacking(plan)
         if lacking:
             found = (math.inf, lacking)
         elif (bound := self._bound(state[0])) > limit:
             return (bound, 0.0)
         else:
-            found = (self.simulator.run(plan).iteration_s, 0.0)
+            found = (self.simulator.run(plan, limit_s=limit).iteration_s, 0.0)
+            if found[0] > limit:
+                return found
         self.scores[state] = found
         self._note(plan, found)
         return found
@@ -112,43 +117,43 @@ class Search:
     # --------------------------------------------------------------------------------------------------------- memory
     def resident(self, items: Items, exclusive: Pairs = (), never: tuple[str, str] | None = None) -> State:
         """Returns the items with more pairs of stages exclusive, until all devices have enough memory."""
-        plan = Plan("", self.cluster.num_devices, items, exclusive, self.staleness)
-        needs, memory = self.pricer.memory(plan), self.pricer.memory_bytes
-        pairs = set(exclusive)
-        for device in sorted(needs, key=lambda d: memory[d] - needs[d]):
-            if needs[device] > memory[device]:
-                self._separate(device, items, pairs, memory[device], never)
-        return items, self._trimmed(items, pairs, set(exclusive))
+        ahead = self.pricer.ahead_bytes(Plan("", self.cluster.num_devices, items, exclusive, self.staleness))
+        room, pairs = self.pricer.memory_bytes, frozenset(exclusive)
+        alike = {(on, room[device] - ahead.get(device, 0.0)) for device, on in self.pricer.held(items).items()}
+        lacking = {key: self.pricer.peak(key[0], pairs) - key[1] for key in alike}
+        if max(lacking.values()) <= 0:
+            return items, exclusive
+        for key in sorted(alike, key=lambda key: (-lacking[key], key)):
+            if (key, pairs, never) not in self._separated:
+                self._separated[key, pairs, never] = self._separate(*key, pairs, never)
+            pairs = self._separated[key, pairs, never]
+        new = sorted(pairs.difference(exclusive))
+        for pair in new if 1 < len(new) <= 12 else ():  # some turn out not to be needed
+            if all(self.pricer.peak(on, pairs - {pair}) <= limit for on, limit in alike):
+                pairs -= {pair}
+        return items, tuple(sorted(pairs))
 
-    def _separate(self, device: int, items: Items, pairs: set, room: float, never: tuple[str, str] | None) -> None:
-        """Adds pairs until a device has room: those that free most for what their switches take."""
-        on = [entries for item in items if (entries := self.pricer.entries(item).get(device))]
+    def _separate(self, on: tuple[int, ...], room: float, pairs: PairSet, never: tuple[str, str] | None) -> PairSet:
+        """Returns more pairs, until a device has room: those that free most for what their switches take."""
+        peak = self.pricer.peak(on, pairs)
+        if peak <= room:
+            return pairs
         known = self.pricer.profile.stages
-        of_item = [[stage for stage, _ in entries if not known[stage].stays] for entries in on]
+        of_item = [[stage for stage in self.pricer.stages_of(number) if not known[stage].stays] for number in on]
         choices = [p for a, b in itertools.combinations(of_item, 2) for p in sorted_pairs(itertools.product(a, b))]
         switch_s = {s: known[s].offload_s + known[s].onload_s + 1e-3 for s in known}
-        peak = self.pricer.peak(on, pairs)
         if len(choices) > 40:  # too many to weigh: none of these stays while another one works
-            pairs.update(pair for pair in choices if pair != never)
-            return
+            return pairs.union(pair for pair in choices if pair != never)
         while peak > room:
             left = [pair for pair in choices if pair not in pairs and pair != never]
             freed = {pair: peak - self.pricer.peak(on, pairs | {pair}) for pair in left}
             if not freed:
-                return
+                break
             gain = {p: min(max(n, 0.0), peak - room) / (switch_s[p[0]] + switch_s[p[1]]) for p, n in freed.items()}
             chosen = max(left, key=lambda pair: (gain[pair], -switch_s[pair[0]] - switch_s[pair[1]]))
-            pairs.add(chosen)
+            pairs |= {chosen}
             peak -= freed[chosen]
-
-    def _trimmed(self, items: Items, pairs: set, kept: set) -> Pairs:
-        """Returns the pairs without those that turn out not to be needed."""
-        new = sorted(pairs - kept)
-        for pair in new if 1 < len(new) <= 12 else ():
-            plan = Plan("", self.cluster.num_devices, items, sorted_pairs(pairs - {pair}), self.staleness)
-            if self.pricer.fits(plan):
-                pairs = pairs - {pair}
-        return sorted_pairs(pairs)
+        return pairs
 
     # --------------------------------------------------------------------------------------------------------- starts
     def starts(self) -> Iterator[State]:
@@ -393,10 +398,18 @@ class Search:
         return (*items[:at], Item(tuple(self._chunked(place, chunks) for place in parts), chunks), *items[last:])
 
     # ------------------------------------------------------------------------------------------------------------ run
-    def run(self, until: float = math.inf, more: Sequence[State] = (), budget: float = 1.0) -> bool:
-        """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it."""
+    def run(self, until: float = math.inf, kind: Kind | None = None, budget: float = 1.0) -> bool:
+        """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it.
+
+        Args:
+            until: the time.
+            kind: that it keeps to, starting from the best ones of it so far; None: any.
+            budget: share of the moves.
+        """
+        self.kind = kind
+        more = [(plan.items, plan.exclusive) for (k, _), (_, plan) in self.best.items() if k is kind]
         pool: list[tuple[Score, State]] = []
-        for state in (*more, *self.starts()):
+        for state in (*more[:4], *self.starts()):
             pool.append((self.score(state), state))
             if time.monotonic() > until and pool[0][0][0] < math.inf:
                 return True

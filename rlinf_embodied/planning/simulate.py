@@ -30,6 +30,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Loop
 
+_SPREAD = 1e-4  # of a loop's step: clocks of one group that differ by no more in their steps stay as they are
 Exclusive = Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
 
 
@@ -45,34 +46,41 @@ class Simulator:
         self.work = replace(pricer.workflow, stages=stages)
         self._sources = {stage: self.work.sources(stage) for stage in stages}
         self._lengths: dict[Layout, list[float]] = {}
+        self._streamed: dict[Layout, list[float]] = {}
         self._links: dict[tuple[Layout, Layout, str], list[Parts]] = {}
 
-    def run(self, plan: Plan, traced: bool = False) -> Simulation:
-        """Returns what happens in one iteration of a plan; it takes inf seconds where a stage cannot run."""
+    def run(self, plan: Plan, traced: bool = False, limit_s: float = math.inf) -> Simulation:
+        """Returns what happens in one iteration of a plan; it takes inf seconds where a stage cannot run.
+
+        Of a plan that takes longer than `limit_s` the rest may be left out: its seconds are then too few, but more than
+        the limit.
+        """
         runs_on = self.pricer.runs_on
         if not all(runs_on(p.stage, device) for item in plan.items for p in item.places for device in p.devices):
             return Simulation(math.inf, {}, {}, {}, 0.0)
         if plan.staleness:
             return steady(self, plan, traced)
-        steps, exclusive = schedule(plan.items, self.work), plan.excluded() if plan.exclusive else {}
-        clocks = self._iteration(plan, steps, exclusive, set(), None)
-        if clocks.offloaded or traced:  # what the iteration before has left in memory
-            clocks = self._iteration(plan, steps, exclusive, clocks.offloaded, [] if traced else None)
+        exclusive = plan.excluded() if plan.exclusive else {}
+        clocks = self.clocks(plan, self._switched_out(plan, exclusive), [] if traced else None)
+        clocks.begin(clocks.layouts)
+        for step in schedule(plan.items, self.work):
+            self.submit([step], plan, exclusive, clocks)
+            if max(clocks.free_s) > limit_s:
+                return clocks.simulation(max(clocks.free_s))
+        self.send_weights(exclusive, clocks)
         return clocks.simulation(max(clocks.free_s))
 
-    def _iteration(
-        self,
-        plan: Plan,
-        steps: Sequence[Step],
-        exclusive: Exclusive,
-        offloaded: set[tuple[str, int]],
-        spans: list[Span] | None,
-    ) -> Clocks:
-        clocks = self.clocks(plan, offloaded, spans)
-        clocks.begin(clocks.layouts)
-        self.submit(steps, plan, exclusive, clocks)
+    def _switched_out(self, plan: Plan, exclusive: Exclusive) -> set[tuple[str, int]]:
+        """Returns what is switched out at the end of an iteration, and so at the start of the next one."""
+        if not exclusive:
+            return set()
+        clocks = self.clocks(plan, set(), None)
+        for item in plan.items:
+            hosts = sorted({host for stage in item.stages for host in clocks.layouts[stage].hosts})
+            for stages in [item.stages] if self.work.loop_of(item.stages[0]) else [(stage,) for stage in item.stages]:
+                self._enter(stages, hosts, exclusive, clocks)
         self.send_weights(exclusive, clocks)
-        return clocks
+        return clocks.offloaded
 
     # ----------------------------------------------------------------------------------------------------- submission
     def clocks(self, plan: Plan, offloaded: set[tuple[str, int]], spans: list[Span] | None) -> Clocks:
@@ -109,6 +117,28 @@ class Simulator:
             self._lengths[layout] = known
         return known
 
+    def streamed(self, stage: str, layout: Layout) -> list[float]:
+        """Returns the same of a stage in chunks.
+
+        One with long tails begins all blocks of a device at once: a call takes until its blocks are finished as well.
+        """
+        measured = self.pricer.profile.stages[stage]
+        if not measured.finish_quantiles:
+            return self.lengths(stage, layout)
+        if layout not in self._streamed:
+            owned, done = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
+            for size, device in zip(layout.sizes, layout.devices, strict=True):
+                owned[device] += size
+            found = []
+            for size, device in zip(layout.sizes, layout.devices, strict=True):
+                ends = [done[device] / owned[device], (done[device] + size) / owned[device]]
+                before, after = measured.finish_share(ends)
+                share = float(after) - (float(before) if done[device] else 0.0)
+                found.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
+                done[device] += size
+            self._streamed[layout] = found
+        return self._streamed[layout]
+
     def _parts(self, source: Layout, target: Layout, ends: tuple[str, str]) -> list[Parts]:
         """Returns what each call of a target waits for of a source's calls."""
         key = (source, target, ends[0])
@@ -141,25 +171,13 @@ class Simulator:
             max(free[devices[c]], clocks.submit(), arrival([(e, p[c]) for e, p in waits]) if waits else 0.0)
             for c in calls
         ]
-        if step.num_chunks > 1 and self.pricer.profile.stages[stage].finish_quantiles:
-            lengths = [self._streamed_s(stage, layout, c) for c in calls]
-        else:
-            own = self.lengths(stage, layout)
-            lengths = [own[c] for c in calls]
+        own = self.streamed(stage, layout) if step.num_chunks > 1 else self.lengths(stage, layout)
+        lengths = [own[c] for c in calls]
         if self.work.stages[stage].collective:
             begins, lengths = [max(begins)] * len(begins), [max(lengths)] * len(lengths)
         ends = clocks.ends[stage]
         for call, begin, length in zip(calls, begins, lengths, strict=True):
             ends[call] = clocks.work(stage, devices[call], begin, length, step.chunk)
-
-    def _streamed_s(self, stage: str, layout: Layout, call: int) -> float:
-        """Returns the further seconds until a call's blocks are finished: all of the device's are begun at once."""
-        device, share = layout.devices[call], self.pricer.profile.stages[stage].finish_share
-        own = [c for c in range(len(layout.devices)) if layout.devices[c] == device]
-        owned = sum(layout.sizes[c] for c in own)
-        before = sum(layout.sizes[c] for c in own if c < call) / owned
-        after = float(share(before + layout.sizes[call] / owned)) - (float(share(before)) if before else 0.0)
-        return self.pricer.seconds(stage, owned, len(layout.hosts), device) * after
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _is_fused(self, item: Item) -> bool:
@@ -251,6 +269,23 @@ class _Stepwise:
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
         self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
         self._relays = self._is_relayed()
+        self._group_of = self._groups()
+
+    def _groups(self) -> dict[int, int]:
+        """Returns by device the least of those that it exchanges messages with, over any number of hops."""
+        opener, answerer = (self._layouts[side] for side in self._loop.sides)
+        group_of = {device: device for device in (*opener.devices, *answerer.devices)}
+        pairs = {
+            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
+        }
+        changed = True
+        while changed:
+            changed = False
+            for a, b in pairs:
+                if group_of[a] != group_of[b]:
+                    group_of[a] = group_of[b] = min(group_of[a], group_of[b])
+                    changed = True
+        return group_of
 
     def _is_relayed(self) -> bool:
         """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
@@ -263,32 +298,40 @@ class _Stepwise:
         return len(answers) == len(opener.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
-        """Goes through all steps; once every step adds the same, the rest is added at once."""
+        """Goes through the steps; once two in a row add the same to every clock, the rest is added at once."""
         loop, clocks = self._loop, self._clocks
-        ends = [clocks.ends[side] for side in loop.sides]
         if self._relays:
             clocks.submit(len(self._layouts[loop.answerer].hosts))
-        last: list[float] = []
-        step = 0
-        while step < loop.chunk_steps:
+        ends = [clocks.ends[side] for side in loop.sides]
+        calls = [device for layout in self._layouts.values() for device in layout.devices]
+        groups = [self._group_of[device] for device in (*hosts, *calls)]
+        added: list[float] = []
+        now = [*(clocks.free_s[d] for d in hosts), *ends[0], *ends[1]]
+        for step in range(loop.chunk_steps):
             submitted, driver_s = clocks.submitted, clocks.driver_s
             self._step(step)
-            step += 1
-            now = [*(clocks.free_s[d] for d in hosts), *clocks.ends[loop.opener]]
-            added = [b - a for a, b in zip(last, now, strict=True)] if last else []
-            left = loop.chunk_steps - step
-            per_step = clocks.driver_s - driver_s
-            same = bool(added and left) and max(added) - min(added) <= 1e-12 * max(now) and per_step <= added[0]
-            if same and clocks.spans is None:
-                clocks.skip(left, added[0], hosts, ends)
+            before, now = now, [*(clocks.free_s[d] for d in hosts), *ends[0], *ends[1]]
+            last, added = added, [b - a for a, b in zip(before, now, strict=True)]
+            left, per_step = loop.chunk_steps - step - 1, clocks.driver_s - driver_s
+            same = 1e-12 * max(now)
+            repeats = bool(last) and all(abs(a - b) <= same for a, b in zip(last, added, strict=True))
+            if left and repeats and clocks.spans is None and per_step <= min(added) and _in_step(groups, added):
+                self._skip(left, hosts, added)
                 clocks.submitted += left * (clocks.submitted - submitted)
                 clocks.driver_s += left * per_step
-                for side, own in self._layouts.items():
-                    for call, device in enumerate(own.devices):
-                        clocks.calls_s[side, device] += left * self._lengths[side][call]
                 break
-            last = now
         self._close()
+
+    def _skip(self, steps: int, hosts: Sequence[int], added: Sequence[float]) -> None:
+        """Adds steps of `added` seconds each to the clocks of the devices, and to the ends of both sides' calls."""
+        clocks, seconds = self._clocks, iter(added)
+        for device in hosts:
+            clocks.free_s[device] += steps * next(seconds)
+        for side, own in self._layouts.items():
+            ends = clocks.ends[side]
+            for call, device in enumerate(own.devices):
+                ends[call] += steps * next(seconds)
+                clocks.calls_s[side, device] += steps * self._lengths[side][call]
 
     def _step(self, step: int) -> None:
         for shard in range(len(self._layouts[self._loop.opener].groups)):
@@ -313,10 +356,21 @@ class _Stepwise:
         clocks, layout = self._clocks, self._layouts[stage]
         ends, parts, own = clocks.ends[other], self._parts[stage], clocks.ends[stage]
         for call in layout.groups[shard]:
-            begin = arrival([(ends, parts[call])])
+            needs, device = parts[call], layout.devices[call]
+            if len(needs) == 1:  # by far the most
+                ((source, delay, wire),) = needs
+                begin = ends[source] + delay + wire
+            else:
+                begin = arrival([(ends, needs)])
             if not self._relays:
                 begin = max(begin, clocks.submit())
-            own[call] = clocks.work(stage, layout.devices[call], begin, lengths[call], step)
+            own[call] = clocks.work(stage, device, begin, lengths[call], step)
+
+
+def _in_step(groups: Sequence[int], added: Sequence[float]) -> bool:
+    """Returns whether a step has added nearly the same to all clocks of each group, so that none overtakes another."""
+    first: dict[int, float] = {}
+    return all(abs(one - first.setdefault(g, one)) <= _SPREAD * one for g, one in zip(groups, added, strict=True))
 
 
 def overlapped_s(steps: int, shards: int, e: float, p: float, bootstrap_s: float) -> float:

@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_the_table_is_that_of_the_experts() -> None:
-    from envs.experts import EXPERTS
+    from envs.tasks import EXPERTS
 
     assert set(EXPERT_TASKS) == set(EXPERTS)
     assert [why_no_expert(EnvConfig(task=task)) for task in EXPERT_TASKS] == [None] * len(EXPERT_TASKS)

@@ -14,10 +14,10 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecCheckNan, VecNormalize
 
-from envs.adapters.gymnasium_vector import GymnasiumVector
-from envs.adapters.sb3 import StableBaselinesVec
+from envs.adapters import GymnasiumVector
 from envs.gym.env import make_env as make_gymnasium
 from envs.point_reach import make_env as make_point
+from envs.sb3 import StableBaselinesVec
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError
@@ -160,7 +160,7 @@ def test_sb3s_normaliser_and_ppo_take_a_gymnasium_env_with_discrete_actions() ->
 
 @pytest.mark.sim
 def test_sb3s_ppo_trains_on_batched_maniskill() -> None:
-    from envs.vector import make_sb3
+    from envs.adapters import make_sb3
 
     env = make_sb3("PickCube-v1", num_envs=4, horizon=10, control_mode="pd_joint_delta_pos")
     model = PPO("MlpPolicy", env, n_steps=12, batch_size=24, n_epochs=1, seed=0).learn(96)
@@ -171,7 +171,7 @@ def test_sb3s_ppo_trains_on_batched_maniskill() -> None:
 
 @pytest.mark.sim
 def test_a_maniskill_task_is_a_gymnasium_vector_env() -> None:
-    from envs.vector import make_vector
+    from envs.adapters import make_vector
 
     env = make_vector("PickCube-v1", num_envs=2, horizon=10)
     seen, _ = env.reset(seed=0)

@@ -47,8 +47,7 @@ def make_pair(task: str, num_envs: int, control: str, **kwargs: object):
 
 
 def test_a_scripted_grasp_with_images_and_a_partial_reset_is_equal() -> None:
-    from envs.experts import pick_cube
-    from envs.tasks import TaskView
+    from envs.tasks import TaskView, pick_cube
 
     pair = make_pair("PickCube-v1", 3, "pd_ee_delta_pose", robot_uids="panda_wristcam")
     view = TaskView(pair.batched, True)
@@ -180,7 +179,7 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 @pytest.mark.parametrize("package", ["mani_skill", "sapien"])
 def test_another_version_is_refused_with_the_way_out(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import checks
-    from envs.batched.choice import how_to_run
+    from envs.batched.build import how_to_run
     from rlinf_embodied.errors import SimulatorError
 
     monkeypatch.setattr(checks, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})

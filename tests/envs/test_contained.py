@@ -47,7 +47,7 @@ def test_no_function_of_maniskill_is_replaced_before_during_and_after_a_batched_
     import mani_skill.envs  # noqa: F401  registers the tasks
 
     import envs.vector
-    from envs.batched.few_operations import few_operations
+    from envs.batched.rotations import few_operations
 
     before = _functions()
     assert len(before) > 5000
@@ -69,7 +69,7 @@ def test_no_function_of_maniskill_is_replaced_before_during_and_after_a_batched_
 def test_functions_are_put_back_after_an_error_and_by_the_last_of_two_threads() -> None:
     from mani_skill.utils.structs import Pose
 
-    from envs.batched.few_operations import few_operations
+    from envs.batched.rotations import few_operations
 
     stock = Pose.inv
     with pytest.raises(ZeroDivisionError), few_operations():
@@ -150,8 +150,8 @@ def test_merged_links_that_only_the_task_knows_have_rows() -> None:
     from mani_skill.utils.registration import REGISTERED_ENVS, register_env
     from mani_skill.utils.structs import Link
 
-    from envs.batched.adoption import structs_of
     from envs.batched.build import make_batched_task
+    from envs.batched.scene import structs_of
 
     class Merging(PickCubeEnv):
         def _load_scene(self, options: dict) -> None:

@@ -1,4 +1,4 @@
-"""A cut of the coverage table: tasks of every kind beside stock ManiSkill, run as envs/batched/choice.py says."""
+"""A cut of the coverage table: tasks of every kind beside stock ManiSkill, run as envs/batched/build.py says."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def _renderer() -> None:
 
 
 def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
-    from envs.batched.build import make_batched_task
-    from envs.batched.choice import how_to_run
+    from envs.batched.build import how_to_run, make_batched_task
     from envs.comparison import Pair
     from envs.stock import build_task
 
@@ -70,8 +69,7 @@ def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs(
 
 def test_a_scripted_grasp_among_many_rows_equals_that_of_stock_envs() -> None:
     from envs.comparison import compare_episodes
-    from envs.experts import pick_cube
-    from envs.tasks import TaskView
+    from envs.tasks import TaskView, pick_cube
 
     pair = make_pair("PickCube-v1", 32, [0, 31], control_mode="pd_ee_delta_pose")
     view = TaskView(pair.batched, True)
@@ -119,7 +117,7 @@ def register_task(name: str, **methods: object) -> None:
 
 
 def test_a_task_that_looks_at_its_first_row_only_is_run_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.batched import choice
+    from envs.batched import build
 
     def evaluate(self) -> dict:
         return {"success": (self.agent.robot.get_qpos()[0, :1] > 0).expand(self.num_envs)}
@@ -128,8 +126,8 @@ def test_a_task_that_looks_at_its_first_row_only_is_run_row_by_row(monkeypatch: 
         self.agent.robot.set_qpos(torch.rand(len(env_idx), 2) - 0.5)
 
     register_task("FirstRow", evaluate=evaluate, _initialize_episode=initialize)
-    monkeypatch.setattr(choice, "LARGE", {})
-    found = choice.compare_ways("FirstRow-v1")
+    monkeypatch.setattr(build, "LARGE", {})
+    found = build.compare_ways("FirstRow-v1")
     assert found["alone"] == "everything"
     assert "info/success" in found["reason"]
 
@@ -138,21 +136,21 @@ def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RotateValveLevel1 gives its rows three, four and five spokes in turn; a stock single env has three."""
-    from envs.batched import choice
+    from envs.batched import build
     from envs.maniskill import make_env
     from rlinf_embodied.config import Backend, EnvConfig
 
     config = EnvConfig(
         task="RotateValveLevel1-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["base_camera"], obs_size=16
     )
-    monkeypatch.setattr(choice, "_covered", lambda *_: None)
-    monkeypatch.setattr(choice, "LARGE", {})
+    monkeypatch.setattr(build, "_covered", lambda *_: None)
+    monkeypatch.setattr(build, "LARGE", {})
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
     with caplog.at_level(logging.WARNING, logger="envs"):
         env = make_env(config, 2)
     assert env.spec.backend == "physx_cpu (stock)"
     env.close()
-    told = [record.getMessage() for record in caplog.records if record.name == "envs.availability"]
+    told = [record.getMessage() for record in caplog.records if record.name == "envs.stock"]
     assert len(told) == 1
     assert "articulation of mount of row 1 differs" in told[0]
     with pytest.raises(SimulatorError, match=r"articulation of mount of row 1 differs.*use env.backend=stock"):

@@ -9,8 +9,8 @@ import pytest
 import trimesh
 
 from envs.batched import decimate, meshes
-from envs.batched.disk_cache import cached
 from envs.batched.meshes import Mesh, decimated
+from rlinf_embodied.cache import cached
 
 
 def _mesh(vertices: np.ndarray, triangles: np.ndarray) -> Mesh:

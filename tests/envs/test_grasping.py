@@ -14,7 +14,7 @@ def test_a_grasp_is_where_maniskill_sees_one(robot: str, monkeypatch: pytest.Mon
     env = make_batched_task("PickCube-v1", NUM_ROWS, False, robot_uids=robot)
     agent, scene = env.agent, env.scene
     stock = type(agent).is_grasping
-    assert agent.is_grasping.func.__module__ == "envs.batched.adoption"
+    assert agent.is_grasping.func.__module__ == "envs.batched.scene"
     draw = torch.Generator().manual_seed(0)
     answers = []
     for trial in range(20):

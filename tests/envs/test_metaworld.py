@@ -17,7 +17,7 @@ from envs.episodes import EpisodeEnv
 from envs.foreign.adapter import missing, python_of
 from envs.foreign.env import make_env, read_options
 from envs.foreign.process import environment_of
-from envs.metaworld.tasks import INSTRUCTIONS, MT10, SUITES
+from envs.metaworld import INSTRUCTIONS, MT10, SUITES
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,8 +83,7 @@ class FreshStock(gym.Wrapper):
 
 @pytest.mark.parametrize("ignore_terminations", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_episodes_with_autoreset_equal_those_of_stock_envs(ignore_terminations: bool) -> None:
-    from envs.experts import push_cube
-    from envs.tasks import TaskView
+    from envs.tasks import TaskView, push_cube
 
     kwargs = {**STATE, "control_mode": "pd_ee_delta_pose", "max_episode_steps": 15}
     batched = as_vector(make("PushCube-v1", 3, **kwargs), ignore_terminations=ignore_terminations)
@@ -149,15 +147,6 @@ def test_observations_and_images_of_every_kind_equal_those_of_stock_envs() -> No
     spaces = batched.unwrapped
     assert spaces.observation_space.contains(to_numpy(seen))
     assert spaces.single_observation_space.contains(to_numpy(torch.utils._pytree.tree_map(lambda v: v[0], seen)))
-    for env in (batched, stock):
-        env.close()
-
-
-def test_observations_by_name_equal_those_of_stock_envs() -> None:
-    batched, stock = make(**{**STATE, "obs_mode": "state_dict"}), make_stock("PickCube-v1", obs_mode="state_dict")
-    assert_row_equal(batched.reset(seed=[3, 4])[0], 1, stock.reset(seed=4)[0], "obs")
-    actions = random_actions(batched, 0)
-    assert_row_equal(batched.step(actions)[0], 1, stock.step(actions[1:])[0], "obs")
     for env in (batched, stock):
         env.close()
 
@@ -339,19 +328,6 @@ def test_the_control_mode_can_be_switched_while_it_runs() -> None:
         env.close()
 
 
-def test_gymnasium_makes_it_from_its_registry() -> None:
-    vector = gym.make_vec("envs.vector:batched/PickCube-v1", num_envs=3, obs_mode="state", max_episode_steps=2, **SMALL)
-    assert isinstance(vector, gym.vector.VectorEnv)
-    assert vector.metadata["autoreset_mode"] is gym.vector.AutoresetMode.SAME_STEP
-    seen, _ = vector.reset(seed=1)
-    assert vector.observation_space.contains(seen.numpy())
-    for _ in range(2):
-        *_, truncated, info = vector.step(torch.as_tensor(vector.action_space.sample()))
-    assert truncated.all()
-    assert info["final_info"]["episode"]["episode_len"].tolist() == [2, 2, 2]
-    vector.close()
-
-
 def test_the_time_limit_is_found_and_a_step_before_the_first_reset_refused() -> None:
     from mani_skill.utils.gym_utils import find_max_episode_steps_value
 
@@ -434,7 +410,6 @@ def test_bad_actions_and_seeds_are_refused_and_leave_everything_as_it_was() -> N
         ({"num_envs": 1.5}, ConfigError, r"num_envs is 1\.5"),
         ({"task": "PickCub-v1"}, ConfigError, "did you mean PickCube-v1"),
         ({"sim_backend": "physx_cuda"}, ConfigError, "leave it out, use one of auto, cpu, physx_cpu, or gym.make"),
-        ({"route": "gpu"}, ConfigError, "route is 'gpu', but there are auto, batched, stock"),
         ({"render_mode": "human"}, ConfigError, "use 'rgb_array'"),
         ({"control_mode": "telepathy"}, ConfigError, "control_mode is telepathy not in supported modes"),
         ({"obs_mode": "smell"}, SimulatorError, "cannot be built with .*Invalid texture type 'smell'"),
@@ -448,52 +423,3 @@ def test_what_cannot_be_made_is_refused_with_the_way_out(
     with pytest.raises(error, match=message):
         make(**kwargs)
     assert "batched CPU backend" not in caplog.text  # stock envs are no help, so nothing was said of them
-
-
-def test_without_a_tested_maniskill_stock_envs_do_the_same_and_it_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    from envs import availability
-    from envs.batched import checks
-
-    kwargs = {"obs_mode": "state", "render_mode": "rgb_array", "max_episode_steps": 3}
-    batched = as_vector(make("PickCube-v1", 2, **kwargs))
-    availability._say.cache_clear()
-    monkeypatch.setattr(checks, "TESTED_VERSIONS", {"mani_skill": ("3.9.1",)})
-    with caplog.at_level(logging.WARNING):
-        stacked = as_vector(make("PickCube-v1", 2, **kwargs))
-        make("PickCube-v1", 2, **kwargs).close()
-    (message,) = [record.message for record in caplog.records if "batched CPU backend" in record.message]
-    assert "tested with mani_skill 3.9.1 only" in message
-    assert type(stacked.base_env).__name__ == "StackedEnv"
-    assert stacked.single_observation_space == batched.single_observation_space
-    assert stacked.action_space == batched.action_space
-    for step in range(8):
-        given = {"seed": 3} if step == 0 else {"options": {"env_idx": torch.tensor([1])}}
-        if step in (0, 2):
-            results = [env.reset(**given) for env in (batched, stacked)]
-        else:
-            actions = random_actions(batched, step)
-            results = [env.step(actions) for env in (batched, stacked)]
-        for row in range(2):
-            for ours, theirs in zip(*results, strict=True):
-                assert_same(ours, theirs, row)
-    assert torch.equal(batched.render(), stacked.render())
-    state = stacked.base_env.get_state_dict()
-    assert_same(batched.base_env.get_state_dict(), state, 1)
-    with pytest.raises(SimulatorError, match="actions of rows 1 are not finite"):
-        stacked.step(torch.stack([torch.zeros(8), torch.full((8,), float("nan"))]))
-    for env in (batched, stacked):
-        env.close()
-
-
-def assert_same(ours: object, theirs: object, row: int) -> None:
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_same(ours[key], theirs[key], row)
-    elif isinstance(ours, Tensor):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours[row], theirs[row])
-    else:
-        assert ours == theirs

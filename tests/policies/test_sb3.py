@@ -12,8 +12,8 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.vec_env import VecNormalize
 
-from envs.adapters.sb3 import StableBaselinesVec
 from envs.point_reach import make_env
+from envs.sb3 import StableBaselinesVec
 from policies.sb3 import StableBaselinesPolicy
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, Reward

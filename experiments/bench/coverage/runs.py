@@ -30,15 +30,12 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 from sapien import physx
 from torch import Tensor
 
-from envs.availability import check_assets, check_renderer, no_questions
-from envs.batched.build import make_batched_task
-from envs.batched.choice import FAILURES, build_somehow, compare_ways, robot_name
+from envs.batched.build import FAILURES, build_somehow, compare_ways, make_batched_task, robot_name
 from envs.batched.single import Alone
 from envs.comparison import Outcome, Pair, compare_episodes, simulated, wild_actions
-from envs.experts import expert_of
 from envs.maniskill import reward_mode
-from envs.stock import build_task, task_actions
-from envs.tasks import TaskView
+from envs.stock import build_task, check_assets, check_renderer, no_questions, task_actions
+from envs.tasks import TaskView, expert_of
 from rlinf_embodied.compose import compose, names_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 

@@ -26,22 +26,22 @@ TASKS = {
 
 @pytest.mark.sim
 def test_what_was_found_is_what_the_backend_looks_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from envs.batched import choice
+    from envs.batched import build
     from rlinf_embodied.errors import SimulatorError
 
-    (tmp_path / "found.json").write_text(json.dumps({"machine": {"versions": choice.versions()}, "tasks": TASKS}))
-    for module in (script, choice):
+    (tmp_path / "found.json").write_text(json.dumps({"machine": {"versions": build.versions()}, "tasks": TASKS}))
+    for module in (script, build):
         monkeypatch.setattr(module, "COVERED", tmp_path / "covered.json")
     script.write(script.Options(results=str(tmp_path / "found.json")))
-    choice._table.cache_clear()
+    build._table.cache_clear()
     try:
-        assert choice.how_to_run("PickCube-v1") == "nothing"
-        assert choice.how_to_run("PickCube-v1", control_mode="hand", obs_mode="rgb") == "everything"
-        assert choice.how_to_run("PickCube-v1", robot_uids="panda", control_mode="joints") == "nothing"
+        assert build.how_to_run("PickCube-v1") == "nothing"
+        assert build.how_to_run("PickCube-v1", control_mode="hand", obs_mode="rgb") == "everything"
+        assert build.how_to_run("PickCube-v1", robot_uids="panda", control_mode="joints") == "nothing"
         with pytest.raises(SimulatorError, match=r"PickCube-v1.*cube of row 1 differs.*use env.backend=stock"):
-            choice.how_to_run("PickCube-v1", robot_uids="fetch", control_mode="joints")
+            build.how_to_run("PickCube-v1", robot_uids="fetch", control_mode="joints")
     finally:
-        choice._table.cache_clear()
+        build._table.cache_clear()
 
 
 def test_the_repositorys_table_is_that_of_the_published_results() -> None:
