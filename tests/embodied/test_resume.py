@@ -58,7 +58,7 @@ def digest(folder: Path) -> str:
     [
         (
             ["run.seed=7", "algorithm.lr=1e-5"],
-            "algorithm.lr is 1e-05 here and 0.001 there; run.seed is 7 here and 3 there",
+            "run.seed is 7 here and 3 there; algorithm.lr is 1e-05 here and 0.001 there",
         ),
         (["env.options.slow_s=0.5"], "env.options.slow_s is 0.5 here and 'not given' there"),
         (["plan.max_staleness=1"], "plan.max_staleness is 1 here and 0 there"),
