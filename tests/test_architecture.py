@@ -88,6 +88,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
                 "rlinf_embodied/tools/disturbances.py",  # does it harm
             ],
         ),
+        ("hydra", ["rlinf_embodied/compose/composition.py"]),
         ("math_verify", ["rlinf_embodied/reasoning/verifier_worker.py"]),
     ],
 )
@@ -95,13 +96,13 @@ def test_a_heavy_library_has_one_door(library, doors):
     assert importers_of(library) == doors
 
 
-def test_planning_and_configuration_load_neither_torch_nor_ray_nor_omegaconf():
+def test_planning_and_configuration_load_neither_torch_nor_ray_nor_hydra():
     folders = ("rlinf_embodied/planning", "rlinf_embodied/cluster")
     files = [path for folder in folders for path in (ROOT / folder).glob("*.py") if path.stem != "__init__"]
     modules = [str(path.relative_to(ROOT).with_suffix("")).replace("/", ".") for path in files]
     assert modules
     modules += ["rlinf_embodied.config", "rlinf_embodied.errors", "rlinf_embodied.randomness"]
-    assert loaded_after("import " + ", ".join(modules)) & {"torch", "ray", "omegaconf"} == set()
+    assert loaded_after("import " + ", ".join(modules)) & {"torch", "ray", "hydra", "omegaconf"} == set()
 
 
 def test_composition_loads_nothing_heavy():

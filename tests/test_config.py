@@ -453,8 +453,8 @@ def test_a_file_may_stand_where_a_language_preset_could(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("variants: [{min_devices: 1, items: [prompts+generation+reward+actor on all]}]")
     assert compose_math([f"plan={tmp_path / 'mine.yaml'}"]).plan.name == "mine"
     (tmp_path / "wide.yaml").write_text("# @package _global_\nalgorithm: {lr: 0.1}\nrun: {seed: 3}\n")
-    config = compose_math([f"algorithm={tmp_path / 'wide.yaml'}"])
-    assert (config.algorithm.lr, config.run.seed) == (0.1, 3)
+    with pytest.raises(ConfigError, match=r"algorithm is .*wide.yaml', which sets run as well"):
+        compose_math([f"algorithm={tmp_path / 'wide.yaml'}"])
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

@@ -1,8 +1,8 @@
 """Presets, files and overrides become one typed, checked config.
 
-Each layer is merged over the one before: the defaults of the schema (config/), configs/<command>.yaml with
-the presets that its `defaults` list or those chosen in their place, the overrides.  All keys are checked, and the
-dataclasses are built once, which checks their combinations.
+Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), what Hydra composes of
+configs/<command>.yaml with the presets that it lists or those chosen in their place, and the overrides.  All keys are
+checked, and the dataclasses are built once, which checks their combinations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dataclasses import MISSING, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import hydra
 import yaml
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -106,7 +109,7 @@ def compose(
                 OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
         _require_given(typing.cast(DictConfig, config), schema)
         return _plain(OmegaConf.to_object(config))
-    except (OmegaConfBaseException, OverflowError) as error:
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
         raise explained(error, schema, source) from error
 
 
@@ -190,7 +193,7 @@ def _algorithm_of(overrides: Sequence[str]) -> str:
     path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
     path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
     # whoever composes the preset says what is wrong with it
-    return _target(_layer(path, "algorithm").get("algorithm")) if path.is_file() else _PPO
+    return _target(_layer(path, "algorithm", read_mapping(path)).get("algorithm")) if path.is_file() else _PPO
 
 
 def _target(section: object) -> str:
@@ -207,16 +210,13 @@ def _plain(config: object) -> typing.Any:
 @functools.cache
 def groups(schema: type) -> dict[str, Preset]:
     """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
-    name = _file_of(schema)
-    listed = read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ()
-    return dict(_group(entry) for entry in listed if entry != "_self_")
-
-
-def _group(entry: Mapping[str, str]) -> tuple[str, Preset]:
-    """Returns a group of an entry `group: preset`, or `folder@group: preset`."""
-    ((key, default),) = entry.items()
-    folder, _, group = key.rpartition("@")
-    return group, Preset(folder or group, default)
+    name, found = _file_of(schema), {}
+    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ():
+        if entry != "_self_":
+            ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
+            folder, _, group = key.rpartition("@")
+            found[group] = Preset(folder or group, default)
+    return found
 
 
 def _file_of(schema: type) -> str | None:
@@ -224,56 +224,70 @@ def _file_of(schema: type) -> str | None:
 
 
 def _presets(schema: type, chosen: Mapping[str, object], sections: Mapping[str, object]) -> dict[str, Any]:
-    """Returns what the command's file and its presets set, in the order of its list; groups of `sections` are left out.
-
-    Raises:
-        ConfigError: there is no such preset, or a file does not fit the schema.
-    """
-    name, layers = _file_of(schema), list[dict[str, Any]]()
+    """Returns what the command's file and its presets set, composed by Hydra; groups of `sections` are left out."""
+    name, selected = _file_of(schema), []
     if name is None:
         return {}
-    content, known = read_mapping(CONFIG_DIR / f"{name}.yaml"), groups(schema)
-    for group in (entry if entry == "_self_" else _group(entry)[0] for entry in content.pop("defaults")):
-        if group == "_self_":
-            layers.append(content)
-        elif group in chosen or group not in sections:
-            layers.append(_preset(group, str(chosen.get(group, known[group].default)), schema))
-    return _merged(layers)
+    for group, preset in groups(schema).items():
+        place = group if preset.folder == group else f"{preset.folder}@{group}"
+        if group in chosen:
+            selected.append(f"{place}={_preset_name(group, str(chosen[group]), preset, schema)}")
+        elif group in sections:
+            selected.append(f"~{place}")
+    is_shipped = not any(str(value).endswith(FILE_SUFFIXES) or "/" in str(value) for value in chosen.values())
+    return (_composed if is_shipped else _composed.__wrapped__)(name, tuple(selected))
 
 
-def _preset(group: str, value: str, schema: type) -> dict[str, Any]:
-    """Returns what a preset, or a file of the user's, sets, as values of the whole config."""
-    folder = groups(schema)[group].folder
+@functools.cache  # it takes longer than all other steps together; files of the user's may change
+def _composed(name: str, selected: tuple[str, ...]) -> dict[str, Any]:
+    with hydra.initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
+        composed = hydra.compose(name, overrides=list(selected))
+    return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
+
+
+def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
+    """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one.
+
+    Raises:
+        ConfigError: there is no such preset, or the file does not fit the schema.
+    """
     if value.endswith(FILE_SUFFIXES) or "/" in value:
-        path = Path(value).expanduser()
-        layer = _layer(path, group)
-        if group == "plan":
-            layer = {"plan": _plan_section(path, layer["plan"])}
-        try:
-            OmegaConf.merge(OmegaConf.structured(schema), _switched(layer))  # its errors name the file
-        except OmegaConfBaseException as error:
-            raise explained(error, schema, str(path)) from error
-        return layer
+        return _stored(group, Path(value).expanduser(), preset, schema)
     names = choices(group, schema)
     if value not in names:
         generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
         raise ConfigError(
-            f"{group} is {value!r}, but it must be one of configs/{folder}, or a path to a .yaml file:"
+            f"{group} is {value!r}, but it must be one of configs/{preset.folder}, or a path to a .yaml file:"
             f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}{generic}"
         )
-    return _layer(CONFIG_DIR / folder / f"{value}.yaml", group)
+    return value
 
 
-def _layer(path: Path, group: str) -> dict[str, Any]:
-    """Returns what a file sets on top of those of its folder that its `defaults` name."""
+def _stored(group: str, path: Path, preset: Preset, schema: type) -> str:
     data = read_mapping(path)
-    below = [name for name in data.pop("defaults", []) if name != "_self_"]
-    layer = data if path.read_text(encoding="utf-8").startswith(_GLOBAL) else {group: data}
-    return _merged([*(_layer(path.with_name(f"{name}.yaml"), group) for name in below), layer])
+    if group == "plan":
+        data = _plan_section(path, data)
+    layer = _layer(path, group, data)
+    try:
+        OmegaConf.merge(OmegaConf.structured(schema), _switched(layer))  # its errors name the file
+    except OmegaConfBaseException as error:
+        raise explained(error, schema, str(path)) from error
+    name = "file_" + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in path.stem)
+    if preset.folder == group:
+        ConfigStore.instance().store(group=group, name=name, node=layer, package="_global_")
+        return name
+    if others := sorted(layer.keys() - {group}):  # the command's file gives a preset of this folder the group's keys
+        raise ConfigError(
+            f"{group} is {str(path)!r}, which sets {', '.join(others)} as well, but {_file_of(schema)} takes only "
+            f"{group} from it: set the others on the command line"
+        )
+    ConfigStore.instance().store(group=preset.folder, name=name, node=layer.get(group, {}))
+    return name
 
 
-def _merged(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.merge(*layers), resolve=False))
+def _layer(path: Path, group: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a preset sets, as values of the whole config."""
+    return data if path.read_text(encoding="utf-8").startswith(_GLOBAL) else {group: data}
 
 
 def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
