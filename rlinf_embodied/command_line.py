@@ -23,6 +23,7 @@ from rlinf_embodied.compose import choices, compose, groups, to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
+    CheckpointWriteError,
     ConfigError,
     DataError,
     ObjectiveError,
@@ -36,7 +37,7 @@ from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
 
 STARTED = time.time()  # of the command: imports count
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)  # the input was wrong
-_FAILURES = (PlugInError, SimulatorCallError, ObjectiveError, RunFileError)  # the work failed, and the message says why
+FAULTS = (CheckpointWriteError, ObjectiveError, PlugInError, RunFileError, SimulatorCallError)  # the work failed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_TEMPORARY = "No usable temporary directory"
 _Config = TypeVar("_Config")
@@ -71,7 +72,7 @@ def main(
             pin(config, words)
             code = work(config)
             sys.exit(code if isinstance(code, int) else 0)
-    except (*USAGE_ERRORS, *_FAILURES) as error:
+    except (*USAGE_ERRORS, *FAULTS) as error:
         _exit(f"error: {error}", 2 if isinstance(error, USAGE_ERRORS) else 1)
     except OSError as error:
         if error.errno not in _FULL and _NO_TEMPORARY not in str(error):

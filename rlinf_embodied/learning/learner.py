@@ -41,6 +41,7 @@ class Learner(ABC):
     """The optimizer of some parameters over all workers."""
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
+    shares = 1  # number of workers that hold the state together; 1: each holds all of it
     statistics: tuple[str, ...]  # names of the values that passes sum in addition to the loss, in their order
 
     @property
@@ -90,6 +91,14 @@ class Learner(ABC):
     @abstractmethod
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
+
+    @abstractmethod
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns a copy of this worker's part of the state; nothing is exchanged."""
+
+    @abstractmethod
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the state of which all workers together returned these parts."""
 
     @abstractmethod
     def import_state(self, state: Mapping[str, Tensor]) -> None:
@@ -175,6 +184,12 @@ class ReplicatedLearner(Learner):
 
     def export_state(self) -> dict[str, Tensor]:
         return self._optimizer.export_state() if self.reducer.rank == 0 else {}
+
+    export_part = export_state
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        (state,) = parts
+        return state
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         self.start()

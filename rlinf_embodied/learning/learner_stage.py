@@ -24,7 +24,7 @@ All workers of a group make the same calls; the first one writes and answers for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,7 +43,7 @@ from rlinf_embodied.learning.weights import (
     WeightsMessage,
     earlier_to_save,
     export_weights,
-    kept,
+    install_parts,
     read_earlier,
 )
 
@@ -138,12 +138,6 @@ class LearnerStage:
         networks = {name: dict(module.state_dict()) for name, module in self.modules.items()}
         return networks | {name: learner.export_state() for name, learner in self.learners.items()}
 
-    def _restore(self, group: Callable[[str], Mapping[str, Tensor]]) -> None:
-        for name, module in self.modules.items():
-            module.load_state_dict(group(name))
-        for name, learner in self.learners.items():
-            learner.import_state(group(name))
-
     def save(
         self,
         step_context: Moment,
@@ -199,21 +193,35 @@ class LearnerStage:
         Raises:
             CheckpointError: a group is missing, or that of other networks.
         """
-        self._restore(lambda name: load_tensors(Path(folder), name))
+        for name, module in self.modules.items():
+            module.load_state_dict(load_tensors(Path(folder), name))
+        for name, learner in self.learners.items():
+            learner.import_state(load_tensors(Path(folder), name))
         self.shared.version = step_context.iteration
 
     # ------------------------------------------------------------------------------------------------------ snapshots
     def export_snapshot(self, step_context: Moment) -> StageState | None:
-        """Returns a copy of weights, networks and moments; None in workers but the first, and all take part."""
-        groups = self.export_training()
-        return StageState.of(self.shared.policy.module, self.shared.version, groups) if self.rank == 0 else None
+        """Returns a copy of weights, networks and moments; None in workers but the first.
+
+        Where workers hold slices, each returns its slices, and as many of the weights: nothing is exchanged.
+        """
+        shares = max((learner.shares for learner in self.learners.values()), default=1)
+        if self.rank >= shares:
+            return None
+        groups: Groups = {name: learner.export_part() for name, learner in self.learners.items()}
+        if self.rank == 0:
+            groups |= {name: dict(module.state_dict()) for name, module in self.modules.items()}
+        return StageState.of(self.shared.policy.module, self.shared.version, groups, share=(self.rank, shares))
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
         """Restores in every worker what `export_snapshot` returned in all of them."""
-        found = kept(parts)
-        groups = found.install(self.shared.policy.module)
+        found = [part for part in parts if part is not None]
+        groups = install_parts(found, self.shared.policy.module)
         for learner in self.learners.values():
             learner.adopt()
         with torch.no_grad():
-            self._restore(lambda name: groups[name])
-        self.shared.version = found.weights.version
+            for name, module in self.modules.items():
+                module.load_state_dict(groups[0][name])
+            for name, learner in self.learners.items():
+                learner.import_state(learner.joined([group[name] for group in groups if group[name]]))
+        self.shared.version = found[0].weights.version
