@@ -8,7 +8,7 @@ A minibatch is one slice of every block, as in RL, so that the weights are the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -23,7 +23,7 @@ from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import scheduled
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal
 
@@ -54,7 +54,7 @@ class HeldOut:
 class Cloning:
     """The learning of one worker, which holds some of the blocks; all workers make the same calls in the same order."""
 
-    def __init__(self, policy: ImitationPolicy, seed: int, reducer: ExactReducer, device: str) -> None:
+    def __init__(self, policy: ImitationPolicy, seed: int, reducer: Reducer, device: str) -> None:
         """Takes the policy, which it changes, and the device that it is on; data goes there in parts."""
         self._policy, self._seed, self._reducer, self._device = policy, seed, reducer, device
         self._features: dict[int, Features] = {}
@@ -132,8 +132,7 @@ class Cloning:
         jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
         if self._whole:
             observation = data.observation.rows(index.tolist()).to(self._device)
-            observation = replace(observation, proprio=observation.proprio + jitter)
-            features = self._policy.encode_trainable(observation)
+            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
         else:
             features = {name: value[index] for name, value in self._features[block].items()}
             features |= {"proprio": features["proprio"] + jitter} if "proprio" in features else {}
