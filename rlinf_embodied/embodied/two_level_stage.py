@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ class TwoLevelStage:
     _level = RolloutStage
 
     def __init__(self, config: TwoLevelConfig) -> None:
-        """Takes plain data; `setup` loads the policies."""
         self._every, self._guide = config.hierarchy.every, Guide(config.hierarchy)
         self._low, self._high = self._level(config.low), self._level(config.high)
         self._by_name = {config.low.name: self._low, config.high.name: self._high}
@@ -63,12 +63,11 @@ class TwoLevelStage:
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the learners do."""
         low, high = (level.close(step_context, observations).blocks for level in (self._low, self._high))
-        found = {}
+        found: dict[int, TwoLevelColumns | None] = {}
         for block in observations:
-            ours, theirs = low[block], high[block]
-            assert ours is None or isinstance(ours, PolicyColumns)
-            assert isinstance(theirs, PolicyColumns)
-            found[block] = TwoLevelColumns(ours, theirs, torch.stack(self._choices.pop(block)))
+            ours, theirs = (cast("PolicyColumns | None", level[block]) for level in (low, high))
+            choices = self._choices.pop(block)
+            found[block] = None if theirs is None else TwoLevelColumns(ours, theirs, torch.stack(choices))
         return Output(found)
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
