@@ -74,7 +74,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
     ),
     (
         *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
-        ["hierarchy.frozen is True", "never does what it is told", "warm_start.checkpoint=<dir>"],
+        ["hierarchy.frozen is True", "never follows its goal", "warm_start.checkpoint=<dir>"],
     ),
     # algorithm
     (VLA, "algorithm=pp0", ["algorithm is 'pp0'", "did you mean algorithm=ppo?"]),

@@ -189,7 +189,7 @@ class OnPolicyConfig(AlgorithmConfig):
         )
         whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
         require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
-        rule = "a policy in slices has an optimizer of its own"
+        rule = "a policy in slices has a separate optimizer"
         require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
         rule = "GRPO has no critic"
         require(self.has_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")

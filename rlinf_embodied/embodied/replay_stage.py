@@ -105,12 +105,12 @@ class ReplayStage:
         config = self._config
         if iteration < config.first_update:
             return {}
-        own, shown = (self._buffers[block, name] for name in (REPLAY, DEMONSTRATIONS))
+        own, demonstrations = (self._buffers[block, name] for name in (REPLAY, DEMONSTRATIONS))
         rows = config.demonstration_rows if len(own) else config.rows
-        rows = rows if len(shown) else 0
+        rows = rows if len(demonstrations) else 0
         parts = [
             buffer.draw((config.updates, number), config.seed, name, block, iteration)
-            for buffer, number, name in ((own, config.rows - rows, REPLAY), (shown, rows, DEMONSTRATIONS))
+            for buffer, number, name in ((own, config.rows - rows, REPLAY), (demonstrations, rows, DEMONSTRATIONS))
             if number
         ]
         return {name: torch.cat([part[name] for part in parts], 1) for name in config.columns}
