@@ -18,7 +18,6 @@ from envs.batched.build import make_batched_task
 from envs.batched.decimate import Swap, decimate_visuals
 from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import STOCK, Pack, camera_shaders, give_shaders, note_pack
-from envs.batched.single import Alone
 from envs.simulator import Measurement
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView, expert_of
@@ -187,16 +186,9 @@ class BatchedSimulator(OneTask):
 
     backend = "physx_cpu (batched)"
 
-    def __init__(
-        self,
-        task_id: str,
-        num_rows: int,
-        options: SimulatorOptions,
-        kwargs: dict[str, object],
-        alone: Alone = Alone.nothing,
-    ) -> None:
-        """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
-        super().__init__(task_id, make_batched_task(task_id, num_rows, True, alone, **kwargs), options)
+    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+        """Builds N rows; `kwargs` go to the task class."""
+        super().__init__(task_id, make_batched_task(task_id, num_rows, True, **kwargs), options)
         self._renderer = _CpuRenderer([self._view], options)
         self.images, self.film = self._renderer.images, self._renderer.film
 

@@ -145,7 +145,7 @@ def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: ForeignS
         simulator.reset([0, 1], [0, libero_stand_in.DIES])
     text = str(error.value)
     assert "LIBERO process 1 (rows 1-2), pid" in text
-    assert "ended with code 13 when it was asked for 'reset'" in text
+    assert "ended with code 13 during 'reset'" in text
     assert "the memory is full" in text
     with pytest.raises(SimulatorError, match="ended with code 13"):
         simulator.step(torch.zeros(3, 7), [1])

@@ -100,25 +100,6 @@ def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
     assert torch.equal(seen[None][:, 1], seen[0.8][:, 1])
 
 
-def test_a_task_whose_code_knows_a_single_env_only_is_batched_all_the_same() -> None:
-    config = replace(SMALL, task="DrawTriangle-v1", robot=None, reward=Reward.sparse, obs_size=16)
-    env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
-    assert env.spec.backend == "physx_cpu (batched)"
-    env.reset([1, 2])
-    assert env.step_chunk(torch.zeros(2, 5, env.spec.action_dim)).valid.all()
-    env.close()
-
-
-def _cameras(task: str) -> list[str]:
-    import mani_skill.envs  # noqa: F401
-    from mani_skill.utils.registration import REGISTERED_ENVS
-
-    env = REGISTERED_ENVS[task].cls(obs_mode="none", sim_backend="physx_cpu", render_backend="cpu")
-    names = list(env._sensors)[:1]
-    env.close()
-    return names
-
-
 @pytest.mark.slow
 def test_two_robots_act_together() -> None:
     config = replace(SMALL, task="TwoRobotPickCube-v1", robot=None, control_mode="pd_joint_delta_pos")

@@ -28,7 +28,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
-from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Workflow
