@@ -53,7 +53,7 @@ def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor)
         moved = goal - proprio[:, columns]
         proprio[:, hierarchy.way_columns] += moved if hierarchy.way_to_goal else -moved
     proprio[:, columns] = goal
-    return replace(observation, proprio=proprio)
+    return observation.with_proprio(proprio)
 
 
 def _goal(hierarchy: HierarchyConfig, choice: Tensor) -> Tensor:
