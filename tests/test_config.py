@@ -234,7 +234,7 @@ BAD_INPUT = [
     ),
     (
         *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
-        "hierarchy.frozen is True|never does what it is told|warm_start.checkpoint=<dir>",
+        "hierarchy.frozen is True|never follows its goal|warm_start.checkpoint=<dir>",
     ),
     (VLA, "algorithm.lr_end_fraction=2", "algorithm.lr_end_fraction is 2.0|[0, 1]"),
     (VLA, "algorithm=grpo algorithm.group_size=3 env.auto_reset=false", "env.block_size is|group_size=3|multiple"),
