@@ -259,8 +259,7 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
         cores = max(1, round(whole.cores_per_device * number))
         beside = 0 if groups else None
         groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
-    said = ", ".join(f"{speed:g}" for speed in speeds)
-    return replace(cluster, groups=tuple(groups), description=f"{cluster.description} of the speeds {said}")
+    return _regrouped(cluster, groups, f"of the speeds {', '.join(f'{speed:g}' for speed in speeds)}")
 
 
 def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:
@@ -285,16 +284,11 @@ def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None
             f"cluster.cpu_devices is {number}, but a node has {least} cores: use cluster.cpu_devices={least} or less"
         )
     memory = host_bytes or [float(host_memory_bytes())] * len(first)
-    cores = tuple(
+    cores = [
         replace(group, kind="cpu", devices_per_node=number, memory_bytes=memory[k] / number, beside=k)
         for k, group in enumerate(first)
-    )
-    return replace(
-        cluster,
-        num_devices=cluster.num_devices + sum(group.num_devices for group in cores),
-        groups=(*first, *cores),
-        description=f"{cluster.description} and {number} cores beside",
-    )
+    ]
+    return _regrouped(cluster, [*first, *cores], f"and {number} cores beside")
 
 
 def with_waiting(cluster: Cluster, number: int) -> Cluster:
@@ -303,12 +297,12 @@ def with_waiting(cluster: Cluster, number: int) -> Cluster:
     waiting = replace(
         first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0, speed=1.0
     )
-    return replace(
-        cluster,
-        num_devices=cluster.num_devices + number,
-        groups=(*cluster.node_groups(), waiting),
-        description=f"{cluster.description} and {number} that wait",
-    )
+    return _regrouped(cluster, [*cluster.node_groups(), waiting], f"and {number} that wait")
+
+
+def _regrouped(cluster: Cluster, groups: Sequence[NodeGroup], what: str) -> Cluster:
+    number = sum(group.num_devices for group in groups)
+    return replace(cluster, num_devices=number, groups=tuple(groups), description=f"{cluster.description} {what}")
 
 
 def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
