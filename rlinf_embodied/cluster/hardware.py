@@ -195,14 +195,14 @@ def store_bytes() -> int:
 
 
 def _asked_of_gpus(field: str) -> list[str]:
-    """Returns what the driver's own tool says of each visible GPU (importing torch takes seconds)."""
+    """Returns a property of each visible GPU from nvidia-smi (importing torch takes seconds)."""
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    said = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return said[: len(visible.split(","))] if visible else said
+    return lines[: len(visible.split(","))] if visible else lines
 
 
 def processor() -> str:
@@ -233,7 +233,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
-    if config.device_memory_bytes is not None:  # of cores it is all of them that a cluster says
+    if config.device_memory_bytes is not None:  # a cluster has that of all of its cores
         shares = cluster.num_devices if cluster.kind == "cpu" else 1
         cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)
     cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
@@ -309,7 +309,7 @@ def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
     """Returns this machine as a cluster of `num_devices` devices (None: all of them) of a kind, see ClusterConfig.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are, or it is not said how many devices of another kind.
+        ConfigError: more GPUs are asked for than there are, or the number of devices of another kind is missing.
     """
     gpus, cores = [] if kind not in ("auto", "cuda") else gpu_names(), num_cores()
     if kind == "cuda" and not gpus:
