@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Critic(StrEnum):
@@ -15,12 +14,6 @@ class Critic(StrEnum):
 
     privileged = "privileged"  # the simulator's state (training only)
     observation = "observation"  # the policy's own features
-
-
-_SIZES = (
-    *("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads"),
-    "critic_hidden_size",
-)  # of a policy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,12 +37,10 @@ class PolicyConfig:
     options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
-        require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
-        require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
-        require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")
+        sizes = ("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads")
+        require_numbers(self, "policy", *sizes, "critic_hidden_size", low=1)
+        require_numbers(self, "policy", "num_bins", low=2)
+        require_numbers(self, "policy", "temperature", "initial_std", low=0, above=True)
         require(
             self.hidden_size % self.num_heads == 0,
             "policy.hidden_size",
@@ -89,8 +80,7 @@ class WarmStartConfig:
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         require_phases(self, "warm_start")
-        steps = self.noise_steps
-        require(steps >= 0, "warm_start.noise_steps", steps, "it must not be negative", "use 0 for none")
+        require_numbers(self, "warm_start", "noise_steps", low=0)
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
@@ -113,12 +103,6 @@ def require_phases(config: object, path: str) -> None:
     Raises:
         ConfigError: one is out of range.
     """
-    for name in ("batch_size", "head_batch_size"):
-        value = getattr(config, name)
-        require(value >= 1, f"{path}.{name}", value, "it must be at least 1", "use 32")
-    for name in ("epochs", "head_epochs"):
-        value = getattr(config, name)
-        require(value >= 0, f"{path}.{name}", value, "it must not be negative", "use 0 to leave the phase out")
-    for name in ("lr", "head_lr"):
-        value = getattr(config, name)
-        require(0 < value < math.inf, f"{path}.{name}", value, "it must be positive", "use 1e-3")
+    require_numbers(config, path, "batch_size", "head_batch_size", low=1)
+    require_numbers(config, path, "epochs", "head_epochs", low=0)
+    require_numbers(config, path, "lr", "head_lr", low=0, above=True)

@@ -16,8 +16,7 @@ from PIL import Image
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode, parquet_library
 from rlinf_embodied.errors import DataError
 
-Statistics = dict[str, list]  # by "min", "max", "mean", "std", "count"
-
+Statistics = dict[str, list]  # "min", "max", "mean", "std" over frames, and their "count"
 _VERSION = "v3.0"
 _INDICES = ("frame_index", "episode_index", "index", "task_index")
 _TASKS_BY_WORDS = {  # what pandas writes for a table whose index is the column "task", as the lerobot package expects
@@ -188,11 +187,11 @@ def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
         container.mux(stream.encode(None))
 
 
-# ---------------------------------------------------------------------------------------------------------- statistics
+# ----------------------------------------------------------------------------------------------------------- statistics
 def statistics(values: np.ndarray) -> Statistics:
-    """Returns min, max, mean, std of a feature over frames, and their number.
+    """Returns the statistics of a feature over frames: [D] for vectors, [1] for numbers, [3, 1, 1] for images.
 
-    They are [D] for vectors, [1] for numbers, [3, 1, 1] for images, whose values are shares of 255.
+    Images' values are shares of 255.
 
     Args:
         values: vectors [T, D], numbers [T], or images uint8 [T, height, width, 3].

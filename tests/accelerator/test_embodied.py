@@ -105,7 +105,7 @@ class _Watched(SerialSession):
         self._sim, self.grown = sim, -1
 
     def submit(self, calls, collective=False):
-        collects = calls[0][1].method == "collect"
+        collects = bool(calls) and calls[0][1].method == "collect"
         before = self._sim.memory_allocated(0)
         answers = super().submit(calls, collective)
         if collects:
