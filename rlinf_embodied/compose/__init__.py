@@ -11,7 +11,6 @@ from rlinf_embodied.compose.commands import (
     compose_evaluation,
     compose_export,
     compose_math,
-    compose_sft,
     compose_train,
 )
 from rlinf_embodied.compose.composition import (
