@@ -157,9 +157,9 @@ class EpisodeEnv:
             )
         if rows and not getattr(self._sim, "history_free", True):
             raise SimulatorError(
-                f"restore got {len(rows)} running episodes, but on {self.spec.backend} nobody promises that seed and "
-                "actions decide an episode, so that others might go on in their place: use env.carry_over=false, "
-                "or what can be replayed (ManiSkill: env.backend=batched; Gymnasium, where it is true of the env: "
+                f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
+                "to be a function of seed and actions, so that a replay may differ: use env.carry_over=false, or an "
+                "env that can be replayed (ManiSkill: env.backend=batched; Gymnasium, if it is true of the env: "
                 "env.options.history_free=true)"
             )
         self._running[:] = False
@@ -189,8 +189,8 @@ class EpisodeEnv:
 
     def simulator_states(self) -> dict[str, Tensor]:
         """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
-        tell = getattr(self._sim, "states", None)  # a simulator of one's own need not have it
-        return {} if tell is None else tell()
+        states = getattr(self._sim, "states", None)  # custom simulators need not have it
+        return {} if states is None else states()
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""

@@ -1,4 +1,4 @@
-"""A deterministic toy behind the `VectorEnv` protocol: move a point to a goal; fast, and able to fail on demand.
+"""A deterministic toy env: move a point to a goal; fast, and able to fail on demand.
 
 All rows live in a few tensors, like a GPU simulator's.  With `config.options` there is a wall between point and goal:
 
@@ -40,7 +40,7 @@ REACHED = 0.15  # distance at which the goal is reached
 FAULTS = ("crash_at_step", "exit_at_step", "hang_at_step")
 OPTIONS = ("gap", *FAULTS, "slow_s", "slow_row_s", "slow_from_step", "once")
 GAP = 0.2  # half the width of the way through the wall
-_BESIDE = 0.1  # least distance from the wall at the start and the goal
+_CLEARANCE = 0.1  # minimum distance from the wall at the start and the goal
 _HANG_S = 3600.0
 _EXIT_CODE = 13
 _POINT_RGB, _GOAL_RGB, _BACK_RGB, _WALL_RGB = (230, 40, 40), (40, 200, 60), (30, 30, 40), (200, 200, 200)
@@ -58,11 +58,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
 
 def read_options(config: EnvConfig) -> dict[str, float]:
-    """Returns env.options.
-
-    Raises:
-        ConfigError: an unknown one, or no number.
-    """
+    """Returns env.options; raises ConfigError for an unknown one, or one that is not a number."""
     options = numbers(config.options, "env.options")
     for name in options:
         if name not in OPTIONS:
@@ -96,8 +92,8 @@ class PointSimulator:
         index = torch.as_tensor(list(rows), device=self.device)
         self._point[index], self._goal[index] = drawn[:, :2], drawn[:, 2:]
         if self._gap is not None:
-            self._point[index, 0] = -drawn[:, 0].abs().clamp(min=_BESIDE)
-            self._goal[index, 0] = drawn[:, 2].abs().clamp(min=_BESIDE)
+            self._point[index, 0] = -drawn[:, 0].abs().clamp(min=_CLEARANCE)
+            self._goal[index, 0] = drawn[:, 2].abs().clamp(min=_CLEARANCE)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Moves the points of these rows."""
@@ -175,7 +171,7 @@ class PointSimulator:
         if self._gap is None:
             return self._goal
         left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
-        stops = self._point.new_tensor([[-_BESIDE, self._gap], [2 * _BESIDE, self._gap]])
+        stops = self._point.new_tensor([[-_CLEARANCE, self._gap], [2 * _CLEARANCE, self._gap]])
         return torch.where(left, torch.where(near, stops[1], stops[0]), self._goal)
 
     # ---------------------------------------------------------------------------------------------------------- faults
@@ -189,7 +185,7 @@ class PointSimulator:
                 _fail(fault, self._steps_run)
 
     def _is_slow(self) -> bool:
-        """Whether the simulator is slow by now; with `once`, a marker file says so to those that are made later."""
+        """Returns whether the simulator is slow now; with `once`, a marker file makes later ones slow, too."""
         first = self._config.options.get("slow_from_step", 0)
         if "once" not in self._config.options or not first:
             return self._steps_run >= first
@@ -201,7 +197,7 @@ class PointSimulator:
         return Path(tempfile.gettempdir()) / f"point_reach_{what}_{int(self._config.options['once'])}"
 
     def _may_fail(self, fault: str) -> bool:
-        """Whether the fault may still happen; with `once`, the first process to create the marker file takes it."""
+        """Returns whether the fault may happen; with `once`, only in the first process to create the marker file."""
         if "once" not in self._config.options:
             return True
         try:
@@ -216,4 +212,4 @@ def _fail(fault: str, step: int) -> None:
         os._exit(_EXIT_CODE)
     if fault == "hang_at_step":
         time.sleep(_HANG_S)
-    raise SimulatorError(f"env.options.{fault} is {step}: point_reach fails as it was told to")
+    raise SimulatorError(f"env.options.{fault} is {step}: point_reach fails as configured")
