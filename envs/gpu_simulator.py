@@ -116,10 +116,10 @@ class GpuSimulator(OneTask):
         self._moved -= moved
 
     # ---------------------------------------------------------------------------------------------------------- images
-    def images(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         self._put_back(rows)
         seen, index = colour_images(self._task), self._index(rows)
-        return torch.stack([seen[name][index] for name in self._cameras], 1)
+        return {name: seen[name][index] for name in self._cameras}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         self._put_back(rows)

@@ -112,7 +112,7 @@ class _CpuRenderer:
     """Images from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
 
     def __init__(self, views: Sequence[TaskView], options: SimulatorOptions) -> None:
-        tasks = [view.env for view in views]
+        tasks, self._names = [view.env for view in views], options.cameras
         self._scene_lists = [
             task.scene.sub_scenes for task in tasks
         ]  # the lists stay, scene recreation replaces their items
@@ -136,9 +136,10 @@ class _CpuRenderer:
     def _scenes(self) -> list:
         return [scene for scenes in self._scene_lists for scene in scenes]
 
-    def images(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         scenes = self._scenes()
-        return take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        seen = take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        return dict(zip(self._names, seen.unbind(1), strict=True))
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         scenes = self._scenes()

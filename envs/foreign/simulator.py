@@ -93,10 +93,12 @@ class ForeignSimulator(Simulator):
         """Returns the position of the object that each row's task handles, float32 [N, 3], or None."""
         return torch.from_numpy(self._state["object"].copy()) if "object" in self._state else None
 
-    def images(self, rows: Sequence[int]) -> Tensor:
-        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
-        seen = self._shown(rows, {})
-        return torch.stack([torch.stack([resized(image, self._config.obs_size) for image in row]) for row in seen])
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Returns what the cameras see, each uint8 [len(rows), S, S, 3]."""
+        seen, size = self._shown(rows, {}), self._config.obs_size
+        return {
+            name: torch.stack([resized(row[k], size) for row in seen]) for k, name in enumerate(self._config.cameras)
+        }
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         """Returns an upright image of each of these rows; logs once if nothing can be rendered, and returns {}."""

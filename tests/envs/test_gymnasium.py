@@ -19,6 +19,7 @@ from envs.gym.env import make_env
 from envs.gym.spaces import ActionCode, ObservationCode
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from tests.observations import stacked
 
 CHEETAH = compose_train(["env=gymnasium", "policy=state", "env.id=HalfCheetah-v5"]).env
 WALK = replace(CHEETAH, task="gym_envs:Walk-v0", horizon=10, carry_over=False, chunks_per_rollout=10)
@@ -184,9 +185,8 @@ def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> No
     seen = env.reset([0, 1])
     where = [row_of(env, row).where for row in (0, 1)]
     assert seen.proprio.shape == (2, 0)
-    assert seen.images is not None
-    assert seen.images.shape == (2, 1, 3, 3, 3)
-    assert [int(image[0, 0].sum(-1).argmax()) for image in seen.images] == where
+    assert stacked(seen).shape == (2, 1, 3, 3, 3)
+    assert [int(image[0, 0].sum(-1).argmax()) for image in stacked(seen)] == where
     assert env.spec.categorical
     assert env.spec.action_dim == 3
 
