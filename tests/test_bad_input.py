@@ -97,7 +97,7 @@ CONFIG: list[tuple[str, str, list[str]]] = [
         "algorithm=grpo algorithm.group_size=4 env.auto_reset=true",
         ["env.auto_reset is True", "set env.auto_reset=false"],
     ),
-    (VLA, "env=point_reach env.options.crash_at_step=x", ["env.options.crash_at_step is 'x'", "a number is needed"]),
+    (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",

@@ -312,8 +312,8 @@ def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig
 
     A rollout has 16 steps.
     """
-    slow = {"slow_row_s": 0.001, "slow_from_step": 33, "once": slowness}
-    options = [f"env.options.{name}={value}" for name, value in slow.items()]
+    slow = {"slow_row_s": 0.001, "slow_from_step": 33, "number": slowness}
+    options = ["env._target_=faulty_reach.make_env", *(f"env.options.{name}={value}" for name, value in slow.items())]
     told = f"plan.profile={profile_file(folder)}"
     return run(folder, told, *options, "run.num_iterations=9", "checkpoint.every=0", *overrides)
 
