@@ -13,7 +13,7 @@ from gym_envs import Picture
 from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
-from envs.foreign.simulator import resized
+from envs.foreign.env import resized
 from envs.foreign.worker import offscreen_gl
 from envs.gym.env import make_env
 from envs.gym.spaces import ActionCode, ObservationCode

@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from envs.episodes import EpisodeEnv
-from envs.foreign.env import adapter_of, make_env
-from envs.foreign.simulator import ForeignSimulator
+from envs.foreign.env import ForeignSimulator, adapter_of, make_env
 from envs.foreign.worker import why_not_imported
 from envs.libero import Libero, LiberoOptions
 from rlinf_embodied.compose import compose_evaluate
