@@ -196,7 +196,7 @@ class EpisodeEnv:
         return self._sim.expert()
 
     def state(self) -> Observation:
-        """Returns what all rows show now, without images; see VectorEnv."""
+        """Returns the current observation of all rows, without images; see VectorEnv."""
         state = self._split(self._state.proprio.clone())
         return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
@@ -210,11 +210,11 @@ class EpisodeEnv:
         return self._sim.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """From now on keeps one image per env step of each of these rows (original meshes, goal shown)."""
+        """Records one image per env step of each of these rows from now on (original meshes, goal visible)."""
         self._film_rows, self._film_size = tuple(rows), size
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """Returns the images kept since the last call by row, and forgets them."""
+        """Returns the images recorded since the last call, by row."""
         frames, self._frames = self._frames, {}
         return frames
 
@@ -223,7 +223,7 @@ class EpisodeEnv:
 
     # ----------------------------------------------------------------------------------------------------------- steps
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
-        """Resets rows and their episodes' accounts."""
+        """Resets rows and the statistics of their episodes."""
         self._sim.reset(rows, seeds)
         self._state, self._shown = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
@@ -238,7 +238,7 @@ class EpisodeEnv:
         self._unseen.update(rows)
 
     def _step(self, actions: Tensor, mask: Tensor) -> _Outcome:
-        """Runs one env step of the rows in `mask` [N] and keeps the episodes' accounts."""
+        """Runs one env step of the rows in `mask` [N] and updates the episodes' statistics."""
         rows = mask.nonzero()[:, 0].tolist()
         nothing = torch.zeros_like(mask)
         if not rows:
@@ -272,7 +272,7 @@ class EpisodeEnv:
         return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
 
     def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
-        """Returns what training sees [N]; `_last_reward` is still that before this step."""
+        """Returns the rewards for training [N]; `_last_reward` is still that before this step."""
         bonus = self._config.success_bonus * ends_solved
         if self._config.reward is Reward.sparse:
             return bonus

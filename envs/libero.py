@@ -160,7 +160,6 @@ class Scene:
         self._success = False
 
     def begin(self, start: Start) -> None:
-        """Brings the row to the initial state of an episode."""
         if start.state is None:
             self._env.object_property_initializers = self._drawn_once
             np.random.seed(start.seed)

@@ -190,7 +190,6 @@ class Scene:
         self.drawn = np.zeros(0)  # where this episode's objects and goal are, as MetaWorld codes it
 
     def begin(self, start: Start) -> None:
-        """Brings the row to the initial state of an episode."""
         env = self._env
         self._first.restore()
         env.np_random = np.random.default_rng(start.seed)
@@ -260,7 +259,6 @@ class _Snapshot:
         self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
 
     def restore(self) -> None:
-        """Brings the env back to it."""
         import mujoco
 
         model, data = self._env.model, self._env.data

@@ -74,7 +74,6 @@ class PointSimulator:
             self._goal[index, 0] = drawn[:, 2].abs().clamp(min=_CLEARANCE)
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """Moves the points of these rows."""
         index = torch.as_tensor(list(rows), device=self.device)
         before = self._point[index]
         self._point[index] = (before + actions[index].clamp(-1, 1) * STEP).clamp(-1, 1)
@@ -111,12 +110,10 @@ class PointSimulator:
         return {name: seen if k % 2 == 0 else seen.flip(2) for k, name in enumerate(self._config.cameras)}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Draws single rows at another size."""
         drawn = self._draw(torch.as_tensor(list(rows), device=self.device), size).cpu()
         return dict(zip(rows, drawn, strict=True))
 
     def object_positions(self) -> Tensor | None:
-        """Returns where the points are, in the plane z = 0."""
         return torch.cat([self._point, torch.zeros_like(self._point[:, :1])], 1)
 
     def states(self) -> dict[str, Tensor]:
@@ -142,7 +139,7 @@ class PointSimulator:
         return ((self._next() - self._point) / STEP).clamp(-1, 1)
 
     def _next(self) -> Tensor:
-        """Returns where the expert goes: to the goal; first in front of the gap, then through it, where that is."""
+        """Returns the expert's next target: the goal; before it a point in front of the gap, then one behind it."""
         if self._gap is None:
             return self._goal
         left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2

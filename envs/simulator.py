@@ -132,7 +132,7 @@ class Simulator(Protocol):
         )
 
     def object_positions(self) -> Tensor | None:
-        """Returns where the object to handle is, float32 [N, 3] in metres, None for a task without one."""
+        """Returns the position of the object to handle, float32 [N, 3] in metres, None for a task without one."""
         return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:

@@ -73,7 +73,7 @@ class TaskView:
         )
 
     def object_position(self) -> Tensor | None:
-        """Returns where the first movable object is, float32 [B, 3] in metres, None for a task without one."""
+        """Returns the position of the first movable object, float32 [B, 3] in metres, None for a task without one."""
         return self.objects[0].pose.p.clone() if self.objects else None
 
     def _flag(self, info: Mapping[str, object], name: str) -> Tensor:

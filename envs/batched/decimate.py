@@ -40,11 +40,9 @@ class Swap:
     light: RenderBody
 
     def show_heavy(self) -> None:
-        """Puts the original in place."""
         _exchange(self.entity, self.light, self.heavy)
 
     def show_light(self) -> None:
-        """Puts the decimated copy in place."""
         _exchange(self.entity, self.heavy, self.light)
 
 

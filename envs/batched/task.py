@@ -247,7 +247,6 @@ class BatchedTask:
         self._step_action(actions)
 
     def _step_action(self, action: Tensor | np.ndarray | dict | None) -> Tensor | dict | None:
-        """Runs a control step of the active rows."""
         if isinstance(action, dict) and "control_mode" in action:
             action = self._switched(**action)
         watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes an image of each simulation step

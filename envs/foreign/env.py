@@ -70,7 +70,6 @@ class ForeignSimulator(Simulator):
             _LOG.warning("%s", facts.warning)
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Starts an episode in each of these rows."""
         starts = {row: self._adapter.start(int(seed), self._numbers) for row, seed in zip(rows, seeds, strict=True)}
         for row, start in starts.items():
             self.tasks[row] = self._known[start.task]
@@ -78,7 +77,6 @@ class ForeignSimulator(Simulator):
         self._take(self._ask("reset", list(starts), lambda mine: {"starts": [astuple(starts[row]) for row in mine]}))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        """Runs one control step of these rows."""
         chosen = actions.cpu().numpy()
         self._take(self._ask("step", list(rows), arrays=lambda mine: {"actions": chosen[mine]}))
 
@@ -136,7 +134,6 @@ class ForeignSimulator(Simulator):
 
     # ------------------------------------------------------------------------------------------------------- questions
     def _shown(self, rows: Sequence[int], values: Mapping[str, object]) -> list[np.ndarray]:
-        """Returns the images of each of these rows, in their order."""
         images: dict[int, np.ndarray] = {}
         for mine, answer in self._ask("images", list(rows), lambda _: values):
             images.update(zip(mine, answer.arrays["images"], strict=True))

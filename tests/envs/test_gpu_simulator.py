@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import Backend, EnvConfig
+from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 pytestmark = pytest.mark.sim
@@ -196,13 +195,6 @@ def test_a_goal_that_can_be_touched_is_not_hidden(simulator) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- what is needed
-def test_lighter_meshes_are_refused_where_they_are_not_shown() -> None:
-    from envs.maniskill import _make_gpu
-    from envs.simulators import SimulatorOptions
-
-    config = replace(CONFIG, backend=Backend.gpu, decimate=True)
-    with pytest.raises(ConfigError, match=r"env.decimate is true.*env.backend=batched"):
-        _make_gpu(config, ROWS, "cuda:0", SimulatorOptions((), True, False, True), {})
 
 
 def test_without_network_the_place_of_physx_s_library_is_named(tmp_path, monkeypatch) -> None:
@@ -219,16 +211,3 @@ def test_without_network_the_place_of_physx_s_library_is_named(tmp_path, monkeyp
     words = rf"{place}/libPhysXGpu_64.so, which cannot be fetched .*unzip it into {place}, so that"
     with pytest.raises(SimulatorError, match=words):
         gpu_library.enable_gpu_physics()
-
-
-def test_a_process_with_a_cpu_s_physics_is_told_that_it_cannot_have_a_gpu_s(monkeypatch) -> None:
-    from sapien import physx
-
-    from envs.gpu_library import enable_gpu_physics
-
-    def refuse() -> None:
-        raise RuntimeError("GPU PhysX can only be enabled once before any other code involving PhysX")
-
-    monkeypatch.setattr(physx, "enable_gpu", refuse)
-    with pytest.raises(SimulatorError, match=r"can only be enabled once.*before any that a CPU simulates"):
-        enable_gpu_physics()

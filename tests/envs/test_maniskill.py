@@ -87,33 +87,6 @@ def test_goal_markers_are_seen_only_if_asked() -> None:
     assert (images[True] != images[False]).any(-1).sum() > 10
 
 
-@pytest.mark.slow
-def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
-    config = replace(SMALL, obs_size=32, cameras=["base_camera", "hand_camera"])
-    seen = {}
-    for fov in (None, 0.8):
-        env = make(replace(config, camera_fov=fov))
-        seen[fov] = stacked(env.reset([3]))
-        env.close()
-    assert (seen[None][:, 0] != seen[0.8][:, 0]).any()
-    assert torch.equal(seen[None][:, 1], seen[0.8][:, 1])
-
-
-@pytest.mark.slow
-def test_two_robots_act_together() -> None:
-    config = replace(SMALL, task="TwoRobotPickCube-v1", robot=None, control_mode="pd_joint_delta_pos")
-    env = make(config, 2)
-    assert env.spec.action_dim == 16
-    assert env.spec.backend == "physx_cpu (batched)"
-    first = env.reset([1, 2]).proprio
-    result = env.step_chunk(torch.ones(2, 5, 16))
-    assert result.valid.all()
-    assert not torch.equal(first[:, 9:18], result.observation.proprio[:, 9:18])  # the second robot moved too
-    with pytest.raises(SimulatorError, match="no scripted expert"):
-        env.expert_actions()
-    env.close()
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
