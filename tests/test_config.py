@@ -234,7 +234,7 @@ BAD_INPUT = [
     ),
     (
         *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
-        "hierarchy.frozen is True|ignores the high-level policy's choices|warm_start.checkpoint=<dir>",
+        "hierarchy.frozen is True|never follows its goal|warm_start.checkpoint=<dir>",
     ),
     (VLA, "algorithm.lr_end_fraction=2", "algorithm.lr_end_fraction is 2.0|[0, 1]"),
     (VLA, "algorithm=grpo algorithm.group_size=3 env.auto_reset=false", "env.block_size is|group_size=3|multiple"),
@@ -312,7 +312,7 @@ BAD_INPUT = [
     (MATH, "algorithm.dual_clip=1.2", "algorithm.dual_clip is 1.2|1 + algorithm.clip_high=0.28|use 3.0, or null"),
     (MATH, "algorithm.max_log_ratio=100", "algorithm.max_log_ratio is 100.0|overflows|use 20.0"),
     (MATH, "algorithm=ppp", "algorithm is 'ppp'|did you mean algorithm=ppo?"),
-    (MATH, "reward.concurrency=4", "reward.concurrency is 4|a function of one's own|use 1"),
+    (MATH, "reward.concurrency=4", "reward.concurrency is 4|it needs a custom function|use 1"),
     (MATH, "reward.waits=true", "reward.waits is True|without reward._target_"),
     (MATH, "cluster.cpu_devices=2", "cluster.cpu_devices is 2|only training and evaluation in simulators"),
     (MATH, "cluster.waiting_devices=-1", "cluster.waiting_devices is -1|not negative"),
