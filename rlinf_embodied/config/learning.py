@@ -17,46 +17,18 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
-_SIZES = (
-    *("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads"),
-    "critic_hidden_size",
-)  # of a policy
-
-
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    """A policy and its size."""
+    """A policy: what all of them have; the rest is in `options`, a dataclass in the policy's own module."""
 
     _target_: str = "policies.tiny_vla.TinyVLA"
     name: str = "tiny_vla"
-    num_bins: int = 33  # values per action dimension
-    stem_width: int = 64  # channels of the convolutional stem
-    keypoints: int = 32  # spatial-softmax keypoints per camera
-    instruction_length: int = 8  # word tokens; the rest of a longer instruction is folded into the last one
-    hidden_size: int = 128  # of the causal transformer
-    num_layers: int = 2
-    num_heads: int = 4
     critic: Critic = Critic.privileged
-    critic_hidden_size: int = 256
-    freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
-    initial_std: float = 0.5  # of the actions of a new state policy
-    options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
+    options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
-        require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
         require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
-        require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")
-        require(
-            self.hidden_size % self.num_heads == 0,
-            "policy.hidden_size",
-            self.hidden_size,
-            f"it must be a multiple of policy.num_heads={self.num_heads}",
-            "change one of the two",
-        )
 
 
 @dataclass(kw_only=True, slots=True)

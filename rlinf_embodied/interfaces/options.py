@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
@@ -9,6 +10,7 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 _Options = TypeVar("_Options")
@@ -31,6 +33,19 @@ def numbers(options: Mapping[str, Any], path: str) -> dict[str, float]:
     return {name: float(value) for name, value in options.items()}
 
 
+def require_positive(options: object, *names: str) -> None:
+    """Checks that options of a policy are positive.
+
+    Raises:
+        ConfigError: one is not; names its path.
+    """
+    for name in names:
+        value = getattr(options, name)
+        rule, action = ("it must be at least 1", "1") if isinstance(value, int) else ("it must be positive", "0.5")
+        least = 1 if isinstance(value, int) else 0
+        require(value >= least and value > 0, f"policy.options.{name}", value, rule, f"leave it out, or use {action}")
+
+
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
     """Returns the options as a `kind`, whose defaults count for what is left out.
 
@@ -45,6 +60,12 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     if options and not fields(kind):  # pyright: ignore[reportArgumentType] - a dataclass
         name, value = next(iter(options.items()))
         raise ConfigError(f"{path}.{name} is {value!r}, but what reads this section has no options: leave it out")
+    known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {path}.{close[0]}?" if close else f"use one of {', '.join(known)}"
+            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option: {meant}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
         return cast(_Options, OmegaConf.to_object(merged))

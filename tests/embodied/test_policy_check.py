@@ -12,7 +12,6 @@ import torch
 from runs import tiny, train
 from torch import Tensor, nn
 
-from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
@@ -30,7 +29,7 @@ from own_policy import ProprioPolicy  # noqa: E402  # pyright: ignore[reportMiss
 ROWS = 4
 ENV = env_spec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, ())
 CONFIG = PolicyConfig(
-    _target_=f"{__name__}.Right", name="mine", num_bins=5, critic=Critic.observation, options={"width": 8}
+    _target_=f"{__name__}.Right", name="mine", critic=Critic.observation, options={"num_bins": 5, "width": 8}
 )
 
 
@@ -51,7 +50,7 @@ class Width:
     width: int = 64
 
 
-class Wider(StatePolicy):
+class Wider(ProprioPolicy):
     options_type = Width
 
 

@@ -90,8 +90,8 @@ def test_the_pages_other_network_trains(importable) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("hidden_sise: 3\n", r"policy.hidden_sise is None in .*mine.yaml, .*did you mean policy.hidden_size"),
-        ("num_bins: many\n", r"num_bins is 'many' in .*mine.yaml, but it must be int"),
+        ("temperatur: 3\n", r"policy.temperatur is None in .*mine.yaml, .*did you mean policy.temperature"),
+        ("temperature: many\n", r"temperature is 'many' in .*mine.yaml, but it must be float"),
         ("- a\n", "mine.yaml holds a list"),
     ],
 )
