@@ -23,8 +23,8 @@ OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
     [
         (["hierarchy.algorithm.gamma=2"], r"^hierarchy\.algorithm\.gamma is 2\.0, but it must lie in \[0, 1\]"),
         (
-            ["hierarchy.policy.options.num_heads=3"],
-            r"^hierarchy\.policy\.options\.num_heads is 3, but there is no such option",
+            ["hierarchy.policy.temperature=0"],
+            r"^hierarchy\.policy\.temperature is 0\.0, but it must be positive",
         ),
         (
             ["hierarchy.algorithm.reduction=fast"],
