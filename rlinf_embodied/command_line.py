@@ -24,6 +24,7 @@ from rlinf_embodied.compose import choices, compose, compose_answers, compose_ev
 from rlinf_embodied.config import ClusterConfig, EvaluateAnswersConfig, EvaluateConfig, Exactness, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
+    CheckpointWriteError,
     ConfigError,
     DataError,
     ObjectiveError,
@@ -38,6 +39,7 @@ from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
 STARTED = time.time()  # of the command: imports count
 # the input was wrong, not the machine
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
+FAULTS = (CheckpointWriteError, ObjectiveError, PlugInError, RunFileError, SimulatorCallError)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_TEMPORARY = "No usable temporary directory"
 _Config = TypeVar("_Config")
@@ -85,7 +87,7 @@ def main(
             file=sys.stderr,
         )
         sys.exit(1)
-    except (PlugInError, SimulatorCallError, ObjectiveError, RunFileError) as error:
+    except FAULTS as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt as error:

@@ -164,8 +164,8 @@ def _do(name: str, job: Job, rank: int, size: int, folder: Path) -> dict:
         worker = Worker(job, rank, second)
         found += take_steps(worker.learner, worker.model, job, rank, range(middle, len(job.steps)))
     slices = {name: parameter.to_local() for name, parameter in worker.model.named_parameters()}
-    moments = worker.learner.export_state()
-    return {"weights": worker.view.state_dict(), "found": found, "moments": moments, "slices": slices}
+    moments, part = worker.learner.export_state(), worker.learner.export_part()
+    return {"weights": worker.view.state_dict(), "found": found, "moments": moments, "slices": slices, "part": part}
 
 
 def together(jobs: dict[str, Job], size: int, folder: Path, timeout_s: float = 120) -> list[dict[str, dict]]:

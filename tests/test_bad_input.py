@@ -353,7 +353,7 @@ def nothing_starts(monkeypatch) -> Iterator[None]:
     def refuse(config: object) -> None:
         raise AssertionError("a session was opened")
 
-    monkeypatch.setattr("rlinf_embodied.runtime.sessions.make_session", refuse)
+    monkeypatch.setattr("rlinf_embodied.runtime.session.make_session", refuse)
     monkeypatch.setattr("rlinf_embodied.training.trainer.make_session", refuse)
     start = time.process_time()
     yield

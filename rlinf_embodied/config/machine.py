@@ -106,7 +106,7 @@ class ClusterConfig:
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
-    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
+    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/described_cluster.py
     links: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

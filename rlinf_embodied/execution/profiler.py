@@ -25,15 +25,13 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, Links, processor
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
-from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession
+from rlinf_embodied.execution.meter import METER, MeteredSession, Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.residents import can_leave
+from rlinf_embodied.runtime.host import StepContext, can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
 from rlinf_embodied.workflow.graph import Workflow
@@ -351,14 +349,7 @@ class _Profiling:
 
 
 def affordable_steps(workflow: Workflow, planned: Sequence[Probe], short_s: float, budget_s: float) -> int:
-    """Returns how many chunk-steps the loops of all probes have: a quarter of all, unless that takes very long.
-
-    Args:
-        workflow: the whole one.
-        planned: all probes.
-        short_s: seconds of an iteration of the first one with WARM_STEPS chunk-steps.
-        budget_s: seconds for the repetitions of all.
-    """
+    """Returns how many chunk-steps the loops of all probes have: a quarter of all, unless that takes very long."""
     loops = workflow.loops.values()
     most = max((loop.chunk_steps for loop in loops), default=WARM_STEPS)
     # rows that stop early, and are not reset, do less and less towards the end
@@ -385,9 +376,7 @@ def _step_context(probe: Probe, repetition: int) -> StepContext:
 def _enough(found: Sequence[Repetition], spent: float) -> bool:
     """Returns whether a probe was repeated often enough; one that is disturbed gets more chances to be quiet.
 
-    Args:
-        found: its repetitions.
-        spent: share of its time that they took.
+    `spent` is the share of its time that its repetitions took.
     """
     quiet, wanted = sum(one.is_quiet for one in found), wanted_repetitions(spent)
     return quiet >= wanted or len(found) >= wanted + _AGAIN or (spent > _AGAIN and len(found) >= wanted)

@@ -101,6 +101,19 @@ class Learner(Protocol):
         """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
         ...
 
+    @property
+    def shares(self) -> int:
+        """Number of workers that hold the state together; 1: each holds all of it."""
+        ...
+
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns a copy of this worker's part of the state; nothing is exchanged."""
+        ...
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the state of which all workers together returned these parts."""
+        ...
+
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `export_state` returned, of either learner and any number of workers.
 
@@ -204,6 +217,13 @@ class ReplicatedLearner:
 
     def export_state(self) -> dict[str, Tensor]:
         return self._optimizer.export_state() if self.reducer.rank == 0 else {}
+
+    shares = 1
+    export_part = export_state
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        (state,) = parts
+        return state
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         self.start()

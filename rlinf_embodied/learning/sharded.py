@@ -110,7 +110,7 @@ class _Agreed:
 
 
 class ShardedLearner:
-    """FSDP2 behind the Learner protocol; every method but `start`, `add`, `adopt` and the moves is a collective."""
+    """FSDP2 behind the Learner protocol; collective are `step`, `publish` and `export_state`."""
 
     def __init__(
         self,
@@ -291,6 +291,25 @@ class ShardedLearner:
             return {}
         steps = torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
         return {"steps": steps} | {name: torch.cat(found) for name, found in parts.items()}
+
+    @property
+    def shares(self) -> int:
+        return self._group.size
+
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns the slices of this worker, by moment and parameter."""
+        parts = {"steps": torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])}
+        for parameter, label in zip(self._parameters, self._names, strict=True):
+            for name, key in _MOMENTS.items():
+                parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).to("cpu", copy=True)
+        return parts
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        joined = {"steps": parts[0]["steps"]}
+        for name in _MOMENTS:
+            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._names]
+            joined[name] = torch.cat([whole.reshape(-1) for whole in wholes])
+        return joined
 
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -23,28 +23,42 @@ class StageState:
 
     @classmethod
     def of(
-        cls, module: nn.Module, version: int, groups: Mapping[str, Mapping[str, Tensor]], whole: bool = False
+        cls,
+        module: nn.Module,
+        version: int,
+        groups: Mapping[str, Mapping[str, Tensor]],
+        whole: bool = False,
+        share: tuple[int, int] = (0, 1),
     ) -> StageState:
-        """Returns a copy of a module's weights (see export_weights for `whole`), with what belongs to them."""
+        """Returns a copy of a module's weights, with what belongs to them; `whole`, `share`: see export_weights."""
         copied = {
             name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in group.items()}
             for name, group in groups.items()
         }
-        return cls(export_weights(module, version, whole), copied, checksum(_flat(copied)))
+        return cls(export_weights(module, version, whole, share=share), copied, checksum(_flat(copied)))
 
     def install(self, module: nn.Module) -> _Groups:
-        """Overwrites a module's weights and returns the groups.
+        """Overwrites a module's weights and returns the groups; raises as `install_parts`."""
+        return install_parts([self], module)[0]
 
-        Raises:
-            ObjectiveError: the bytes are not those that were kept, or belong to another module.
-        """
-        if checksum(_flat(self.groups)) != self.checksum:
+
+def install_parts(states: Sequence[StageState], module: nn.Module) -> list[_Groups]:
+    """Overwrites a module's weights with those that the states hold together; returns the groups of each.
+
+    Raises:
+        ObjectiveError: the bytes are not those that were kept, or belong to another module.
+    """
+    tensors: dict[str, Tensor] = {}
+    for state in states:
+        weights = state.weights
+        if (checksum(_flat(state.groups)), checksum(weights.tensors)) != (state.checksum, weights.checksum):
             raise ObjectiveError(
-                f"the state of version {self.weights.version} arrived damaged (another checksum): resume from the "
+                f"the state of version {weights.version} arrived damaged (another checksum): resume from the "
                 "newest checkpoint with the same command"
             )
-        install_weights(module, self.weights)
-        return self.groups
+        tensors |= weights.tensors
+    install_weights(module, WeightsMessage(states[0].weights.version, tensors, checksum(tensors)))
+    return [state.groups for state in states]
 
 
 def kept(states: Iterable[object]) -> StageState:

@@ -5,7 +5,7 @@
     snapshot           weights and groups, kept in memory from the start of an iteration on
     go_on_from         what a snapshot kept, also in a rebuilt stage
 
-All workers of a group make the same calls; the first one speaks for them.
+All workers of a group make the same calls; the first one speaks for them, except in snapshots of sharded learners.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.snapshot import StageState, install_parts
 
 Groups = dict[str, dict[str, Tensor]]
 _NO_MODULES: Mapping[str, nn.Module] = MappingProxyType({})
@@ -102,27 +102,36 @@ class TrainingState:
         Raises:
             CheckpointError: a group is missing, or that of other networks.
         """
-        self._restore(lambda name: load_tensors(Path(folder), name))
+        for name, module in self._modules.items():
+            module.load_state_dict(load_tensors(Path(folder), name))
+        for name, learner in self._learners.items():
+            learner.import_state(load_tensors(Path(folder), name))
         self._shared.version = version
 
     # ------------------------------------------------------------------------------------------------------ snapshots
     def snapshot(self) -> StageState | None:
-        """Returns a copy of weights, networks and moments; None in workers but the first, and all take part."""
-        groups = self.export()
-        return StageState.of(self._shared.policy.module, self._shared.version, groups) if self._rank == 0 else None
+        """Returns a copy of weights, networks and moments; None in workers but the first.
+
+        Where workers hold slices, each returns its slices, and as many of the weights: nothing is exchanged.
+        """
+        shares = max((learner.shares for learner in self._learners.values()), default=1)
+        if self._rank >= shares:
+            return None
+        groups: Groups = {name: learner.export_part() for name, learner in self._learners.items()}
+        if self._rank == 0:
+            groups |= {name: dict(module.state_dict()) for name, module in self._modules.items()}
+        module, version = self._shared.policy.module, self._shared.version
+        return StageState.of(module, version, groups, share=(self._rank, shares))
 
     def go_on_from(self, parts: Iterable[StageState | None]) -> None:
         """Restores what `snapshot` returned in all workers."""
-        found = kept(parts)
-        groups = found.install(self._shared.policy.module)
+        found = [part for part in parts if part is not None]
+        groups = install_parts(found, self._shared.policy.module)
         for learner in self._learners.values():
             learner.adopt()
         with torch.no_grad():
-            self._restore(lambda name: groups[name])
-        self._shared.version = found.weights.version
-
-    def _restore(self, group: Callable[[str], Mapping[str, Tensor]]) -> None:
-        for name, module in self._modules.items():
-            module.load_state_dict(group(name))
-        for name, learner in self._learners.items():
-            learner.import_state(group(name))
+            for name, module in self._modules.items():
+                module.load_state_dict(groups[0][name])
+            for name, learner in self._learners.items():
+                learner.import_state(learner.joined([group[name] for group in groups if group[name]]))
+        self._shared.version = found[0].weights.version

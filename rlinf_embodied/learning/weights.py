@@ -46,7 +46,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     return value
 
 
-def export_weights(module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE) -> WeightsMessage:
+def export_weights(
+    module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, share: tuple[int, int] = (0, 1)
+) -> WeightsMessage:
     """Returns a copy of a module's state as a message.
 
     Args:
@@ -54,9 +56,10 @@ def export_weights(module: nn.Module, version: int, whole: bool = True, policy: 
         version: of its weights.
         whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
         policy: whose they are, where the receiver holds several.
+        share: (k, n) for every n-th tensor from the k-th on.
     """
     chosen = module.state_dict() if whole else _changing(module)
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in chosen.items()}
+    tensors = {name: chosen[name].detach().cpu().clone() for name in [*chosen][share[0] :: share[1]]}
     return WeightsMessage(version, tensors, checksum(tensors), policy)
 
 

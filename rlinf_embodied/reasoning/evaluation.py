@@ -30,10 +30,8 @@ from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Asked, Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.runtime.session import Session, find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
+from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
@@ -14,6 +14,7 @@ from rlinf_embodied.planning.notation import resolve_on
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
+from rlinf_embodied.tools.described_cluster import described_cluster
 
 
 def find_profile(config: ProfiledConfig) -> Profile:

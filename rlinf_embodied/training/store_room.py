@@ -4,7 +4,7 @@
     weights     a version on its way to other workers, and one per iteration ahead; as profiled, or at most a snapshot
     data        what blocks carry from worker to worker, of every iteration under way; as profiled
 
-All of a snapshot lies in the store of the driver's node, so that is the one that is looked at.
+All of a snapshot is counted as if it lay in the store of the driver's node: of several nodes each holds a part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlinf_embodied.runtime.transport import Route, Transport
+from rlinf_embodied.runtime.transport import Route
 from rlinf_embodied.workflow.graph import Workflow
 
 
@@ -45,14 +45,16 @@ def store_need(
         snapshot_bytes: of one snapshot; 0 where none are kept.
         weights_bytes: of a version, by (source, target), where that was measured.
     """
-    stored = [route for route in routes if route.transport is not Transport.in_process]
+    stored = {route.edge: route for route in routes if route.stored}
     weights = sum(
         weights_bytes.get((edge.source, edge.target), snapshot_bytes)
         for edge in workflow.weight_edges
-        if any(route.edge == f"{edge.source} ~> {edge.target}" for route in stored)
+        if f"{edge.source} ~> {edge.target}" in stored
     )
     items = workflow.items_per_block
-    data = sum((route.bytes_per_item or 0.0) * items * len(route.blocks) for route in stored if route.kind == "data")
+    data = sum(
+        (route.bytes_per_item or 0.0) * items * route.stored for route in stored.values() if route.kind == "data"
+    )
     return StoreNeed(2 * snapshot_bytes, (1 + staleness) * weights, (1 + staleness) * data)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from functools import partial
 
@@ -131,14 +130,6 @@ def test_a_cache_holds_what_was_planned(sim, policy: OpenVLAFootprint, shape: Po
     assert found == pytest.approx(planned, rel=OFF)
 
 
-def test_the_logits_of_a_row_are_as_large_as_planned(policy: OpenVLAFootprint, shape: PolicyShape):
-    network = policy.module
-    assert isinstance(network, OpenVLA)
-    hidden = torch.zeros(ROWS, 1, network.dim, dtype=next(network.parameters()).dtype, device="sim")
-    planned = ROWS * memory.logits(1, shape.logits_columns, shape.value_bytes)
-    assert network.logits(hidden).nbytes == planned
-
-
 # ---------------------------------------------------------------------------------------------------------- a learner
 @pytest.fixture
 def whole(config: OpenVLAConfig) -> OpenVLAFootprint:
@@ -185,27 +176,6 @@ def test_a_step_of_the_replicated_learner_takes_what_was_planned(
     found = peak_of(sim, lambda: take_step(whole, learner, rows))
     assert found == pytest.approx(work.at(rows), rel=OFF)
     assert (work.at(rows) > 5 * memory.gradient(whole_shape)) == (rows == 24)
-
-
-def test_a_step_alone_takes_three_vectors(sim, whole: OpenVLAFootprint, whole_shape: PolicyShape):
-    """Once gradients are summed: the total, which becomes the clipped mean, and two that Adam makes."""
-    learner, parameters = learner_of(whole), trained(whole)
-    gc.collect()
-    before = sim.memory_allocated()
-
-    def run() -> LossSums:
-        loss = sum((p[:1].sum() for p in parameters), torch.zeros((), device="sim"))
-        return LossSums(loss, loss.new_tensor(1.0), loss.detach().reshape(1))
-
-    index = torch.zeros(1, dtype=torch.int64)
-    learner.add(0, index, lambda block, index: [Pass(1.0, run)])
-    learner.add(1, index, lambda block, index: [Pass(1.0, run)])
-    gc.collect()  # graphs in cycles, which are freed whenever Python looks for them
-    sim.reset_peak_memory_stats()
-    step = learner.step({}, lambda block, index: [])
-    assert step.norm is not None
-    assert step.norm > 1  # it was clipped
-    assert sim.max_memory_allocated() - before == pytest.approx(3 * memory.gradient(whole_shape), rel=OFF)
 
 
 def test_the_most_rows_that_fit_run_and_one_more_does_not(sim, whole: OpenVLAFootprint, whole_shape: PolicyShape):

@@ -21,13 +21,13 @@ from rlinf_embodied.learning.training_state import TrainingState
 class Trained:
     """A policy, a network beside it, an optimizer of both, and their state."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank: int = 0, kind: type[ReplicatedLearner] = ReplicatedLearner) -> None:
         torch.manual_seed(0)
         self.policy, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
         self.shared = SharedPolicy(SimpleNamespace(module=self.policy))
         parameters = [*self.policy.parameters(), *self.critic.parameters()]
         settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
-        self.learner = ReplicatedLearner(parameters, settings, ("loss",), ExactReducer(SoloGroup(), (0,)))
+        self.learner = kind(parameters, settings, ("loss",), ExactReducer(SoloGroup(), (0,)))
         self.state = TrainingState(self.shared, rank, {"optimizer": self.learner}, {"critic": self.critic})
 
     def step(self, seed: int) -> None:
@@ -80,6 +80,35 @@ def test_a_snapshot_is_a_copy_that_every_worker_goes_on_from() -> None:
         made.state.go_on_from(parts)
         assert made.shared.version == 2
         assert after(made, 3).weights == later
+
+
+class Half(ReplicatedLearner):
+    """Holds one of two slices, by its rank."""
+
+    shares = 2
+    rank = 0
+
+    def export_part(self) -> dict[str, torch.Tensor]:
+        state = self.export_state()
+        return {"steps": state["steps"]} | {n: state[n].chunk(2)[self.rank] for n in ("mean", "square")}
+
+    def joined(self, parts):
+        return {"steps": parts[0]["steps"]} | {n: torch.cat([part[n] for part in parts]) for n in ("mean", "square")}
+
+
+def test_where_workers_hold_slices_each_keeps_its_own_and_a_share_of_the_weights() -> None:
+    workers = [Trained(rank, Half) for rank in range(2)]
+    for rank, worker in enumerate(workers):
+        after(worker, 1, 2)
+        worker.learner.rank = rank
+    parts = [worker.state.snapshot() for worker in workers]
+    assert [sorted(part.weights.tensors) for part in parts] == [["weight"], ["bias"]]
+    assert [len(part.groups["optimizer"]["mean"]) for part in parts] == [4, 4]
+    later = after(workers[0], 3).weights
+    made = Trained(0, Half)
+    made.state.go_on_from(parts)
+    assert made.shared.version == 2
+    assert after(made, 3).weights == later
 
 
 def test_a_checkpoint_of_other_networks_is_refused(tmp_path) -> None:

@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -103,13 +102,6 @@ def test_a_peer_that_hangs_is_reported_after_the_timeout(tmp_path):
         waiting.exchange([torch.ones(1)], [1, 1])
     waiting.close()
     silent.close()
-
-
-def test_a_meeting_to_which_nobody_comes_is_a_hang(tmp_path):
-    start = time.monotonic()
-    with pytest.raises(HangError, match="rank 0 of 2 waited 1 s for the others in rendezvous"):
-        TorchGroup(0, 2, f"file://{tmp_path}/store", timeout_s=1)
-    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize("rendezvous", ["/tmp/store", "tcp://host", "http://host:1"])
