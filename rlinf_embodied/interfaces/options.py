@@ -59,10 +59,8 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     """
     if options and not fields(kind):  # pyright: ignore[reportArgumentType] - a dataclass
         name, value = next(iter(options.items()))
-        raise ConfigError(
-            f"{path}.{name} is {value!r}, but there are no options here: leave it out, or name a dataclass "
-            "as options_type of the class"
-        )
+        rule = "there are no options here: leave it out, or name a dataclass as options_type of the class"
+        raise ConfigError(f"{path}.{name} is {value!r}, but {rule}")
     known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
     for name in options:
         if name not in known:

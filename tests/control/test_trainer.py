@@ -113,7 +113,7 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
             r"policy\.name is 'soft_actor', but the actions of CartPole-v1 are the ch",
         ),
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
-        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
+        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but there is no such option"),
         (
             ["warm_start.from_nothing=false", "warm_start.checkpoint=/nowhere"],
             CheckpointError,

@@ -293,17 +293,17 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
         (
             "policies.tiny_vla.TinyVLA",
             {"widht": 3},
-            r"policy.options.widht is 3, but there is no such option: .*stem_width",
+            r"widht is 3, but there is no such option: .*stem_width",
         ),
         (
             "policies.state_policy.StatePolicy",
             {"width": 3},
-            r"policy.options.width is 3, but there is no such option: use one of .*num_bins",
+            r"width is 3, but .*: use one of num_bins",
         ),
         (
             "policies.flow_vla.FlowVLA",
             {"stepz": 3},
-            r"policy.options.stepz is 3, .*: did you mean policy.options.steps",
+            r"stepz is 3, .*: did you mean policy.options.steps",
         ),
         ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
         ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
