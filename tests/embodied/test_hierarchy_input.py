@@ -80,7 +80,9 @@ def test_a_low_level_policy_is_no_high_level_one() -> None:
 def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path) -> None:
     _, high = folders(two_levels())
     words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.options.hidden_size=8", f"run.dir={tmp_path}"]
-    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.hidden_size is 8, .* set hierarchy\.policy"):
+    with pytest.raises(
+        CheckpointError, match=r"^hierarchy\.policy\.options\.hidden_size is 8, .* set hierarchy\.policy"
+    ):
         trainer_of(two_levels(*words)).run()
 
 
@@ -102,6 +104,7 @@ def test_two_levels_are_no_teacher(tmp_path) -> None:
 
 def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
     own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "options.num_bins=11", "critic=observation"]
+    own += ["options.hidden_size=-", "options.num_layers=-"]  # which it does not have
     short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2", f"warm_start.cache_dir={tmp_path}"]
     config = two_levels(f"run.dir={tmp_path / 'run'}", *short, *(f"hierarchy.policy.{word}" for word in own))
     assert train(config)["iterations"] == 1
