@@ -18,9 +18,9 @@ from policies.action_distributions import DISTRIBUTIONS
 from policies.checkpoint_folder import KeptInFolder
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import require_positive, typed
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, PolicySpec, Record
 from rlinf_embodied.randomness import words
 
@@ -43,7 +43,8 @@ class ActorCriticOptions:
     initial_std: float = 1.0  # of the actions of a new policy
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden_size", "num_layers", "initial_std")
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", low=1)
+        require_numbers(self, "policy.options", "initial_std", low=0, above=True)
         known, given = ("auto", *DISTRIBUTIONS), self.distribution
         require(given in known, "policy.options.distribution", given, f"it is one of {', '.join(known)}", "use auto")
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from policies.flow import Flow
 from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.options import require_positive
 from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
@@ -34,7 +34,7 @@ class FlowOptions(TinyVLAOptions):
 
     def __post_init__(self) -> None:
         TinyVLAOptions.__post_init__(self)
-        require_positive(self, "steps", "expert_size")
+        require_numbers(self, "policy.options", "steps", "expert_size", low=1)
 
 
 class ActionExpert(nn.Module):

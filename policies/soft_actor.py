@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from policies.action_distributions import SquashedGaussian
 from policies.checkpoint_folder import KeptInFolder
 from rlinf_embodied.config import PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import require_positive, typed
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
@@ -42,7 +42,7 @@ class SoftActorOptions:
     num_layers: int = 2
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden_size", "num_layers")
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", low=1)
 
 
 class SoftActorNet(nn.Module):

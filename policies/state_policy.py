@@ -23,10 +23,10 @@ from policies.critic import Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.options import require_positive, typed
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
@@ -46,9 +46,9 @@ class StateOptions:
     initial_std: float = 0.5  # of the actions of a new policy
 
     def __post_init__(self) -> None:
-        require_positive(self, "hidden_size", "num_layers", "critic_hidden_size", "initial_std")
-        bins, rule = self.num_bins, "a token needs at least two values"
-        require(bins >= 2, "policy.options.num_bins", bins, rule, "use 33")
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", "critic_hidden_size", low=1)
+        require_numbers(self, "policy.options", "initial_std", low=0, above=True)
+        require_numbers(self, "policy.options", "num_bins", low=2)
 
 
 class StateNet(nn.Module):

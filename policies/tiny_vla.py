@@ -27,10 +27,10 @@ from policies.vision import MAPS, Pool, Stem, image_features, of_cameras
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import require_positive, typed
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
@@ -54,10 +54,11 @@ class TinyVLAOptions:
     freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
 
     def __post_init__(self) -> None:
-        require_positive(self, "stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers")
-        require_positive(self, "num_heads", "critic_hidden_size")
-        bins, rule = self.num_bins, "a token needs at least two values"
-        require(bins >= 2, "policy.options.num_bins", bins, rule, "use 33")
+        require_numbers(
+            self, "policy.options", "stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", low=1
+        )
+        require_numbers(self, "policy.options", "num_heads", "critic_hidden_size", low=1)
+        require_numbers(self, "policy.options", "num_bins", low=2)
         rule = f"it must be a multiple of policy.options.num_heads={self.num_heads}"
         fits = self.hidden_size % self.num_heads == 0
         require(fits, "policy.options.hidden_size", self.hidden_size, rule, "change one of the two")

@@ -9,8 +9,8 @@ import yaml
 from runs import tiny
 
 from rlinf_embodied import evaluate, train
-from rlinf_embodied.command_line import compose_evaluation, help_text, main
-from rlinf_embodied.compose import choices, compose_evaluate, groups, keys
+from rlinf_embodied.command_line import help_text, main
+from rlinf_embodied.compose import choices, compose_evaluate, compose_evaluation, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import (
     CheckpointError,

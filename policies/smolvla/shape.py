@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from policies.checkpoint_folder import read_json
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces.options import require_positive, typed
+from rlinf_embodied.interfaces.options import typed
 
 TYPE = "smolvla"
 _ACTION = "give the config.json of a SmolVLA"
@@ -60,8 +60,17 @@ class SmolVLAOptions:
     freeze_stem: bool = True  # in RL: the images' tokens are cached with the rollout
 
     def __post_init__(self) -> None:
-        require_positive(self, "steps", "num_layers", "self_attention_every", "max_state_dim", "max_action_dim")
-        require_positive(self, "instruction_length", "critic_hidden_size")
+        require_numbers(
+            self,
+            "policy.options",
+            "steps",
+            "num_layers",
+            "self_attention_every",
+            "max_state_dim",
+            "max_action_dim",
+            low=1,
+        )
+        require_numbers(self, "policy.options", "instruction_length", "critic_hidden_size", low=1)
         cell = self.patch_size * self.pixel_shuffle
         rule = f"tokens are squares of {cell} pixels (patch_size * pixel_shuffle)"
         require(self.image_size % cell == 0, "policy.options.image_size", self.image_size, rule, "use a multiple")

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 _Options = TypeVar("_Options")
@@ -31,19 +30,6 @@ def numbers(options: Mapping[str, Any], path: str) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{path}.{name} is {value!r}, but a number is needed: give one")
     return {name: float(value) for name, value in options.items()}
-
-
-def require_positive(options: object, *names: str) -> None:
-    """Checks that options of a policy are positive.
-
-    Raises:
-        ConfigError: one is not; names its path.
-    """
-    for name in names:
-        value = getattr(options, name)
-        rule, action = ("it must be at least 1", "1") if isinstance(value, int) else ("it must be positive", "0.5")
-        least = 1 if isinstance(value, int) else 0
-        require(value >= least and value > 0, f"policy.options.{name}", value, rule, f"leave it out, or use {action}")
 
 
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:

@@ -17,9 +17,9 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult

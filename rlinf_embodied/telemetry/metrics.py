@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from rlinf_embodied.errors import writing
 from rlinf_embodied.telemetry.boards import Board
-from rlinf_embodied.telemetry.run_files import writing
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 
@@ -96,7 +96,7 @@ class MetricsWriter:
             board.log(finite, global_step)
 
     def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
-        """Writes what the policy wrote in an iteration that `write` got; nothing where there are no rows.
+        """Writes the completions of an iteration that `write` got; nothing without rows.
 
         Raises:
             RunFileError: the file cannot be written.

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
+from rlinf_embodied.learning.gradients import checkpoint_blocks
 from rlinf_embodied.learning.sharded import sharding_units
 from rlinf_embodied.tools.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
 

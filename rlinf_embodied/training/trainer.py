@@ -26,7 +26,8 @@ from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
+from rlinf_embodied.learning.checkpoint import find_latest, verify
+from rlinf_embodied.learning.checkpoint_writer import point_latest
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked

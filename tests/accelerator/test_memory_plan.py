@@ -14,11 +14,10 @@ from transformers import DynamicCache
 from policies.openvla.footprint import OpenVLAFootprint, add_adapters, meta_network
 from policies.openvla.network import OpenVLA, causal_mask
 from policies.openvla.settings import OpenVLAConfig, config_of
-from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
-from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.gradients import LossSums, Pass, checkpoint_blocks
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import FastReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.tools import memory
 from rlinf_embodied.tools.footprint import policy_shape
 from rlinf_embodied.tools.memory import PolicyShape
@@ -144,7 +143,7 @@ def whole_shape(config: OpenVLAConfig) -> PolicyShape:
 
 def learner_of(policy: OpenVLAFootprint) -> ReplicatedLearner:
     settings = AdamSettings(1e-4, (0.9, 0.999), 1.0)
-    return ReplicatedLearner(trained(policy), settings, ("loss",), FastReducer(SoloGroup(), [0, 0]))
+    return ReplicatedLearner(trained(policy), settings, ("loss",), Reducer(SoloGroup(), [0, 0], exact=False))
 
 
 def take_step(policy: OpenVLAFootprint, learner: ReplicatedLearner, rows: int) -> None:

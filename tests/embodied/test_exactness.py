@@ -61,10 +61,8 @@ VARIANTS = {
 # in every run of the tests: uneven shares, switching, streaming, the learner on all devices, each algorithm's own paths
 TELLING = {
     ("ppo", "collocated on 3, uneven"),
-    ("ppo", "hybrid on 2"),
     ("ppo", "disaggregated on 2, switching"),
     ("ppo", "unlike splits"),
-    ("ppo", "unlike shares"),
     ("ppo", "unlike shares of a loop's sides"),
     ("ppo, bootstrap at time-outs from images", "disaggregated on 2"),
     ("ppo, carried over", "unlike splits"),

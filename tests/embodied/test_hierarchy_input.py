@@ -80,9 +80,7 @@ def test_a_low_level_policy_is_no_high_level_one() -> None:
 def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path) -> None:
     _, high = folders(two_levels())
     words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.options.hidden_size=8", f"run.dir={tmp_path}"]
-    with pytest.raises(
-        CheckpointError, match=r"^hierarchy\.policy\.options\.hidden_size is 8, .* set hierarchy\.policy"
-    ):
+    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.options\.hidden_size is 8, .* set hierarchy"):
         trainer_of(two_levels(*words)).run()
 
 

@@ -31,13 +31,15 @@ REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_zero_variance_groups=false
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
 VARIANTS = {
     "grpo": [],
-    "ppo": PPO,
     "reference": REFERENCE,
     "lora": LORA,
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
 }
-LONG = ("ppo", "reference", "lora", "dapo")
+
+
+OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
+FORM = ["reward.format_reward=0.25"]
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -76,9 +78,7 @@ def same_end(folder: Path, other: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
-@pytest.mark.parametrize(
-    "variant", ["grpo", "ppo with lora", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
-)
+@pytest.mark.parametrize("variant", ["grpo", "ppo with lora", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
     straight, monkeypatch, tmp_path, variant: str
 ) -> None:
@@ -185,6 +185,23 @@ def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> Non
     assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said", "drops"),
+    [
+        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another", False),
+        (FORM, "1 for a right answer, 0 for another, 0.25 for the right format", True),
+        ([*FORM, *PPO], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        ([*FORM, "algorithm=grpo"], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        (["reward._target_=my.f", *OVERLONG], "what my.f returns, up to -0.5 for length", False),
+    ],
+)
+def test_what_is_rewarded_and_dropped_is_said(chosen: list[str], said: str, drops: bool) -> None:
+    reward, *others = ReasoningJob(tiny_math(*chosen)).launch_notes()
+    assert reward == f"reward   {said} (reward.*)"
+    assert len(others) == drops
+    assert all("groups that differ only in their format leave the batch" in note for note in others)
+
+
 # --------------------------------------------------------------------------------------------------------- checkpoints
 @pytest.mark.parametrize("variant", ["grpo", "lora"])
 def test_a_checkpoint_is_a_folder_that_transformers_loads_to_the_same_logits(straight, variant: str) -> None:
@@ -238,9 +255,7 @@ def nothing_starts(monkeypatch):
     ("overrides", "difference"),
     [
         (["data.level=sum1-1-9"], "data.level is 'sum1-1-9' here and 'sum1-2-9' there"),
-        (["data.prompt_template=natural"], "data.prompt_template is 'natural' here and 'compact' there"),
         (["policy.lora.rank=2"], "policy.lora.rank is 2 here and 0 there"),
-        (["generation.temperature=0.5"], "generation.temperature is 0.5 here and 1.0 there"),
         (PPO, "algorithm.name is 'ppo' here and 'grpo' there"),
     ],
 )

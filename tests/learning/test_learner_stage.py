@@ -1,4 +1,4 @@
-"""Training goes on from a checkpoint, or from a snapshot, as if nothing had happened in between."""
+"""Training continues from a checkpoint or a snapshot as if nothing had happened in between."""
 
 from __future__ import annotations
 
@@ -10,25 +10,31 @@ import torch
 from torch import nn
 
 from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.training_state import TrainingState
 
 
-class Trained:
-    """A policy, a network beside it, an optimizer of both, and their state."""
+class Trained(LearnerStage):
+    """A stage with a policy, another network, and an optimizer of both."""
 
-    def __init__(self, rank: int = 0, kind: type[ReplicatedLearner] = ReplicatedLearner) -> None:
+    def __init__(
+        self, rank: int = 0, kind: type[ReplicatedLearner] = ReplicatedLearner, with_critic: bool = True
+    ) -> None:
         torch.manual_seed(0)
         self.policy, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
-        self.shared = SharedPolicy(SimpleNamespace(module=self.policy))
-        parameters = [*self.policy.parameters(), *self.critic.parameters()]
+        parameters = [*self.policy.parameters(), *(self.critic.parameters() if with_critic else ())]
         settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
-        self.learner = kind(parameters, settings, ("loss",), ExactReducer(SoloGroup(), (0,)))
-        self.state = TrainingState(self.shared, rank, {"optimizer": self.learner}, {"critic": self.critic})
+        self.learner = kind(parameters, settings, ("loss",), Reducer(SoloGroup(), (0,)))
+        modules = {"critic": self.critic} if with_critic else {}
+        self.hold(SharedPolicy(SimpleNamespace(module=self.policy)), rank, "cpu", {"optimizer": self.learner}, modules)
+
+    def write_policy(self, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
 
     def step(self, seed: int) -> None:
         rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
@@ -52,32 +58,34 @@ def after(made: Trained, *steps: int) -> Trained:
     return made
 
 
-def written(made: Trained, root: Path) -> Path:
-    def write_policy(folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
+def at(iteration: int) -> SimpleNamespace:
+    return SimpleNamespace(iteration=iteration)
 
-    made.state.write((str(root), 2, 1), write_policy, made.state.export(), {"blocks": []})
-    made.state.wait()
-    return root / "step_000002"
+
+def written(made: Trained, root: Path) -> str:
+    made.save(at(2), (str(root), 2, 1, StagePart(state={"blocks": []})))
+    made.wait_saved(at(2))
+    return str(root / "step_000002")
 
 
 def test_a_checkpoint_brings_back_networks_moments_and_version(tmp_path) -> None:
     first = after(Trained(), 1, 2)
     folder = written(first, tmp_path)
+    assert load_state(Path(folder)) == {"blocks": [], "version": 2}
     second = Trained()
     second.policy.load_state_dict(first.policy.state_dict())  # as whoever loads a policy does
-    second.state.load(str(folder), 2)
+    second.load(at(2), folder)
     assert second.shared.version == 2
     assert after(second, 3).weights == after(first, 3).weights
 
 
-def test_a_snapshot_is_a_copy_that_every_worker_goes_on_from() -> None:
+def test_a_snapshot_is_a_copy_from_which_every_worker_continues() -> None:
     first = after(Trained(), 1, 2)
-    parts = [first.state.snapshot(), Trained(rank=1).state.snapshot()]
+    parts = [first.export_snapshot(at(2)), Trained(rank=1).export_snapshot(at(2))]
     assert parts[1] is None
     later = after(first, 3).weights
     for made in (first, Trained()):
-        made.state.go_on_from(parts)
+        made.import_snapshot(at(2), parts)
         assert made.shared.version == 2
         assert after(made, 3).weights == later
 
@@ -101,22 +109,19 @@ def test_where_workers_hold_slices_each_keeps_its_own_and_a_share_of_the_weights
     for rank, worker in enumerate(workers):
         after(worker, 1, 2)
         worker.learner.rank = rank
-    parts = [worker.state.snapshot() for worker in workers]
+    parts = [worker.export_snapshot(at(2)) for worker in workers]
     assert [sorted(part.weights.tensors) for part in parts] == [["weight"], ["bias"]]
     assert [len(part.groups["optimizer"]["mean"]) for part in parts] == [4, 4]
     later = after(workers[0], 3).weights
     made = Trained(0, Half)
-    made.state.go_on_from(parts)
+    made.import_snapshot(at(2), parts)
     assert made.shared.version == 2
     assert after(made, 3).weights == later
 
 
 def test_a_checkpoint_of_other_networks_is_refused(tmp_path) -> None:
     folder = written(after(Trained(), 1), tmp_path)
-    other = Trained()
-    parameters = list(other.policy.parameters())
-    learner = ReplicatedLearner(parameters, AdamSettings(0.1, (0.9, 0.999), 1e9), (), other.learner.reducer)
-    state = TrainingState(other.shared, 0, {"optimizer": learner})
+    other = Trained(with_critic=False)
     with pytest.raises(CheckpointError, match="the optimizer state has"):
-        state.load(str(folder), 1)
+        other.load(at(1), folder)
     assert other.shared.version == 0
