@@ -342,7 +342,7 @@ def test_bad_input_is_named_with_its_rule_and_the_next_action(base, words, parts
 def test_checks_have_episodes_of_their_own_where_there_are_checks():
     seeds = ["eval.seed=999950", "eval.num_episodes=51"]
     assert compose_train(seeds).eval.seed == 999950  # no goal: nothing is checked
-    with pytest.raises(ConfigError, match=r"eval.check_seed is 1000000, but checks have episodes of their own"):
+    with pytest.raises(ConfigError, match=r"eval.check_seed is 1000000, but checks need separate episodes"):
         compose_train([*seeds, "run.until_success=0.9"])
     assert compose_train([seeds[0], "eval.num_episodes=50", "run.until_success=0.9"]).eval.num_episodes == 50
 
