@@ -28,7 +28,7 @@ PATIENCE_S = 20.0  # of processor time: what is imported for a message, whatever
 WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env._target_=nowhere.make_env", ["env._target_ is 'nowhere.make_env'", "nowhere"]),
     (VLA, "policy._target_=policies.none.Policy", ["policy._target_ is 'policies.none.Policy'", "policies.none"]),
-    (VLA, "env=point_reach env.options.crash_at_step=x", ["env.options.crash_at_step is 'x'", "a number is needed"]),
+    (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
