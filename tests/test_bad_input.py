@@ -30,7 +30,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "policy.options.num_layers=two", ["policy.options.num_layers is 'two'", "Integer"]),
     (VLA, "policy.options.hidden_size=31", ["hidden_size is 31", "multiple of policy.options.num_heads", "change one"]),
     (VLA, "policy._target_=policies.none.Policy", ["policy._target_ is 'policies.none.Policy'", "policies.none"]),
-    (VLA, "env=point_reach env.options.crash_at_step=x", ["env.options.crash_at_step is 'x'", "a number is needed"]),
+    (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",

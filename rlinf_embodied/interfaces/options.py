@@ -20,18 +20,6 @@ class NoOptions:
     """Of a plug-in that has none: every name is refused."""
 
 
-def numbers(options: Mapping[str, Any], path: str) -> dict[str, float]:
-    """Returns options that are all numbers.
-
-    Raises:
-        ConfigError: a value is something else; names its path.
-    """
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{path}.{name} is {value!r}, but a number is needed: give one")
-    return {name: float(value) for name, value in options.items()}
-
-
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
     """Returns the options as a `kind`, whose defaults count for what is left out.
 

@@ -281,8 +281,9 @@ def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, fin
 
 
 def test_a_simulator_that_fails_ends_the_run_with_its_reason(monkeypatch, capsys, tmp_path) -> None:
-    crash = ["env.options.crash_at_step=20", f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
+    faulty = ["env._target_=faulty_reach.make_env", "env.options.crash_at_step=20"]
+    crash = [*faulty, f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
     code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*crash))
     assert code == 1
     assert err.startswith("error: worker 0 ")
-    assert "env.options.crash_at_step is 20: point_reach fails as it was told to" in err
+    assert "env.options.crash_at_step is 20: point_reach fails as configured" in err
