@@ -115,7 +115,6 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
         "obs_size": env.obs_size,
         "chunk": env.chunk,
         "horizon": env.horizon,
-        "num_bins": policy.num_bins,
         "action_head": policy.name,
         "observations": OBSERVATION_VERSION,
         "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",

@@ -9,11 +9,11 @@ import numpy as np
 import openvla_folders
 import pytest
 from recordings import point_episodes, write_recording
-from runs import SFT, TINY, cluster, metric_rows, tiny, tiny_overrides, train
+from runs import SFT, TINY, cluster, metric_rows, tiny, train
 from training_faults import lost, once
 
 from policies.openvla.policy import OpenVLAPolicy
-from rlinf_embodied.compose import compose_export, compose_train
+from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
@@ -62,19 +62,14 @@ def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_lea
 def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Path, tmp_path: Path) -> None:
     published = openvla_folders.write_published(tmp_path / "published", action=2)
     openvla = ["policy=openvla_oft", "policy.options.prompt_length=24", "policy.options.lora.rank=4"]
-
-    def shaped(*overrides: str) -> TrainConfig:
-        of_tiny = ("policy.hidden", "policy.num", "policy.stem", "policy.key", "policy.critic_h", "policy.inst")
-        return compose_train([text for text in tiny_overrides(*openvla, *overrides) if not text.startswith(of_tiny)])
-
     short = ["algorithm.head_epochs=1", "run.num_iterations=2", f"run.dir={tmp_path / 'sft'}"]
-    summary = train(shaped(*SFT, f"data={recording}", f"warm_start.checkpoint={published}", *short))
+    summary = train(tiny(*openvla, *SFT, f"data={recording}", f"warm_start.checkpoint={published}", *short))
     assert summary["best_check"]["iteration"] >= 1
     latest = tmp_path / "sft/checkpoints/latest"
     scale = OpenVLAPolicy.from_folder(latest).module.privileged_scale
     assert scale.std.std() > 0  # of what random actions see
     follow = [f"warm_start.checkpoint={latest}", f"run.dir={tmp_path / 'rl'}", "run.num_iterations=1"]
-    assert train(shaped(*follow, "algorithm.ratio_tolerance=1e-3"))["iterations"] == 1
+    assert train(tiny(*openvla, *follow, "algorithm.ratio_tolerance=1e-3"))["iterations"] == 1
 
 
 def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recording: Path, tmp_path: Path) -> None:

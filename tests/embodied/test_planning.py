@@ -109,7 +109,7 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     profiler.store_profile(path(tiny()), load_profile(profile_file(tmp_path)))
     same = tiny("run.seed=9", "run.num_iterations=7", "eval.num_episodes=9")
     assert path(same).exists()
-    others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]
+    others = [tiny("env.num_envs=32"), tiny("policy.options.hidden_size=64"), tiny("algorithm.epochs=3")]
     assert not any(path(other).exists() for other in others)
     assert not path(tiny(), devices=3).exists()
 

@@ -97,7 +97,7 @@ def test_the_cache_knows_what_a_clone_is_a_function_of() -> None:
 
     same = ["policy.temperature=1.0", "env.num_envs=8", "env.hold_steps=0", "env.reward=sparse", "env.success_bonus=0"]
     same += ["run.exact=false", "env.rows_per_call=4"]
-    other = ["run.seed=4", "env.obs_size=32", "warm_start.lr=1", "warm_start.noise=[0]", "policy.num_bins=5"]
+    other = ["run.seed=4", "env.obs_size=32", "warm_start.lr=1", "warm_start.noise=[0]", "policy.options.num_bins=5"]
     other += ["env.chunk=3"]
     assert {where(override) for override in same} == {where()}
     assert len({where(), *(where(override) for override in other)}) == 1 + len(other)

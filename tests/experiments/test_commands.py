@@ -95,7 +95,7 @@ def test_a_dry_run_of_evaluation_shows_the_env_of_the_checkpoint(monkeypatch, ca
         (["warm_start.checkpoint=/nowhere", "run.dir={new}"], "warm_start.checkpoint is '/nowhere'"),
         (["resume=/nowhere"], "checkpoint /nowhere does not exist"),
         (["resume=never"], "resume=never"),
-        (["policy.num_bins=5"], "policy.num_bins is 5 here and 9 there"),
+        (["policy.options.num_bins=5"], "policy.options.num_bins is 5 here and 9 there"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
