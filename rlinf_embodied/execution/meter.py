@@ -68,6 +68,12 @@ class Meter:
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
         return Reading(used, max(used, peak), cpu, waited_s(), os.getpid())
 
+    def peak(self, step_context: StepContext) -> float:
+        """Returns the maximum since the last one, and starts a new one."""
+        peak_bytes = self.read(step_context).peak_bytes
+        self.reset(step_context)
+        return peak_bytes
+
     def count(self, step_context: StepContext, payload: object) -> float:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
@@ -110,6 +116,7 @@ class MeteredSession:
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
+        self._peaks: list[tuple[Call, int, Ref]] = []  # of each call of a stage in a worker, while `recording`
         self.recording = False
 
     def __getattr__(self, name: str) -> object:
@@ -145,8 +152,13 @@ class MeteredSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and while it records keeps the references of what leaves a worker."""
+        """Submits, and while it records keeps what leaves a worker, and each call's peak of memory."""
         answers = self._inner.submit(calls, collective)
+        if self.recording:
+            workers = [worker for worker, _, _ in calls]
+            read = Call(METER.name, "peak", StepContext(0))
+            peaks = self._inner.submit([(worker, read, []) for worker in workers])
+            self._peaks += [(call, w, refs[-1]) for (w, call, _), refs in zip(calls, peaks, strict=True)]
         for (_, call, _), refs in zip(calls, answers, strict=True) if self.recording else ():
             # both sides of a loop answer for each block
             left = [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
@@ -155,7 +167,7 @@ class MeteredSession:
 
     def clear(self) -> None:
         """Forgets all stages and answers."""
-        self.answers = []
+        self.answers, self._peaks = [], []
         self._inner.clear()
 
     # -------------------------------------------------------------------------------------------------------- readings
@@ -199,6 +211,17 @@ class MeteredSession:
     def reset_peaks(self) -> None:
         """Starts new maxima in every worker."""
         self._ask(list(self._devices), METER.name, "reset", StepContext(0))
+
+    def peaks(self) -> dict[tuple[str, int], float]:
+        """Returns by stage and worker the most bytes that the worker had in use in any recorded call of the stage."""
+        receipts = self._inner.fetch([ref for _, _, ref in self._peaks], f"{METER.name}.peak")
+        found: dict[tuple[str, int], float] = {}
+        for (call, worker, _), receipt in zip(self._peaks, of_type(receipts, Receipt), strict=True):
+            assert isinstance(receipt.report, float)
+            for stage in call.makers if call.method != "enter" else ():  # before it others are in memory
+                found[stage, worker] = max(found.get((stage, worker), 0.0), receipt.report)
+        self._peaks = []
+        return found
 
     def bytes_per_block(self, stage: str, method: str) -> float | None:
         """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""

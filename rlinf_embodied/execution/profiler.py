@@ -190,7 +190,7 @@ class _Profiling:
             "probes": ", ".join(f"{p.name} ({p.most_blocks} blocks on a device)" for p in self._planned),
             "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; stages behind them in proportion",
             "cells": "measured where a probe ran, elsewhere by the rules of planning/probes.py",
-            "working_bytes": "the peak of a worker, alike for all of its stages",
+            "working_bytes": "the peak of a worker in calls of the stage; alike for both sides of a loop in one call",
         }
 
     def _short_s(self, executor: Executor, probe: Probe) -> float:
@@ -234,8 +234,7 @@ class _Profiling:
             measured.add(probe, run, one.spans, one.rounds)
         seconds, after = time.perf_counter() - started, metered.readings()
         cores = {w: (after[w].cpu_s - before[w].cpu_s) / seconds for w in after}
-        peaks = {w: after[w].peak_bytes for w in after}
-        self._file_memory(probe, executor, peaks, {w: before[w].used_bytes for w in before}, cores)
+        self._file_memory(probe, executor, metered.peaks(), {w: before[w].used_bytes for w in before}, cores)
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -265,14 +264,14 @@ class _Profiling:
         self,
         probe: Probe,
         executor: Executor,
-        peaks: Mapping[int, float],
+        peaks: Mapping[tuple[str, int], float],
         used: Mapping[int, float],
         cores: Mapping[int, float],
     ) -> None:
         """Files resident and working bytes and CPU cores.
 
-        What runs in one worker cannot be told apart, and each stage is said to reach its peak.  A stage takes no more
-        cores than its device has, or it could not have run there.
+        Both sides of a loop that is one call per worker have its peak.  A stage takes no more cores than its device has,
+        or it could not have run there.
         """
         earlier: set[str] = set()
         for stage in probe.workflow.order():
@@ -282,7 +281,7 @@ class _Profiling:
             grown, empty, known = self._metered.grown[stage], self._metered.empty, self._metered.overhead
             self._grown += [_Grown(stage, cell, w, grown[w], w in sharing, w not in known) for w in workers]
             held = used if not probe.plan.excluded()[stage] else {w: empty[w].used_bytes + grown[w] for w in workers}
-            working = max(max(0.0, peaks[w] - held[w]) for w in workers)
+            working = max(max(0.0, peaks[stage, w] - held[w]) for w in workers)
             shown.working[cell] = max(shown.working.get(cell, 0.0), working)
             limit = max(self._cluster.place_of(w).group.cores_per_device for w in workers)
             shown.cores = max(min(1.0, limit), min(limit, *(cores[w] for w in workers)))
