@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlinf_embodied.planning.profile import DISTURBED
@@ -62,6 +62,7 @@ class Repetition:
     spans: tuple[Span, ...]
     rounds: Mapping[str, int]  # of each stage that is repeated
     waited: Mapping[int, float]
+    finishes: Mapping[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of calls with long tails
 
     @property
     def disturbed(self) -> float:

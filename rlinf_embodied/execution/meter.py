@@ -166,9 +166,14 @@ class MeteredSession:
         return answers
 
     def clear(self) -> None:
-        """Forgets all stages and answers."""
+        """Forgets all stages, and what was recorded."""
         self.answers, self._peaks = [], []
         self._inner.clear()
+
+    def forget(self) -> None:
+        """Forgets what was recorded, and starts new maxima in every worker."""
+        self.answers, self._peaks = [], []
+        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
@@ -207,10 +212,6 @@ class MeteredSession:
         """Returns memory and CPU seconds of every worker."""
         found = self._ask(list(self._devices), METER.name, "read", StepContext(0))
         return dict(zip(self._devices, of_type(found, Reading), strict=True))
-
-    def reset_peaks(self) -> None:
-        """Starts new maxima in every worker."""
-        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     def peaks(self) -> dict[tuple[str, int], float]:
         """Returns by stage and worker the most bytes that the worker had in use in any recorded call of the stage."""
