@@ -1,4 +1,4 @@
-"""Advantages: generalised advantage estimation per env step or chunk, group-relative advantages, global normalisation.
+"""Advantages (generalised per env step or chunk, group-relative), their normalisation, and reward shaping.
 
 Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group.
 """
@@ -202,3 +202,18 @@ def std_of(sums: Float[Tensor, "2"], deviations: Float[Tensor, "1"]) -> float:
 def normalize(advantages: Float[Tensor, "*axes"], mean: float, std: float, eps: float = 1e-8) -> Float[Tensor, "*axes"]:
     """Returns (A - mean) / (std + eps)."""
     return (advantages - mean) / (std + eps)
+
+
+# -------------------------------------------------------------------------------------------------------------- rewards
+def overlong_penalty(lengths: Int[Tensor, " B"], longest: int, margin: int, penalty: float) -> Float[Tensor, " B"]:
+    """Returns what each completion loses for its length: nothing up to longest - margin, then linearly `penalty`.
+
+    (Soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13.)
+
+    Args:
+        lengths: tokens.
+        longest: tokens at which a completion is cut off.
+        margin: tokens before that over which the penalty rises; at least 1.
+        penalty: at `longest`.
+    """
+    return ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * penalty

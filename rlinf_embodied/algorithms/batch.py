@@ -6,8 +6,9 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,6 +45,9 @@ class PolicyColumns:
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
     mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
     old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
+
+
+Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]  # of one block, one for each round
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +101,7 @@ class TrainingBlock:
 
     def rows(self, index: Tensor) -> TrainingBlock:
         """Returns these samples."""
-        take = lambda value: None if value is None else value[index]  # noqa: E731
-        return TrainingBlock(
-            features={name: value[index] for name, value in self.features.items()},
-            record={name: value[index] for name, value in self.record.items()},
-            old_log_probs=self.old_log_probs[index],
-            valid=self.valid[index],
-            advantages=self.advantages[index],
-            weights=self.weights[index],
-            privileged=take(self.privileged),
-            values=take(self.values),
-            returns=take(self.returns),
-            mask=take(self.mask),
-            rollout_log_probs=take(self.rollout_log_probs),
-        )
+        return _each(lambda parts: parts[0][index], self)
 
     def padded(self, size: int) -> TrainingBlock:
         """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
@@ -120,9 +111,20 @@ class TrainingBlock:
         return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
 
 
-def flatten_rows(value: Tensor) -> Tensor:
-    """Returns [H, B, ...] as [H * B, ...], chunk-step by chunk-step."""
-    return value.flatten(0, 1)
+_COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
+
+
+def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) -> TrainingBlock:
+    """Returns a block of which every tensor is made from those of the blocks; what they have none of stays None."""
+
+    def made(parts: Sequence[Any]) -> Any:
+        if isinstance(parts[0], dict):
+            return {name: change([part[name] for part in parts]) for name in parts[0]}
+        missing = sum(part is None for part in parts)
+        assert missing in (0, len(parts)), "some rollouts of a block have a column that others lack"
+        return None if missing else change(parts)
+
+    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in _COLUMNS})
 
 
 def training_block(
@@ -144,44 +146,24 @@ def training_block(
         returns: float32 [H, B, C] or None.
     """
     assert policy.log_probs.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
-    kept = (flatten_rows(env.valid) & (flatten_rows(weights) > 0)).any(-1).nonzero()[:, 0]
-    take = lambda value: None if value is None else flatten_rows(value)[kept]  # noqa: E731
-    return TrainingBlock(
-        features={name: flatten_rows(value)[kept] for name, value in policy.features.items()},
-        record={name: flatten_rows(value)[kept] for name, value in policy.record.items()},
-        old_log_probs=flatten_rows(policy.log_probs if policy.old_log_probs is None else policy.old_log_probs)[kept],
-        valid=flatten_rows(env.valid)[kept],
-        advantages=flatten_rows(advantages)[kept],
-        weights=flatten_rows(weights * env.valid)[kept],
-        privileged=take(env.privileged),
-        values=take(values),
-        returns=take(returns),
-        mask=take(policy.mask),
-        rollout_log_probs=None if policy.old_log_probs is None else take(policy.log_probs),
+    scored = policy.old_log_probs
+    whole = TrainingBlock(
+        features=policy.features,
+        record=policy.record,
+        old_log_probs=policy.log_probs if scored is None else scored,
+        valid=env.valid,
+        advantages=advantages,
+        weights=weights * env.valid,
+        privileged=env.privileged,
+        values=values,
+        returns=returns,
+        mask=policy.mask,
+        rollout_log_probs=None if scored is None else policy.log_probs,
     )
+    flat = _each(lambda parts: parts[0].flatten(0, 1), whole)
+    return flat.rows((flat.weights > 0).any(-1).nonzero()[:, 0])
 
 
 def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
     """Returns the samples of several rollouts of one block, in order."""
-    if len(parts) == 1:
-        return parts[0]
-    return TrainingBlock(
-        features={name: torch.cat([part.features[name] for part in parts]) for name in parts[0].features},
-        record={name: torch.cat([part.record[name] for part in parts]) for name in parts[0].record},
-        old_log_probs=torch.cat([part.old_log_probs for part in parts]),
-        valid=torch.cat([part.valid for part in parts]),
-        advantages=torch.cat([part.advantages for part in parts]),
-        weights=torch.cat([part.weights for part in parts]),
-        privileged=_cat([part.privileged for part in parts]),
-        values=_cat([part.values for part in parts]),
-        returns=_cat([part.returns for part in parts]),
-        mask=_cat([part.mask for part in parts]),
-        rollout_log_probs=_cat([part.rollout_log_probs for part in parts]),
-    )
-
-
-def _cat(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Joins what all parts have; None if they have none of it."""
-    found = [part for part in parts if part is not None]
-    assert len(found) in (0, len(parts)), "some rollouts of a block have a column that others lack"
-    return torch.cat(found) if found else None
+    return parts[0] if len(parts) == 1 else _each(torch.cat, *parts)

@@ -1,15 +1,26 @@
-"""An ensemble of critics Q(s, a): networks of the same shape, computed together."""
+"""What algorithms with critics Q(s, a) share: an ensemble of them, computed together, and targets that follow it."""
+# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Iterable
 from itertools import pairwise
+from typing import cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.config import CriticsConfig
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
+from rlinf_embodied.learning.gradients import LossSums
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import words
 
 
@@ -43,16 +54,10 @@ class Ensemble(nn.Module):
                 self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
 
     @classmethod
-    def of(cls, algorithm: CriticsConfig, inputs: int, seed: int) -> Ensemble:
-        """Returns the critics of an algorithm, on the CPU."""
-        return cls(
-            algorithm.num_critics,
-            inputs,
-            algorithm.critic_hidden_size,
-            algorithm.critic_layers,
-            algorithm.layer_norm,
-            seed,
-        )
+    def of(cls, algorithm: CriticsConfig, num: int, inputs: int, seed: int) -> Ensemble:
+        """Returns networks of an algorithm's size, on the CPU."""
+        width, layers = algorithm.critic_hidden_size, algorithm.critic_layers
+        return cls(num, inputs, width, layers, algorithm.layer_norm, seed)
 
     def forward(self, rows: Tensor, members: Tensor | None = None) -> Tensor:
         """Returns the values [E, B] of rows [B, D]; of the critics `members`, int64 [K], alone [K, B]."""
@@ -67,3 +72,67 @@ class Ensemble(nn.Module):
                     hidden = torch.addcmul(pick(self.shifts[k]), hidden, pick(self.scales[k]))
                 hidden = hidden.relu()
         return hidden[..., 0]
+
+
+class CriticsAlgorithm(Algorithm):
+    """Critics of states and actions, and their targets, for a policy whose actions have a differentiable density."""
+
+    algorithm: CriticsConfig
+    _needs: str  # why the policy needs `sample` or `log_density`
+
+    def __init__(self, training: Training) -> None:
+        """Makes critics that are a function of the seed, and targets that equal them.
+
+        Raises:
+            ConfigError: the policy's actions are not differentiable.
+        """
+        super().__init__(training)
+        usable = isinstance(training.policy, ReparameterizedPolicy)
+        training.require_policy(usable, self._needs, "use policy=soft_actor (docs/control.md)")
+        self._policy = policy = cast(ReparameterizedPolicy, training.policy)
+        self._device = next(policy.module.parameters()).device
+        self._dims = policy.spec.chunk * policy.spec.action_dim
+        self._critics = self._networks(self.algorithm.num_critics, policy.state_dim + self._dims)
+        self._targets = copy.deepcopy(self._critics).requires_grad_(False)
+        self.modules = {"critics": self._critics, "target_critics": self._targets}
+
+    def _networks(self, num: int, inputs: int) -> Ensemble:
+        return Ensemble.of(self.algorithm, num, inputs, self.training.seed).to(self._device)
+
+    def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> ReplicatedLearner:
+        """Returns a learner whose passes add up the loss and one statistic."""
+        adam, names = AdamSettings(lr, (0.9, 0.999), math.inf), ("loss", statistic)
+        return ReplicatedLearner(list(parameters), adam, names, self.training.reducer, self.algorithm.compile)
+
+    def _fitted(self) -> dict[str, Fitted]:
+        return {name: Fitted(dict.fromkeys(learner.statistics, 0.0)) for name, learner in self.learners.items()}
+
+    def _encode(self, states: Tensor) -> Features:
+        return self._policy.encode(Observation(states, ("",) * len(states)))
+
+    @torch.no_grad()
+    def _move_targets(self) -> None:
+        move_towards(self._targets.parameters(), self._critics.parameters(), self.algorithm.tau)
+
+
+def joined(states: Tensor, actions: Tensor) -> Tensor:
+    """Returns what critics see of states [M, P] and actions [M, A] or chunks of one action [M, 1, A]."""
+    return torch.cat([states, actions.flatten(1)], 1)
+
+
+def loss_sums(loss: Tensor, number: int, statistic: Tensor, shown: Tensor | None = None) -> LossSums:
+    """Returns sums over a number of transitions; `shown` stands for the loss in metrics."""
+    first = loss.detach() if shown is None else shown
+    return LossSums(loss, loss.new_tensor(float(number)), torch.stack([first, statistic]))
+
+
+def critic_loss(values: Float[Tensor, "E M"], targets: Float[Tensor, " M"]) -> Float[Tensor, ""]:
+    """Returns sum_e sum_m (Q_e - y)^2 / 2 (Haarnoja et al. 2018, arXiv 1812.05905, equation 5)."""
+    return 0.5 * (values - targets).square().sum()
+
+
+@torch.no_grad()
+def move_towards(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:
+    """Makes each target (1 - tau) target + tau source."""
+    for target, source in zip(targets, sources, strict=True):
+        target.lerp_(source, tau)

@@ -1,117 +1,109 @@
-"""The updates of implicit Q-learning (Kostrikov et al. 2021, arXiv 2110.06169): no action but recorded ones is scored.
+"""Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): no action but recorded ones is scored.
 
 V <-- expectile of the targets' Q(s, a)      Q <-- r + gamma V(s')      policy <-- exp(scale (Q - V)) log pi(a | s)
 """
+# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.critics import Ensemble
-from rlinf_embodied.algorithms.implicit_q import advantage_weights, expectile_loss
-from rlinf_embodied.algorithms.soft_actor_critic import critic_loss, move_towards
-from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, REWARD, STATE, TERMINATED, Columns, length
+from rlinf_embodied.algorithms.algorithm import Training
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, critic_loss, joined, loss_sums
+from rlinf_embodied.algorithms.transitions import (
+    ACTION,
+    NEXT_STATE,
+    REWARD,
+    STATE,
+    TERMINATED,
+    Columns,
+    each_update,
+    step_on,
+)
 from rlinf_embodied.config import IQLConfig
-from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import ReparameterizedPolicy
-from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.update import Fitted
+from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.runtime.host import StepContext
 
+_VALUE, _POLICY, _CRITICS = "value_optimizer", "policy_optimizer", "critics_optimizer"  # in a checkpoint
+_STATISTIC = "statistic"
 
-class IQL(Algorithm):
+
+class IQL(CriticsAlgorithm):
     """A value, critics with targets, and a policy that imitates actions by their advantage."""
 
     algorithm: IQLConfig
+    _needs = "IQL raises the density of recorded actions, and this policy has no `log_density`"
 
     def __init__(self, training: Training) -> None:
-        """Makes critics and a value that are functions of the seed.
-
-        Raises:
-            ConfigError: the policy has no density of an action.
-        """
         super().__init__(training)
-        rule = "IQL raises the density of recorded actions, and this policy has no `log_density`"
-        policy, algorithm, seed, reducer = training.policy, self.algorithm, training.seed, training.reducer
-        usable = isinstance(policy, ReparameterizedPolicy)
-        training.require_policy(usable, rule, "use policy=soft_actor (docs/control.md)")
-        assert isinstance(policy, ReparameterizedPolicy)
-        self._policy, self._algorithm = policy, algorithm
-        device = next(policy.module.parameters()).device
-        dims = policy.spec.chunk * policy.spec.action_dim
-        self._critics = Ensemble.of(algorithm, policy.state_dim + dims, seed).to(device)
-        self._targets = copy.deepcopy(self._critics).requires_grad_(False)
-        width, layers, norm = algorithm.critic_hidden_size, algorithm.critic_layers, algorithm.layer_norm
-        self._value = Ensemble(1, policy.state_dim, width, layers, norm, seed).to(device)
-        adam = lambda lr: AdamSettings(lr, (0.9, 0.999), math.inf)  # noqa: E731
-        learner = lambda trained, lr: ReplicatedLearner(  # noqa: E731
-            list(trained), adam(lr), ("loss", "shown"), reducer, algorithm.compile
-        )
+        algorithm = self.algorithm
+        self._value = self._networks(1, self._policy.state_dim)
         self.learners = {
-            "value_optimizer": learner(self._value.parameters(), algorithm.value_lr),
-            "critics_optimizer": learner(self._critics.parameters(), algorithm.value_lr),
-            "policy_optimizer": learner(policy.policy_parameters(), algorithm.lr),
+            _VALUE: self._learner(self._value.parameters(), algorithm.value_lr, _STATISTIC),
+            _CRITICS: self._learner(self._critics.parameters(), algorithm.value_lr, _STATISTIC),
+            _POLICY: self._learner(self._policy.policy_parameters(), algorithm.lr, _STATISTIC),
         }
-        self.modules = {"critics": self._critics, "target_critics": self._targets, "value": self._value}
+        self.modules["value"] = self._value
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
-        fitted = {name: Fitted(dict.fromkeys(learner.statistics, 0.0)) for name, learner in self.learners.items()}
+        fitted = self._fitted()
         order: dict[str, Callable[[Columns], LossSums]] = {
-            "value_optimizer": self._value_sums,
-            "policy_optimizer": self._policy_sums,
-            "critics_optimizer": self._critic_sums,
+            _VALUE: self._value_sums,
+            _POLICY: self._policy_sums,
+            _CRITICS: self._critic_sums,
         }
-        for k in range(length(next(iter(data.values())))):
-            columns = {b: {name: column[k] for name, column in part.items()} for b, part in data.items()}
-            rows = {block: torch.arange(length(part)) for block, part in columns.items()}
+        for batch in each_update(data):
             for name, sums in order.items():
-                passes = lambda b, r, c=columns, s=sums: [Pass(float(len(r)), partial(s, c[b]))]  # noqa: E731
-                fitted[name].add(self.learners[name].step(rows, passes))
-            move_towards(self._targets.parameters(), self._critics.parameters(), self._algorithm.tau)
-        shown = lambda name: fitted[name].sums["shown"] / max(fitted[name].weight, 1e-8)  # noqa: E731
+                fitted[name].add(step_on(self.learners[name], batch, sums))
+            self._move_targets()
+        mean = lambda name: fitted[name].sums[_STATISTIC] / max(fitted[name].weight, 1e-8)  # noqa: E731
         return {
-            "losses/value_loss": fitted["value_optimizer"].loss,
-            "losses/critic_loss": fitted["critics_optimizer"].loss / self._algorithm.num_critics,
-            "losses/policy_loss": fitted["policy_optimizer"].loss,
-            "losses/q": shown("critics_optimizer"),
-            "losses/advantage": shown("value_optimizer"),
-            "losses/advantage_weight": shown("policy_optimizer"),
+            "losses/value_loss": fitted[_VALUE].loss,
+            "losses/critic_loss": fitted[_CRITICS].loss / self.algorithm.num_critics,
+            "losses/policy_loss": fitted[_POLICY].loss,
+            "losses/q": mean(_CRITICS),
+            "losses/advantage": mean(_VALUE),
+            "losses/advantage_weight": mean(_POLICY),
         }
 
-    @torch.no_grad()
-    def _best(self, columns: Columns) -> Tensor:
-        return self._targets(torch.cat([columns[STATE], columns[ACTION]], 1)).amin(0)
+    def _advantages(self, columns: Columns) -> Tensor:
+        """Returns Q - V of the recorded actions [M], with a gradient of V alone."""
+        with torch.no_grad():
+            best = self._targets(joined(columns[STATE], columns[ACTION])).amin(0)
+        return best - self._value(columns[STATE])[0]
 
     def _value_sums(self, columns: Columns) -> LossSums:
-        advantages = self._best(columns) - self._value(columns[STATE])[0]
-        return _sums(expectile_loss(advantages, self._algorithm.expectile), advantages.detach())
+        advantages = self._advantages(columns)
+        loss = expectile_loss(advantages, self.algorithm.expectile)
+        return loss_sums(loss, len(advantages), advantages.detach().sum())
 
     def _policy_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
-            advantages = self._best(columns) - self._value(columns[STATE])[0]
-        weights = advantage_weights(advantages, self._algorithm.advantage_scale, self._algorithm.advantage_limit)
-        states, actions = columns[STATE], columns[ACTION]
-        features = self._policy.encode(Observation(states, ("",) * len(states)))
-        log_probs = self._policy.log_density(features, actions[:, None]).sum(-1)
-        return _sums(-(weights * log_probs).sum(), weights)
+            advantages = self._advantages(columns)
+        weights = advantage_weights(advantages, self.algorithm.advantage_scale, self.algorithm.advantage_limit)
+        log_probs = self._policy.log_density(self._encode(columns[STATE]), columns[ACTION][:, None]).sum(-1)
+        return loss_sums(-(weights * log_probs).sum(), len(weights), weights.sum())
 
     def _critic_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
             after = self._value(columns[NEXT_STATE])[0]
-            targets = columns[REWARD] + self._algorithm.gamma * (1 - columns[TERMINATED]) * after
-        values = self._critics(torch.cat([columns[STATE], columns[ACTION]], 1))
-        return _sums(critic_loss(values, targets), values.detach().mean(0))
+            targets = columns[REWARD] + self.algorithm.gamma * (1 - columns[TERMINATED]) * after
+        values = self._critics(joined(columns[STATE], columns[ACTION]))
+        return loss_sums(critic_loss(values, targets), len(targets), values.detach().mean(0).sum())
 
 
-def _sums(loss: Tensor, shown: Tensor) -> LossSums:
-    """Returns sums over M transitions, of which `shown` [M] is a statistic."""
-    return LossSums(loss, loss.new_tensor(float(len(shown))), torch.stack([loss.detach(), shown.sum()]))
+# ----------------------------------------------------------------------------------------------------------- losses
+def expectile_loss(advantages: Float[Tensor, " M"], expectile: float) -> Float[Tensor, ""]:
+    """Returns sum_m |tau - 1(u < 0)| u^2 of u = Q - V, equation 5: at its minimum V is the expectile tau of Q."""
+    weights = torch.where(advantages < 0, 1 - expectile, expectile)
+    return (weights * advantages.square()).sum()
+
+
+def advantage_weights(advantages: Float[Tensor, " M"], scale: float, limit: float) -> Float[Tensor, " M"]:
+    """Returns min(exp(scale (Q - V)), limit), with which equation 7 weighs the log-probs of recorded actions."""
+    return (scale * advantages).exp().clamp(max=limit)

@@ -9,12 +9,13 @@ fsdp2          POLICY: a second copy, sliced   the sliced copy        the worker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, nn
 
+from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.config import OnPolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -23,7 +24,6 @@ from rlinf_embodied.learning.learner import Learner, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS
-from rlinf_embodied.runtime.host import StageContext
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
 VALUE_GROUP = "value"  # of the parameters that only the critic has, in an optimizer that trains both
@@ -46,91 +46,81 @@ class Scored(nn.Module):
 class Learners:
     """What trains, and how the passes of the policy's loss score choices."""
 
-    by_name: dict[str, Learner]
+    by_name: Mapping[str, Learner]
     joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
     evaluate: Callable[[Features, Record, float, bool], Evaluation]
 
-    @classmethod
-    def replicated(cls, policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
-        """Returns learners of the policy that other stages read.
 
-        Raises:
-            ObjectiveError: the policy has nothing to train.
-            ConfigError: PPO has no critic to train.
-        """
-        actor, critic = _actor(policy), _critic(policy, algorithm)
-        joint = _shared(actor, critic) or algorithm.one_optimizer
-        made: dict[str, Learner] = {}
-        compile = algorithm.compile
-        statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-        head = _head(actor, critic, algorithm) if joint else {}
-        made[POLICY] = ReplicatedLearner(
-            actor, _settings(algorithm), statistics, reducer, compile, group="policy", more=head
-        )
-        if critic and not joint:
-            settings = _value_settings(algorithm)
-            made[VALUE] = ReplicatedLearner(critic, settings, VALUE_STATISTICS, reducer, compile)
-        return cls(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
+def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
+    """Returns learners of the policy that other stages read.
 
-    @classmethod
-    def sharded(
-        cls,
-        view: Policy,
-        copy: Callable[[], Policy],
-        zero_loss: Callable[[Scored], Tensor],
-        algorithm: OnPolicyConfig,
-        reducer: Reducer,
-        context: StageContext,
-        exact: bool,
-    ) -> Learners:
-        """Returns learners of which that of the policy holds slices of a second copy.
-
-        Args:
-            view: what other stages read.
-            copy: returns another policy with the same weights, on the CPU.
-            zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
-            algorithm: what trains.
-            reducer: of the critic's gradients.
-            context: the workers.
-            exact: whether equal bits are promised.
-
-        Raises:
-            ObjectiveError: the policy has nothing to train.
-            ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
-        """
-        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
-
-        rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
-        action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
-        alone = context.group.size == 1 or not exact
-        require(alone, "algorithm.sharding", algorithm.sharding.value, rule, action)
-        critic = _critic(view, algorithm)
-        apart = not _shared(_actor(view), critic)
-        rule = "the critic shares parameters with the policy, and is trained whole"
-        require(apart, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
-        policy = copy()
-        root = Scored(policy)
-        learner = ShardedLearner(
-            *(root, policy.policy_parameters, Scored(view), _settings(algorithm), POLICY_STATISTICS),
-            zero_loss=lambda: zero_loss(root),
-            precision=algorithm.precision,
-            group=context.group,
-            device=context.device,
-        )
-        made: dict[str, Learner] = {POLICY: learner}
-        if critic:
-            made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer)
-        return cls(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
+    Raises:
+        ObjectiveError: the policy has nothing to train.
+        ConfigError: PPO has no critic to train.
+    """
+    actor, critic = _actor(policy), _critic(policy, algorithm)
+    shared = {id(p) for p in actor}
+    head = [p for p in critic if id(p) not in shared]
+    joint = len(head) < len(critic) or algorithm.one_optimizer
+    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
+    more = {}
+    if joint and head:
+        more[VALUE_GROUP] = ParameterGroup(head, main if algorithm.one_optimizer else _value_settings(algorithm))
+    statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
+    compile, group = algorithm.compile, "policy"
+    made: dict[str, Learner] = {
+        POLICY: ReplicatedLearner(actor, main, statistics, reducer, compile, group=group, more=more)
+    }
+    if critic and not joint:
+        made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer, compile)
+    return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
 
 
-def _actor(policy: Policy) -> list[nn.Parameter]:
+def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learners:
+    """Returns learners of which that of the policy holds slices of a second copy.
+
+    Args:
+        training: of the policy that other stages read.
+        zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+
+    Raises:
+        ObjectiveError: the policy has nothing to train.
+        ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
+    """
+    from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
+
+    algorithm, context, view = training.algorithm, training.context, training.policy
+    rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
+    action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
+    alone = context.group.size == 1 or not training.exact
+    require(alone, "algorithm.sharding", algorithm.sharding.value, rule, action)
+    critic = _critic(view, algorithm)
+    apart = {id(p) for p in _actor(view)}.isdisjoint(id(p) for p in critic)
+    rule = "the critic shares parameters with the policy, and is trained whole"
+    require(apart, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
+    policy = training.copy()
+    root, main = Scored(policy), AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
+    learner = ShardedLearner(
+        *(root, policy.policy_parameters, Scored(view), main, POLICY_STATISTICS),
+        zero_loss=lambda: zero_loss(root),
+        precision=algorithm.precision,
+        group=context.group,
+        device=context.device,
+    )
+    made: dict[str, Learner] = {POLICY: learner}
+    if critic:
+        made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, training.reducer)
+    return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
+
+
+def _actor(policy: Policy) -> Sequence[nn.Parameter]:
     found = policy.policy_parameters()
     if not found:
         raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
     return found
 
 
-def _critic(policy: Policy, algorithm: OnPolicyConfig) -> list[nn.Parameter]:
+def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:
     """Returns the parameters that the value loss trains; empty without a value loss."""
     if not algorithm.has_critic:
         return []
@@ -141,24 +131,6 @@ def _critic(policy: Policy, algorithm: OnPolicyConfig) -> list[nn.Parameter]:
             "trains a critic, use algorithm=grpo without one"
         )
     return found
-
-
-def _shared(actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter]) -> bool:
-    return bool({id(p) for p in actor} & {id(p) for p in critic})
-
-
-def _head(
-    actor: Sequence[nn.Parameter], critic: Sequence[nn.Parameter], algorithm: OnPolicyConfig
-) -> dict[str, ParameterGroup]:
-    """Returns the group of what only the critic has, where the two are trained by one optimizer."""
-    shared = {id(p) for p in actor}
-    own = [p for p in critic if id(p) not in shared]
-    settings = _settings(algorithm) if algorithm.one_optimizer else _value_settings(algorithm)
-    return {VALUE_GROUP: ParameterGroup(own, settings)} if own else {}
-
-
-def _settings(algorithm: OnPolicyConfig) -> AdamSettings:
-    return AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
 
 
 def _value_settings(algorithm: OnPolicyConfig) -> AdamSettings:

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from rlinf_embodied.algorithms.batch import TrainingBlock
-from rlinf_embodied.algorithms.losses import explained_variance
-from rlinf_embodied.algorithms.on_policy import Blocks, OnPolicy, explained_sums
-from rlinf_embodied.algorithms.policy_learners import VALUE
-from rlinf_embodied.algorithms.rollout_samples import Rollouts, normalize_blocks, ppo_block
-from rlinf_embodied.learning.update import fit, value_metrics
+import torch
+from torch import Tensor
+
+from rlinf_embodied.algorithms.advantages import (
+    advantage_sums,
+    chunk_major,
+    chunk_steps,
+    gae,
+    mean_of,
+    next_values,
+    normalize,
+    spread_final_values,
+    squared_deviations,
+    std_of,
+    time_major,
+)
+from rlinf_embodied.algorithms.batch import (
+    EnvColumns,
+    PolicyColumns,
+    Rollouts,
+    TrainingBlock,
+    concatenate,
+    training_block,
+)
+from rlinf_embodied.algorithms.on_policy import OnPolicy
+from rlinf_embodied.config import Critic, Level, OnPolicyConfig
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features, Policy
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import StepContext
 
 
@@ -22,20 +46,93 @@ class PPO(OnPolicy):
         raw = {block: ppo_block(self.policy, parts, self.algorithm, critic) for block, parts in rollouts.items()}
         return normalize_blocks(raw, self.training.reducer)
 
-    def warms_up(self, iteration: int) -> bool:
-        return iteration < self.algorithm.critic_warmup_iterations
 
-    def fit_critic(
-        self,
-        step_context: StepContext,
-        blocks: Blocks,
-        padded: Blocks,
-    ) -> dict[str, float]:
-        """Runs the critic's epochs on fixed targets."""
-        if VALUE not in self.learners:
-            return {}
-        batches = self.minibatches(step_context, blocks, "value", self.algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(padded[block], index)  # noqa: E731
-        fitted = fit(self.learners[VALUE], batches, passes)
-        sums = self.training.reducer.sum_blocks({b: explained_sums(t) for b, t in blocks.items()})
-        return value_metrics(fitted, explained_variance(sums))
+@torch.no_grad()
+def ppo_block(
+    policy: Policy, rollouts: Rollouts, algorithm: OnPolicyConfig, critic: Critic = Critic.privileged
+) -> TrainingBlock:
+    """Returns a block's samples with GAE advantages per env step (not yet normalised) and the critic's targets."""
+    return concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
+
+
+def _ppo_rollout(
+    policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: OnPolicyConfig, critic: Critic
+) -> TrainingBlock:
+    values = _values_of_rollout(policy, columns, env)
+    h, b, chunk = values.shape
+    final = torch.zeros_like(values)
+    if algorithm.bootstrap_at_timeout and env.final is not None:
+        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk, critic), (h, b, chunk))
+    # without bootstrapping a time-out ends the episode like the task's own end: the critic has seen the time
+    truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
+    terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated
+    steps, valid = time_major(values), time_major(env.valid)
+    last = _first_value(policy, env.last, chunk, critic)
+    following = next_values(steps, time_major(final), last, time_major(truncated), valid)
+    advantages, returns = gae(
+        time_major(env.rewards),
+        steps,
+        following,
+        time_major(terminated),
+        time_major(truncated),
+        valid,
+        algorithm.gamma if env.discounts is None else time_major(env.discounts),
+        algorithm.gae_lambda,
+    )
+    advantages = chunk_major(advantages, chunk)
+    if algorithm.ratio_level is Level.chunk and env.discounts is None:  # steps that stand for several are whole
+        advantages = _chunk_advantages(env, values, following, terminated, truncated, algorithm)
+    return training_block(columns, env, advantages, env.valid.to(torch.float32), values, chunk_major(returns, chunk))
+
+
+def _chunk_advantages(
+    env: EnvColumns,
+    values: Tensor,
+    following: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    algorithm: OnPolicyConfig,
+) -> Tensor:
+    """GAE with a whole chunk as one step, repeated for each of its actions, [H, B, C].
+
+    The value after a chunk is that after its last valid action, which `following` [T, B] holds already.
+    """
+    steps = chunk_steps(env.rewards, terminated, truncated, env.valid, algorithm.gamma)
+    last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
+    after = chunk_major(following, values.shape[2]).gather(2, last)[..., 0]
+    flags = (steps.terminated, steps.truncated, steps.valid)
+    advantages, _ = gae(steps.rewards, values[:, :, 0], after, *flags, steps.discount, algorithm.gae_lambda)
+    return advantages[..., None].expand_as(values).contiguous()
+
+
+def _values_of_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns) -> Tensor:
+    """V before each action of the rollout, [H, B, C]: as acting gave it, or chunk-step by chunk-step likewise."""
+    if columns.values is not None:
+        return columns.values
+    privileged = env.privileged
+    return torch.stack(
+        [
+            policy.value(
+                {name: value[h] for name, value in columns.features.items()},
+                None if privileged is None else privileged[h],
+            )
+            for h in range(len(columns.log_probs))
+        ]
+    )
+
+
+def _first_value(policy: Policy, observation: Observation, chunk: int, critic: Critic) -> Tensor:
+    """V of each row's state as if a chunk began there, [B]: a value-only forward, no action is generated."""
+    features: Features = policy.encode(observation) if critic is Critic.observation else {}
+    privileged = observation.privileged
+    repeated = None if privileged is None else privileged[:, None].expand(-1, chunk, -1)
+    return policy.value(features, repeated)[:, 0]
+
+
+def normalize_blocks(blocks: Mapping[int, TrainingBlock], reducer: Reducer) -> dict[int, TrainingBlock]:
+    """Returns the blocks with advantages of mean 0 and standard deviation 1 over all blocks of all workers."""
+    sums = reducer.sum_blocks({b: advantage_sums(t.advantages, t.valid) for b, t in blocks.items()})
+    mean = mean_of(sums)
+    squares = reducer.sum_blocks({b: squared_deviations(t.advantages, t.valid, mean) for b, t in blocks.items()})
+    std = std_of(sums, squares)
+    return {b: replace(t, advantages=normalize(t.advantages, mean, std)) for b, t in blocks.items()}

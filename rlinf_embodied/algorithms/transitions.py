@@ -9,17 +9,21 @@
     images          uint8 [M, K, S, S, 3]     what K cameras showed (of envs with cameras)
     instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
 
-M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs.
+M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs, and gets
+those of all U updates of an iteration, [U, R, ...].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.learner import Learner, Step
 
 Columns = dict[str, Tensor]  # all of the same length M
 
@@ -47,3 +51,15 @@ def observation_of(columns: Columns) -> Observation:
         return Observation(states, ("",) * len(states))
     texts = tuple(bytes(row).rstrip(b"\0").decode(errors="ignore") for row in columns[INSTRUCTION].cpu().tolist())
     return Observation(states, texts, columns[IMAGES])
+
+
+def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:
+    """Yields the batch of each update by block, from columns [U, R, ...]."""
+    for k in range(length(next(iter(data.values())))):
+        yield {block: {name: column[k] for name, column in columns.items()} for block, columns in data.items()}
+
+
+def step_on(learner: Learner, batch: Mapping[int, Columns], sums: Callable[..., LossSums], *arguments: object) -> Step:
+    """Makes a step on a batch, one pass per block: sums(columns, *arguments)."""
+    rows = {block: torch.arange(length(columns)) for block, columns in batch.items()}
+    return learner.step(rows, lambda b, r: [Pass(float(len(r)), partial(sums, batch[b], *arguments))])

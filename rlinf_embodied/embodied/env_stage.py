@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -24,7 +25,6 @@ from rlinf_embodied.algorithms.transitions import (
     text_column,
 )
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.embodied.paced_env import PacedEnv
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, raised_by_user
@@ -47,7 +47,7 @@ class EnvStageConfig:
 
 
 @dataclass(slots=True)
-class _Shard:
+class Shard:
     """The rows of one shard: one simulator object, and the rollout under way on it."""
 
     blocks: Blocks
@@ -65,14 +65,14 @@ class _Shard:
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
-    """Returns the env that `env._target_` names, at the rate of `env.control_hz` where there is one.
+    """Returns the env that `env._target_` names.
 
     Raises:
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
     build = load_target(config._target_)
     try:
-        env = cast(VectorEnv, build(config, num_envs, device, render_final))
+        return cast(VectorEnv, build(config, num_envs, device, render_final))
     except RlinfError:
         raise
     except Exception as error:
@@ -84,7 +84,38 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
             f"{raised}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
             "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
         ) from error
-    return PacedEnv(env, config.control_hz) if config.control_hz else env
+
+
+class Pace:
+    """Robots at `env.control_hz`: their env steps take at least a period each, whatever computes them.
+
+        call ----> step 0 ......| step 1 ......| step 2 ......| ----> returns
+                   1/hz          1/hz           1/hz
+
+    What the env computes in a step, images included, is part of its period; the rest is slept.
+    """
+
+    def __init__(self, control_hz: float) -> None:
+        self._period_s = 1.0 / control_hz
+        self._over_s = 0.0  # when the step under way will be over, by time.monotonic
+
+    def step_chunk(
+        self, env: VectorEnv, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None
+    ) -> ChunkResult:
+        """Runs a chunk; returns no earlier than that number of periods after it was called."""
+
+        def in_time(substep: int) -> Tensor:
+            self._sleep()
+            self._over_s = time.monotonic() + self._period_s
+            return actions[:, substep] if isinstance(actions, Tensor) else actions(substep)
+
+        result = env.step_chunk(in_time, next_seeds)
+        self._sleep()
+        return result
+
+    def _sleep(self) -> None:
+        while (left_s := self._over_s - time.monotonic()) > 0:
+            time.sleep(left_s)
 
 
 class EnvStage:
@@ -95,7 +126,8 @@ class EnvStage:
     def __init__(self, config: EnvStageConfig) -> None:
         self._config = config
         self._size = config.env.block_size
-        self._shards: dict[Blocks, _Shard] = {}
+        self._pace = Pace(config.env.control_hz) if config.env.control_hz else None
+        self._shards: dict[Blocks, Shard] = {}
 
     def setup(self, context: StageContext) -> EnvSpec:
         """Builds one env object per shard and returns the facts about it."""
@@ -104,7 +136,7 @@ class EnvStage:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
             idle = np.zeros(len(ids), dtype=bool)
-            self._shards[blocks] = _Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
+            self._shards[blocks] = Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
         return next(iter(self._shards.values())).env.spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
@@ -117,14 +149,14 @@ class EnvStage:
             shard.running[:] = True
         return self._by_block(shard, shard.observation)
 
-    def _begin(self, shard: _Shard) -> None:
+    def _begin(self, shard: Shard) -> None:
         """Forgets the rollout before."""
         shard.results, shard.steps, shard.ended, shard.num_cut = [], [], [], 0
         shard.episode[:] = 0
         shard.begun[:] = 0
         shard.next_seeds = None
 
-    def _seeds(self, shard: _Shard, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
+    def _seeds(self, shard: Shard, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
         groups = shard.env_ids // self._config.group_size
         return reset_seed(self._config.seed, groups, step_context.iteration, step_context.round, episode)
@@ -147,17 +179,18 @@ class EnvStage:
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
         return self._advance(shard, chunk, self._next_seeds(shard, step_context))
 
-    def _next_seeds(self, shard: _Shard, step_context: StepContext) -> list[int] | None:
+    def _next_seeds(self, shard: Shard, step_context: StepContext) -> list[int] | None:
         if self._config.env.auto_reset and shard.next_seeds is None:
             shard.next_seeds = self._seeds(shard, step_context, shard.episode + 1).tolist()
         return shard.next_seeds
 
     def _advance(
-        self, shard: _Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
+        self, shard: Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
     ) -> dict[int, Observation | None]:
         """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
         before = self._before(shard)
-        result = shard.env.step_chunk(actions, seeds)
+        env, pace = shard.env, self._pace
+        result = env.step_chunk(actions, seeds) if pace is None else pace.step_chunk(env, actions, seeds)
         if before:
             assert isinstance(actions, Tensor)
             shard.steps.append(self._transition(before, actions, result))
@@ -172,17 +205,17 @@ class EnvStage:
         shard.observation = result.observation
         return self._by_block(shard, result.observation)
 
-    def _before(self, shard: _Shard) -> Columns:
+    def _before(self, shard: Shard) -> Columns:
         """Returns what transitions hold of the moment before a step; {} where none are kept."""
-        told, observation = self._config.transitions, shard.observation
-        if not told:
+        wanted, observation = self._config.transitions, shard.observation
+        if not wanted:
             return {}
         assert observation is not None
         columns = {STATE: observation.proprio}
-        if IMAGES in told:
+        if IMAGES in wanted:
             assert observation.images is not None
             columns |= {IMAGES: observation.images, INSTRUCTION: text_column(observation.instruction)}
-        if EXPERT_ACTION in told:
+        if EXPERT_ACTION in wanted:
             columns[EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
         return columns
 
@@ -199,7 +232,7 @@ class EnvStage:
         }
         return {name: columns[name] for name in self._config.transitions}
 
-    def _count(self, shard: _Shard, ends: Sequence[EpisodeEnd]) -> None:
+    def _count(self, shard: Shard, ends: Sequence[EpisodeEnd]) -> None:
         """Files the episodes that ended.
 
         One that began too late to be seen to its end whatever happens does not count, and counts as cut: if the early
@@ -211,7 +244,7 @@ class EnvStage:
             else:
                 shard.num_cut += 1
 
-    def _seen_whole(self, shard: _Shard, row: int) -> bool:
+    def _seen_whole(self, shard: Shard, row: int) -> bool:
         env = self._config.env
         return env.carry_over or int(shard.begun[row]) + env.chunks_per_episode <= env.chunks_per_rollout
 
@@ -220,20 +253,9 @@ class EnvStage:
         final = result.final_observation
         if final is not None and not self._config.keep_images:
             final = _without_images(final)
-        return ChunkResult(
-            result.rewards,
-            result.terminated,
-            result.truncated,
-            result.valid,
-            result.success,
-            result.privileged,
-            result.final_rows,
-            final,
-            _without_images(result.observation),
-            result.episodes,
-        )
+        return replace(result, final_observation=final, observation=_without_images(result.observation))
 
-    def _by_block(self, shard: _Shard, observation: Observation) -> dict[int, Observation | None]:
+    def _by_block(self, shard: Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
         shown: dict[int, Observation | None] = {}
         for i, block in enumerate(shard.blocks):
@@ -254,11 +276,11 @@ class EnvStage:
         shard.results, shard.steps = [], []
         return Output(columns, report)
 
-    def _columns(self, shard: _Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
+    def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
         """Returns a block's part of the rollout, or its transitions step by step."""
         low, high = index * self._size, (index + 1) * self._size
-        if told := self._config.transitions:
-            return {name: torch.cat([step[name][low:high] for step in shard.steps]) for name in told}
+        if wanted := self._config.transitions:
+            return {name: torch.cat([step[name][low:high] for step in shard.steps]) for name in wanted}
         assert shard.observation is not None
         last = shard.observation.rows(slice(low, high))
         results = [r for r in shard.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others
@@ -291,12 +313,11 @@ class EnvStage:
         size = self._config.group_size
         if size == 1:
             return {}
-        groups = {}
-        for block, column in columns.items():
-            for k in range(self._size // size):
-                members = column.success[k * size : (k + 1) * size]
-                groups[block * (self._size // size) + k] = tuple(bool(value) for value in members)
-        return groups
+        return {
+            block * (self._size // size) + k: tuple(members.tolist())
+            for block, column in columns.items()
+            for k, members in enumerate(column.success.split(size))
+        }
 
     def leave(self) -> None:
         """Closes the simulators: foreign ones have processes, others GPU memory."""
@@ -306,10 +327,10 @@ class EnvStage:
 
     # ----------------------------------------------------------------------------------------------- context switch
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory: on a CPU it holds none that another stage could use."""
+        """Does nothing: on a CPU a simulator holds no memory that another stage could use."""
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
+        """Does nothing."""
 
     # --------------------------------------------------------------------------------------------------- carry-over
     def export_state(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
@@ -343,10 +364,9 @@ class EnvStage:
         self, step_context: StepContext, parts: Sequence[Mapping[int, list[RunningEpisode | None]]]
     ) -> None:
         """Brings every row to where it was."""
-        state = {block: episodes for part in parts for block, episodes in part.items()}
-        if state:
+        if state := {block: episodes for part in parts for block, episodes in part.items()}:
             self.import_state(step_context, state)
 
 
 def _without_images(observation: Observation) -> Observation:
-    return Observation(observation.proprio, observation.instruction, None, observation.privileged)
+    return replace(observation, images=None)

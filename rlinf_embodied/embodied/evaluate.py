@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,67 +36,69 @@ from rlinf_embodied.workflow.graph import StageSpec
 _SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", critic=Critic.observation)
 
 
-def require_file(checkpoint: str) -> None:
-    """Checks that there is a file of Stable-Baselines3.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    if not Path(checkpoint).is_file():
-        raise CheckpointError(
-            f"checkpoint is {checkpoint!r}, but policy=sb3 reads a file and there is none: give the <file>.zip that "
-            "model.save(...) of Stable-Baselines3 wrote"
-        )
-
-
 def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    policy, cluster = None, find_cluster(config.cluster)
-    if config.policy == "checkpoint":
-        assert config.checkpoint is not None
-        policy = trained_under(config.checkpoint).policy
-        require_shapes(config.checkpoint, config.env)
-        _require_same(config, policy, cluster.kind)
-    elif config.policy == "sb3":
-        policy = _SB3
-        require_file(str(config.checkpoint))
+    cluster, checkpoint = find_cluster(config.cluster), str(config.checkpoint)
+    policy = _policy(config, cluster.kind)
     require_env_target(config.env)
-    if policy is not None and config.policy == "checkpoint":
-        require_policy_class(policy, cloned=False)
-    folder = RunFolder(Path(config.run.dir or _default_dir(config)))
+    default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = RunFolder(Path(config.run.dir or default))
     videos = str(folder.videos) if config.eval.record_video else None
     acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
     stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
     if policy is not None:
-        stage = _acting(policy, str(config.checkpoint), asked)
+        stage = _acting(policy, checkpoint, asked)
     with open_session(config.cluster) as session:
         with LiveView(1, config.env.task) as view:
 
             def evaluated() -> tuple[EvaluationResult, str]:
                 evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-                if policy is not None and config.policy == "checkpoint":
-                    require_acting(Path(str(config.checkpoint)), evaluation.env_spec)
+                if config.policy == "checkpoint":
+                    require_acting(Path(checkpoint), evaluation.env_spec)
                 return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
 
             recovery = Recovery(session, RecoveryConfig(), view.note)
             result, backend = recovery.repeat("evaluation", evaluated, session.clear)
         _write(folder, config, result, backend)
-    print(f"{config.env.task}: {result}")
-    if tasks := result.by_task():
-        print(text_table([{"task": name, "success_once": f"{rate} of {rate.number}"} for name, rate in tasks.items()]))
-    if result.once is not None:
-        _explain_success(config)
-    print(
-        f"return {result.mean_return:.2f}, "
-        f"episode_len {result.episode_len:.1f}; seeds {config.eval.seed}..{config.eval.seed + len(result.episodes) - 1}"
-    )
-    print(f"written to {folder.path / 'eval_info.json'}" + (f", videos in {videos}" if _filmed(folder) else ""))
+    _print(config, result)
+    filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""
+    print(f"written to {folder.path / 'eval_info.json'}{filmed}")
     return folder.read_json("eval_info.json")
+
+
+def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
+    """Returns the section of the policy that acts; None: expert or random actions.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or foreign, has other sizes, or was trained under other conditions.
+    """
+    checkpoint = str(config.checkpoint)
+    if config.policy == "sb3":
+        if not Path(checkpoint).is_file():
+            raise CheckpointError(
+                f"checkpoint is {checkpoint!r}, but policy=sb3 reads a file and there is none: give the <file>.zip "
+                "that model.save(...) of Stable-Baselines3 wrote"
+            )
+        return _SB3
+    if config.policy != "checkpoint":
+        return None
+    trained = trained_under(checkpoint)
+    require_shapes(checkpoint, config.env)
+    differences = trained.fingerprint.differences(fingerprint(config.env, trained.policy, kind))
+    if differences and not config.allow_mismatch:
+        listed = "; ".join(str(difference) for difference in differences)
+        raise CheckpointError(
+            f"checkpoint {checkpoint} was trained under other conditions than this evaluation: {listed}. "
+            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own "
+            "settings, or allow_mismatch=true"
+        )
+    require_policy_class(trained.policy, cloned=False)
+    return trained.policy
 
 
 def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> StageSpec:
@@ -112,31 +114,21 @@ def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -
     return policy_stage("eval_policy", policy, checkpoint, asked, hierarchy, folder)
 
 
-def _explain_success(config: EvaluateConfig) -> None:
-    last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
-    print(f"success_once: solved at any time; at_end: solved {last}")
-
-
-def _filmed(folder: RunFolder) -> bool:
-    return any(folder.videos.glob("*/*.mp4"))
+def _print(config: EvaluateConfig, result: EvaluationResult) -> None:
+    print(f"{config.env.task}: {result}")
+    if tasks := result.by_task():
+        print(text_table([{"task": name, "success_once": f"{rate} of {rate.number}"} for name, rate in tasks.items()]))
+    if result.once is not None:
+        last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
+        print(f"success_once: solved at any time; at_end: solved {last}")
+    first, number = config.eval.seed, len(result.episodes)
+    print(f"return {result.mean_return:.2f}, episode_len {result.episode_len:.1f}; seeds {first}..{first + number - 1}")
 
 
 def _step_of(checkpoint: str | None) -> int:
     """Returns the iteration after which a checkpoint was written, 0 where its name does not tell; videos bear it."""
     found = re.fullmatch(r"step_(\d+)", "" if checkpoint is None else Path(checkpoint).resolve().name)
     return int(found[1]) if found else 0
-
-
-def _require_same(config: EvaluateConfig, policy: PolicyConfig, kind: str) -> None:
-    assert config.checkpoint is not None
-    differences = trained_under(config.checkpoint).fingerprint.differences(fingerprint(config.env, policy, kind))
-    if differences and not config.allow_mismatch:
-        listed = "; ".join(str(difference) for difference in differences)
-        raise CheckpointError(
-            f"checkpoint {config.checkpoint} was trained under other conditions than this evaluation: {listed}. "
-            f"{which_backend(differences)}Its number would not mean what it seems to: use the checkpoint's own "
-            "settings, or allow_mismatch=true"
-        )
 
 
 def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:
@@ -147,14 +139,10 @@ def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, 
         "checkpoint": config.checkpoint,
         "greedy": config.eval.greedy,
         "first_seed": config.eval.seed,
-        "env": asdict(replace(config.env)),
+        "env": asdict(config.env),
         "backend": backend,
         "versions": library_versions(),
         **({"tasks": tasks} if tasks else {}),
         "episodes": episodes,
     }
     folder.write_json("eval_info.json", content)
-
-
-def _default_dir(config: EvaluateConfig) -> str:
-    return f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -23,7 +23,7 @@ from rlinf_embodied.algorithms.batch import Episode, RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, _Shard
+from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -81,7 +81,7 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
 
-    def _numbers(self, shard: _Shard, step_context: StepContext) -> np.ndarray:
+    def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
         return step_context.round * self._eval.env.num_envs + shard.env_ids
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
@@ -103,20 +103,15 @@ class EvaluationEnvStage(EnvStage):
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(step_context, actions)
         shard = self._shards[tuple(actions)]
-        chosen = (
-            self._random(shard, step_context)
-            if self._eval.acting == "random"
-            else lambda substep: shard.env.expert_actions()
-        )
-        return self._advance(shard, chosen, None)
+        if self._eval.acting == "random":
+            return self._advance(shard, self._random(shard, step_context), None)
+        return self._advance(shard, lambda substep: shard.env.expert_actions(), None)
 
-    def _random(self, shard: _Shard, step_context: StepContext) -> Tensor:
+    def _random(self, shard: Shard, step_context: StepContext) -> Tensor:
         """Uniform actions [N, C, A], keyed by the episode."""
-        spec = shard.env.spec
+        spec, numbers = shard.env.spec, self._numbers(shard, step_context)
         shape = (spec.chunk, spec.action_dim)
-        drawn = uniform(
-            self._eval.seed, "random", self._numbers(shard, step_context), step_context.chunk_step, shape=shape
-        )
+        drawn = uniform(self._eval.seed, "random", numbers, step_context.chunk_step, shape=shape)
         return torch.from_numpy(drawn * 2 - 1)
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
@@ -128,7 +123,7 @@ class EvaluationEnvStage(EnvStage):
         shard.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
 
-    def _write_videos(self, shard: _Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
+    def _write_videos(self, shard: Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
         filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in shard.env.take_frames().items() if frames}
         if not filmed or self._eval.videos is None:
             return
@@ -271,8 +266,7 @@ class Evaluation:
         self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
         self._max_failures = self._num_episodes
         loop = Loop("evaluation", opener, policy.name, env.chunks_per_rollout)
-        decide = lambda reports: RepeatDecision(self._show(reports) == rounds or self._is_missed(reports))  # noqa: E731
-        again = Repeat("evaluation", None, opener, decide, rounds)
+        again = Repeat("evaluation", None, opener, self._decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop}, repeat=again)
@@ -283,20 +277,14 @@ class Evaluation:
         rule = f"{self.env_spec.task} does not tell whether it is solved, so no share of its episodes can be"
         require(target is None or self.env_spec.has_success, "run.until_success", target, rule, "leave it out")
 
-    def _show(self, rounds: Sequence[Sequence[object]]) -> int:
-        """Tells how far it is; returns the number of rounds."""
+    def _decide(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+        """Reports the progress; ends early once too many episodes have failed for the target to be reached."""
+        episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
         if self._progress is not None:
-            episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
             self._progress("episodes", len(episodes), self._num_episodes, remark)
-        return len(rounds)
-
-    def _is_missed(self, rounds: Sequence[Sequence[object]]) -> bool:
-        """Whether too many episodes have failed for the target to be reached."""
-        return _num_unsolved([e for reports in rounds for r in of_type(reports, RolloutReport) for e in r.episodes]) > (
-            self._max_failures
-        )
+        return RepeatDecision(_num_unsolved(episodes) > self._max_failures)
 
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
         """Evaluates every episode; `step` labels the videos.
@@ -313,16 +301,16 @@ class Evaluation:
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
         rate = lambda key: Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes))  # noqa: E731
-        whole, told = len(episodes) == self._num_episodes, self.env_spec.has_success
-        at_end = rate("success_at_end") if told else None
+        whole, known = len(episodes) == self._num_episodes, self.env_spec.has_success
+        at_end = rate("success_at_end") if known else None
         return EvaluationResult(
-            rate("success_once") if told else None,
+            rate("success_once") if known else None,
             at_end,
             mean("return"),
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
-            reached=told and whole and _num_unsolved(episodes) <= self._wanted,
+            reached=known and whole and _num_unsolved(episodes) <= self._wanted,
             score=at_end.value if whole and at_end is not None else None,
         )
 

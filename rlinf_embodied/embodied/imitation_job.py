@@ -34,6 +34,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
@@ -91,6 +92,10 @@ class ImitationJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
+
+    def standing(self, cluster: Cluster) -> list[Standing]:
+        """Returns nothing: what evaluations load is none of the workflow's stages."""
+        return []
 
     def planning_parts(self) -> dict[str, object]:
         """Returns env, policy and how it is fine-tuned."""

@@ -39,6 +39,7 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
@@ -92,6 +93,15 @@ class EmbodiedJob:
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run)
         return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+
+    def standing(self, cluster: Cluster) -> list[Standing]:
+        """Returns the simulators; policies are the copies of the workers' other stages, or leave the device."""
+        config = self.config
+        if cluster.cores_beside or not config.algorithm.acts:
+            return []
+        checks = [replace(config.eval, num_episodes=config.eval.check_episodes)] if self.goal is not None else []
+        envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
+        return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
         """There are none."""

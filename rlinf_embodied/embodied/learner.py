@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
-from rlinf_embodied.algorithms.rollout_samples import Rollouts
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TwoLevelColumns
 from rlinf_embodied.algorithms.transitions import Columns, length
 from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Precision, Source
 from rlinf_embodied.device import require_autocast

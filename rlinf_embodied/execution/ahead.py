@@ -88,12 +88,16 @@ class Ahead:
         for edge in executor.workflow.weight_edges:
             executor.install(made.messages[edge.source], edge, state)
         self._versions = [*self._versions, made][-1 - executor.plan.staleness :]
-        executor.submitter.collect(state)
+        executor.collect_receipts(state)
         return state.result
 
     def _published(self, step_context: StepContext, version: int, state: Iteration | None = None) -> Weights:
-        sources = sorted({edge.source for edge in self._executor.workflow.weight_edges})
-        return Weights(version, {source: self._executor.export(source, step_context, state) for source in sources})
+        messages = {}
+        for source in sorted({edge.source for edge in self._executor.workflow.weight_edges}):
+            messages[source], receipt = self._executor.export(source, step_context)
+            if state is not None:
+                state.timings.append(receipt)
+        return Weights(version, messages)
 
     def _begin_more(self, number: int, follow: Follow, oldest: int) -> None:
         """Begins further fronts up to this number, or until the run is at its end."""

@@ -3,13 +3,11 @@
 The plan becomes a list of steps (planning/plan.py), which are submitted in order.  One iteration, for
 `env+policy on 0-1 > actor on 0-1`:
 
-    1. loop    every worker's blocks go round between opener and answerer
-               (loops.py).
+    1. loop    every worker's blocks go round between opener and answerer (loops.py).
     2. leaf    gets, block by block, what the edges into it brought; all workers of a collective stage start at once.
     3. weights go to the workers of a weight edge's target that do not share a process with its source.
 
-hosts.py says which worker has which blocks; submitter.py submits the calls and collects their receipts.
-With a plan's staleness successive iterations overlap: ahead.py.
+hosts.py says which worker has which blocks.  With a plan's staleness successive iterations overlap: ahead.py.
 
 The driver holds references; values move only between the workers that need them, or stay where they are.  Stages that
 may not be in a device's memory together are switched by their worker, when one of them is called (runtime/host.py).
@@ -17,7 +15,6 @@ may not be in a device's memory together are switched by their worker, when one 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,17 +24,14 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Ahead, Follow
 from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
-from rlinf_embodied.execution.loops import Loops
-from rlinf_embodied.execution.schedule import Step, parts, schedule
-from rlinf_embodied.execution.submitter import Submitter
-from rlinf_embodied.planning.plan import Plan, collocated
+from rlinf_embodied.execution.loops import Loops, repeated
+from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
-from rlinf_embodied.workflow.graph import Loop, Repeat, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
-_LOG = logging.getLogger(__name__)
 _FOLLOW = Follow()
 
 
@@ -48,13 +42,11 @@ class Executor:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session, self._cluster = workflow, plan, session, cluster
         self._hosts = Hosts(workflow, plan, cluster)
-        self.submitter = Submitter(session, workflow.name)
         self._handover = transport.handover(workflow, plan, cluster)
-        self._loops = Loops(*(workflow, self._hosts, self._handover, self.submitter), always_store=cluster.always_store)
+        self._loops = Loops(workflow, self._hosts, self._handover, session)
         one_process = isinstance(session, SerialSession)
         self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
-        _LOG.info("transports of plan %s:\n%s", plan.name, transport.table(self.routes))
-        self._repeated, self._steps = parts(schedule(plan.items, workflow), workflow)
+        self._repeated, self._steps = repeated(schedule(plan.items, workflow), workflow)
         self.back = tuple(name for name in workflow.order() if name in workflow.back())
         self.front = tuple(name for name in workflow.order() if name not in self.back)
         self.is_apart = not {w for s in self.front for w in self.workers(s)} & {
@@ -109,7 +101,9 @@ class Executor:
         if self.workflow.repeat is not None:
             self._run_rounds(self.workflow.repeat, state)
         self._run_steps(self._steps, state)
-        self._finish(state)
+        for edge in self.workflow.weight_edges:
+            self.sync_weights(edge.source, edge.target, state)
+        self.collect_receipts(state)
         return state.result
 
     def run_front(self, state: Iteration) -> None:
@@ -122,16 +116,18 @@ class Executor:
         """Submits the calls of the others."""
         self._run_steps([step for step in self._steps if step.stages[0] in self.back], state)
 
-    def _finish(self, state: Iteration) -> None:
-        """Sends the new weights to the copies and waits for the last stages."""
-        for edge in self.workflow.weight_edges:
-            self.sync_weights(edge.source, edge.target, state)
-        self.submitter.collect(state)
+    def collect_receipts(self, state: Iteration) -> None:
+        """Waits for everything that was submitted of an iteration."""
+        state.collect(self._session, self.workflow.name)
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
             loop = self.workflow.loop_of(step.stages[0])
-            self._leaf(step, state) if loop is None else self._run_loop(loop, step.shards, state)
+            if loop is None:
+                self._leaf(step, state)
+            else:
+                self._enter(loop.sides, state)
+                self._loops.run(loop, step.shards, state)
 
     def _run_rounds(self, repeat: Repeat, state: Iteration) -> None:
         """Runs what comes before a stage, round by round: within a round on its own data, the stage then has all."""
@@ -142,7 +138,7 @@ class Executor:
             for stage, blocks in state.outputs.items():
                 for block, refs in blocks.items():
                     gathered.setdefault(stage, {}).setdefault(block, []).extend(refs)
-            self.submitter.collect(state)
+            self.collect_receipts(state)
             decision = repeat.decide(state.result.reports[repeat.decided_by])
             if decision.enough:
                 break
@@ -151,10 +147,8 @@ class Executor:
     def _enter(self, stages: Sequence[str], state: Iteration) -> None:
         """Has workers switch as soon as the turn before is over, not only when the inputs of the next one arrive."""
         for stage in stages:
-            switching = self._hosts.switching(stage)
-            answers = self.submitter.submit(
-                [(worker, Call(stage, "enter", state.step_context), []) for worker in switching], state
-            )
+            call = Call(stage, "enter", state.step_context)
+            answers = self._session.submit([(worker, call, []) for worker in self._hosts.switching(stage)])
             state.timings.extend(refs[-1] for refs in answers)
 
     def _leaf(self, step: Step, state: Iteration) -> None:
@@ -173,15 +167,7 @@ class Executor:
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
             call = Call(stage, "run", step_context, blocks, len(inputs) // len(blocks), keep)
             calls.append((worker, call, inputs))
-        collective = self.workflow.stages[stage].collective
-        self.submitter.note(stage, calls, self.submitter.submit(calls, state, collective), state)
-
-    def _run_loop(self, loop: Loop, shards: int, state: Iteration) -> None:
-        self._enter(loop.sides, state)
-        if loop.name in self._handover.fused:
-            self._loops.run_fused(loop, state)
-        else:
-            self._loops.run_stepwise(loop, shards, state)
+        state.note(stage, calls, self._session.submit(calls, self.workflow.stages[stage].collective))
 
     # ----------------------------------------------------------------------------------------------------- the rest
     def call(
@@ -192,18 +178,22 @@ class Executor:
         `payloads` follow the argument: what other stages published, which the driver does not read.
         """
         call = Call(stage, method, step_context, argument=argument)
-        calls = [(worker, call, payloads) for worker in self.workers(stage)]
-        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
-        receipts = self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
-        return [receipt.report for receipt in of_type(receipts, Receipt)]
+        receipts = self._called(call, payloads)[1]
+        return [receipt.report for receipt in receipts]
 
     def publish(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[Ref]:
         """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
-        call = Call(stage, method, step_context, argument=argument, publishes=True)
-        calls = [(worker, call, []) for worker in self.workers(stage)]
-        answers = self._session.submit(calls, collective=self.workflow.stages[stage].collective)
-        self._session.fetch([refs[-1] for refs in answers], f"{stage}.{method}")
-        return [refs[0] for refs in answers]
+        return self._called(Call(stage, method, step_context, argument=argument, publishes=True))[0]
+
+    def _called(self, call: Call, payloads: Sequence[Ref] = ()) -> tuple[list[Ref], list[Receipt]]:
+        """Has every worker of a stage run a call; returns what each publishes, and their receipts."""
+        answers = self._submit_to_all(call, payloads)
+        receipts = self._session.fetch([refs[-1] for refs in answers], f"{call.stage}.{call.method}")
+        return [ref for refs in answers for ref in refs[:-1]], of_type(receipts, Receipt)
+
+    def _submit_to_all(self, call: Call, payloads: Sequence[Ref] = ()) -> list[list[Ref]]:
+        calls = [(worker, call, payloads) for worker in self.workers(call.stage)]
+        return self._session.submit(calls, self.workflow.stages[call.stage].collective)
 
     def collect(self, stage: str, path: Path, *, of_first: bool = False) -> int:
         """Brings what the workers of a stage (or its first one) wrote to the driver's node; returns how many files."""
@@ -212,22 +202,31 @@ class Executor:
     def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
         """Sends the weights of `source` to those workers of `target` that do not share them already."""
         step_context = state.step_context if state else StepContext(0)
-        sender, receivers = self._handover.weights[source, target]
+        receivers = self._handover.weights[source, target][1]
         if receivers:
-            sent = self.send_weights(self._session, (sender, source), [(w, target) for w in receivers], step_context)
+            sent = self.send_weights(source, target, receivers, step_context)
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
                 state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
 
-    def export(self, source: str, step_context: StepContext, state: Iteration | None) -> Ref:
-        """Has a stage publish its weights, behind the calls that it was given."""
-        sender = self.workers(source)[0]
-        ((weights, receipt),) = self._session.submit(
-            [(sender, Call(source, "export_weights", step_context, publishes=True), [])]
-        )
-        if state is not None:
-            state.timings.append(receipt)
-        return weights
+    def send_weights(
+        self, source: str, target: str, receivers: Sequence[int], step_context: StepContext
+    ) -> list[Receipt]:
+        """Exports weights at one stage and installs them at another one, which verifies version and checksum.
+
+        The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
+        Returns the receipt of the export, then those of the installs.
+        """
+        weights, exported = self.export(source, step_context)
+        calls = [(worker, Call(target, "install_weights", step_context), [weights]) for worker in receivers]
+        installed = [refs[-1] for refs in self._session.submit(calls)]
+        return of_type(self._session.fetch([exported, *installed], f"weights of {source}"), Receipt)
+
+    def export(self, source: str, step_context: StepContext) -> tuple[Ref, Ref]:
+        """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt."""
+        call = Call(source, "export_weights", step_context, publishes=True)
+        ((weights, receipt),) = self._session.submit([(self.workers(source)[0], call, [])])
+        return weights, receipt
 
     def install(self, weights: Ref, edge: WeightEdge, state: Iteration | None, everywhere: bool = False) -> None:
         """Has published weights installed at the end of an edge, behind the calls that its workers were given.
@@ -250,9 +249,7 @@ class Executor:
     # ------------------------------------------------------------------------------------------------------- state
     def export_states(self, stage: str, step_context: StepContext) -> list[list[Ref]]:
         """Has the workers of a stage publish their part of its state; returns [part, receipt] of each."""
-        call = Call(stage, "export_snapshot", step_context, publishes=True)
-        calls = [(worker, call, []) for worker in self.workers(stage)]
-        return self._session.submit(calls, self.workflow.stages[stage].collective)
+        return self._submit_to_all(Call(stage, "export_snapshot", step_context, publishes=True))
 
     def states_of(self, answers: Mapping[str, Sequence[Sequence[Ref]]]) -> dict[str, tuple[Ref, ...]]:
         """Waits for what `export_states` submitted, by stage; returns the parts of stages that have a state."""
@@ -270,26 +267,7 @@ class Executor:
     def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:
         """Brings stages into these states: every worker of a stage gets all parts of it."""
         for stage, parts_of in states.items():
-            call = Call(stage, "import_snapshot", step_context)
-            calls = [(worker, call, list(parts_of)) for worker in self.workers(stage)]
-            answers = self._session.submit(calls, self.workflow.stages[stage].collective)
-            self._session.fetch([refs[-1] for refs in answers], f"the snapshot of {stage}")
-
-    @staticmethod
-    def send_weights(
-        session: Session, source: tuple[int, str], targets: list[tuple[int, str]], step_context: StepContext
-    ) -> list[Receipt]:
-        """Exports weights at one stage and installs them at others, each of which verifies version and checksum.
-
-        The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
-        Returns the receipt of the export, then those of the installs.
-        """
-        worker, stage = source
-        export = Call(stage, "export_weights", step_context, publishes=True)
-        ((weights, exported),) = session.submit([(worker, export, [])])
-        calls = [(w, Call(s, "install_weights", step_context), [weights]) for w, s in targets]
-        installed = [refs[-1] for refs in session.submit(calls)]
-        return of_type(session.fetch([exported, *installed], f"weights of {stage}"), Receipt)
+            self._called(Call(stage, "import_snapshot", step_context), list(parts_of))
 
 
 def _threads(cluster: Cluster, device: int) -> int:

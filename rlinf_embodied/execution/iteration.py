@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Ref, of_type
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext
+from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.telemetry.trace import Span
 
 _Report = TypeVar("_Report")
@@ -40,5 +40,33 @@ class Iteration:
     step_context: StepContext
     outputs: dict[str, dict[int, list[Ref]]] = field(default_factory=dict)
     receipts: list[tuple[str, list[Ref]]] = field(default_factory=list)
-    timings: list[Ref] = field(default_factory=list)
+    timings: list[Ref] = field(default_factory=list)  # receipts without a report
     result: IterationResult = field(default_factory=IterationResult)
+
+    def note(self, stage: str, calls: Sequence[tuple[int, Call, object]], answers: Sequence[Sequence[Ref]]) -> None:
+        """Files block results of calls as the outputs of their makers, and the receipts for later."""
+        for (_, call, _), (*refs, _) in zip(calls, answers, strict=True):
+            made = iter(refs)
+            for maker in call.makers:
+                outputs = self.outputs.setdefault(maker, {})
+                for block in call.blocks:
+                    outputs.setdefault(block, []).append(next(made))
+        self.receipts.append((stage, [refs[-1] for refs in answers]))
+
+    def collect(self, session: Session, workflow: str) -> None:
+        """Waits for everything submitted so far and files reports and spans.
+
+        Raises:
+            RlinfError: what a worker raised, or that it was lost.
+        """
+        where = f"iteration {self.step_context.iteration} of {workflow}"
+        by_stage: dict[str, list[object]] = {}
+        for stage, refs in self.receipts:
+            receipts = of_type(session.fetch(refs, f"{stage} in {where}"), Receipt)
+            by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
+            self.result.spans += [span for receipt in receipts for span in receipt.spans]
+        for receipt in of_type(session.fetch(self.timings, where), Receipt):
+            self.result.spans += receipt.spans
+        for stage, reports in by_stage.items():
+            self.result.reports.setdefault(stage, []).append(reports)
+        self.receipts, self.timings = [], []

@@ -278,8 +278,9 @@ def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
     needs = pricer.memory(closest.plan)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
     has, stages = pricer.memory_bytes[device], [s for s, p in closest.plan.places().items() if device in p.devices]
+    beside = " beside evaluations" if has < pricer.groups[pricer.group_of[device]].memory_bytes else ""
     return (
         f"{lacks}: even {to_text(closest.plan)} needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device "
-        f"{device}, which has {has / 1e9:.2f} GB, {(needs[device] - has) / 1e9:.2f} GB short: use devices with more "
-        "memory, more of them, less work, or a smaller staleness"
+        f"{device}, which has {has / 1e9:.2f} GB{beside}, {(needs[device] - has) / 1e9:.2f} GB short: use devices with "
+        "more memory, more of them, less work, or a smaller staleness"
     )

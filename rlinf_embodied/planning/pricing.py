@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.calls import Layouts
@@ -13,6 +14,15 @@ from rlinf_embodied.workflow.graph import Workflow
 
 Facts = tuple[float, float, float]  # bytes of a stage on a device: resident, of its largest call, offloaded
 Entries = tuple[tuple[str, Facts], ...]  # stages that are in memory together
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A copy of a stage that is in memory while a plan runs, on as many devices as it has blocks, or on all."""
+
+    stage: str
+    num_blocks: int
+    items_per_block: int
 
 
 class Pricer:
@@ -25,7 +35,7 @@ class Pricer:
         cluster: Cluster,
         *,
         overlap_in_worker: bool = False,
-        standing: Mapping[str, int] | None = None,
+        standing: Sequence[Standing] = (),
         scale: float = 1.0,
     ) -> None:
         """Checks that the profile covers the workflow.
@@ -36,7 +46,7 @@ class Pricer:
             cluster: what there is to run on.
             overlap_in_worker: whether the two sides of a loop run at once in one worker, where one works on CPU cores
                 and the other is launched to the device asynchronously.
-            standing: by stage, how many further copies of it stand on all computing devices, for evaluations.
+            standing: further copies of stages on the computing devices, for evaluations.
             scale: real devices that each device of the cluster stands for.
 
         Raises:
@@ -45,7 +55,7 @@ class Pricer:
         inside = [side for loop in workflow.loops.values() for side in loop.sides]
         profile.require(workflow.stages, inside)
         self.workflow, self.profile, self.cluster = workflow, profile, cluster
-        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing or {}, scale
+        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing, scale
         self.groups = cluster.node_groups()
         self.group_of = [n for n, devices in enumerate(cluster.group_devices()) for _ in devices]
         self.node_of = [cluster.place_of(device).node for device in range(cluster.num_devices)]
@@ -120,14 +130,13 @@ class Pricer:
     # ---------------------------------------------------------------------------------------------------------- memory
     def _standing_bytes(self, device: int) -> float:
         """Returns what stages of evaluations hold on a device."""
-        if device >= self.cluster.num_computing or not self.standing:
-            return 0.0
-        work, number = self.workflow, min(self.cluster.num_computing, self.workflow.num_blocks)
-        items = -(-work.num_blocks // number) * work.items_per_block
-        return sum(
-            copies * float(self.profile.stages[stage].resident(items, number))
-            for stage, copies in self.standing.items()
-        )
+        held = 0.0
+        for copy in self.standing:
+            number = min(self.cluster.num_computing * self.scale, copy.num_blocks)
+            if device * self.scale < number:
+                items = math.ceil(copy.num_blocks / number) * copy.items_per_block
+                held += float(self.profile.stages[copy.stage].resident(items, number))
+        return held
 
     def memory(self, plan: Plan) -> dict[int, float]:
         """Returns the most bytes that each device of a plan holds at any time of an iteration.

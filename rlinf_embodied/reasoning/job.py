@@ -20,6 +20,7 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import RewardReport
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
 from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
@@ -81,6 +82,10 @@ class ReasoningJob:
     def learners(self) -> tuple[str, ...]:
         """The one."""
         return (self.learner,)
+
+    def standing(self, cluster: Cluster) -> list[Standing]:
+        """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
+        return []
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the sections that the stages' times depend on."""

@@ -9,8 +9,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
-from rlinf_embodied.algorithms.rewards import overlong_penalty
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
 from rlinf_embodied.config import RewardConfig, SamplesConfig
 from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample

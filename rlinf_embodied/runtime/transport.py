@@ -6,12 +6,13 @@
     same node        shared_memory   packed as numpy into the node's object store, mapped by the reader
     other node       network         the same; the object stores copy it from node to node
 
-`cluster.transport=object_store` sends everything through the store, edges inside a worker too.
+Data that is consumed elsewhere too, and messages of a loop that is a call per step, leave their worker for all.
+`cluster.transport=object_store` sends everything through the store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
@@ -19,7 +20,6 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.workflow.graph import Workflow
 
-Blocks = tuple[int, ...]
 Hop = tuple[int, int]  # worker to worker
 
 
@@ -38,41 +38,13 @@ class Route:
     edge: str  # "policy -> actor"
     kind: str  # data, loop or weights
     transport: Transport
-    reason: str
-    blocks: Blocks  # that go this way; () for weights, which are no block's
+    blocks: tuple[int, ...]  # that go this way; () for weights, which are no block's
     hops: tuple[Hop, ...]
     bytes_per_item: float | None  # None: nobody has measured or declared it
 
     def to_dict(self) -> dict[str, object]:
         """Returns the route as JSON-ready data."""
         return asdict(self)
-
-
-Choice = tuple[Transport, str]  # and why
-
-
-def choose(source: int, target: int, cluster: Cluster, *, one_process: bool = False, parted: str = "") -> Choice:
-    """Returns how data goes from one worker to another, and why.
-
-    Args:
-        source: the worker that made it.
-        target: the worker that consumes it.
-        cluster: where they run.
-        one_process: all workers live in one process (a serial session).
-        parted: why data leaves its worker even where both ends are there; "": it does not.
-    """
-    if one_process:
-        return Transport.in_process, "all workers are one process"
-    ends = cluster.place_of(source), cluster.place_of(target)
-    near = ends[0].node == ends[1].node
-    store = Transport.shared_memory if near else Transport.network
-    if cluster.always_store:
-        return store, "cluster.transport=object_store"
-    if source == target:
-        return (store, f"same worker, but {parted}") if parted else (Transport.in_process, "same worker")
-    on_host = all(place.group.on_host for place in ends)
-    where = "same node" if near else "other node"
-    return store, f"{where}, CPU tensors" if on_host else f"{where}, through the host's memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +54,7 @@ class Handover:
     stays: Mapping[str, frozenset[int]]  # by stage: blocks whose data stays in the worker that made it
     fused: frozenset[str]  # loops that are one call per worker
     weights: Mapping[tuple[str, str], tuple[int, tuple[int, ...]]]  # weight edge -> who sends, and to whom
+    everything: bool  # all data goes through the store
 
 
 def handover(workflow: Workflow, plan: Plan, cluster: Cluster) -> Handover:
@@ -98,7 +71,7 @@ def handover(workflow: Workflow, plan: Plan, cluster: Cluster) -> Handover:
         hosts = sorted(set(owners[edge.source]))
         sharing = set() if cluster.always_store else set(hosts)  # who hosts both ends has the new weights already
         weights[edge.source, edge.target] = hosts[0], tuple(sorted(set(owners[edge.target]) - sharing))
-    return Handover(stays, frozenset(fused), weights)
+    return Handover(stays, frozenset(fused), weights, cluster.always_store)
 
 
 def _staying(stage: str, workflow: Workflow, owners: Mapping[str, Sequence[int]], cluster: Cluster) -> frozenset[int]:
@@ -119,27 +92,30 @@ def routes(
         plan: which worker hosts what.
         cluster: where these workers run.
         done: what the executor does with the data.
-        one_process: see `choose`.
+        one_process: all workers live in one process (a serial session).
     """
     owners = plan.all_owners(workflow)
 
-    def pick(hop: Hop, parted: str) -> Choice:
-        return choose(*hop, cluster, one_process=one_process, parted=parted)
+    def way(hop: Hop, stays: bool) -> Transport:
+        if one_process or (stays and hop[0] == hop[1]):
+            return Transport.in_process
+        near = cluster.place_of(hop[0]).node == cluster.place_of(hop[1]).node
+        return Transport.shared_memory if near else Transport.network
 
     found: list[Route] = []
     for loop in workflow.loops.values():
+        fused = loop.name in done.fused
         for source, target in loop.hops():
             hops = list(zip(owners[source], owners[target], strict=True))
-            parted = "" if loop.name in done.fused else "the loop is a call per step"
-            found += _grouped(f"{source} -> {target}", "loop", hops, [pick(hop, parted) for hop in hops])
+            found += _grouped(f"{source} -> {target}", "loop", ((way(hop, fused), hop) for hop in hops))
     for edge in workflow.edges:
-        hops, stays = list(zip(owners[edge.source], owners[edge.target], strict=True)), done.stays[edge.source]
-        choices = [pick(hop, "" if b in stays else "it is consumed elsewhere too") for b, hop in enumerate(hops)]
-        found += _grouped(f"{edge.source} -> {edge.target}", "data", hops, choices, edge.bytes_per_item or None)
+        hops, stays = zip(owners[edge.source], owners[edge.target], strict=True), done.stays[edge.source]
+        ways = ((way(hop, block in stays), hop) for block, hop in enumerate(hops))
+        found += _grouped(f"{edge.source} -> {edge.target}", "data", ways, edge.bytes_per_item or None)
     for (source, target), (sender, receivers) in done.weights.items():
         hops = [(sender if worker in receivers else worker, worker) for worker in sorted(set(owners[target]))]
-        rows = _grouped(f"{source} ~> {target}", "weights", hops, [pick(hop, "") for hop in hops])
-        found += [replace(route, blocks=()) for route in rows]
+        ways = ((way(hop, not done.everything), hop) for hop in hops)
+        found += [replace(route, blocks=()) for route in _grouped(f"{source} ~> {target}", "weights", ways)]
     return found
 
 
@@ -149,28 +125,25 @@ def with_bytes(found: Sequence[Route], measured: Mapping[tuple[str, str], float]
     return [replace(route, bytes_per_item=by_edge.get(route.edge, route.bytes_per_item)) for route in found]
 
 
-def _grouped(
-    edge: str, kind: str, hops: Sequence[Hop], choices: Sequence[Choice], size: float | None = None
-) -> list[Route]:
+def _grouped(edge: str, kind: str, hops: Iterable[tuple[Transport, Hop]], size: float | None = None) -> list[Route]:
     """Returns one route per way that the hops (one per block) of an edge go."""
-    by_choice: dict[Choice, list[int]] = {}
-    for place, choice in enumerate(choices):
-        by_choice.setdefault(choice, []).append(place)
+    groups: dict[Transport, dict[int, Hop]] = {}
+    for block, (transport, hop) in enumerate(hops):
+        groups.setdefault(transport, {})[block] = hop
     return [
-        Route(edge, kind, *choice, tuple(places), tuple(sorted({hops[place] for place in places})), size)
-        for choice, places in by_choice.items()
+        Route(edge, kind, transport, tuple(group), tuple(sorted(set(group.values()))), size)
+        for transport, group in groups.items()
     ]
 
 
 def table(found: Sequence[Route]) -> str:
-    """Returns the routes as aligned lines: edge, workers, blocks, transport, bytes per item, reason."""
-    header = ("edge", "workers", "blocks", "transport", "bytes/item", "why")
-    rows = [header, *(_row(route) for route in found)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
+    """Returns the routes as aligned lines: edge, workers, blocks, transport, bytes per item."""
+    rows = [("edge", "workers", "blocks", "transport", "bytes/item"), *(_row(route) for route in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _row(route: Route) -> tuple[str, ...]:
-    shown = [f"{a}->{b}" for a, b in route.hops[:4]] + (["..."] if len(route.hops) > 4 else [])
+    hops = [f"{a}->{b}" for a, b in route.hops[:4]] + (["..."] if len(route.hops) > 4 else [])
     size = "?" if route.bytes_per_item is None else f"{route.bytes_per_item:.0f}"
-    return (route.edge, " ".join(shown), str(len(route.blocks) or "-"), str(route.transport), size, route.reason)
+    return (route.edge, " ".join(hops), str(len(route.blocks) or "-"), str(route.transport), size)

@@ -19,6 +19,7 @@ from rlinf_embodied.config import (
 )
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
+from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -53,6 +54,7 @@ class Progress:
     best_evaluation: dict[str, float] | None = None  # the same of evaluations, where there are no checks
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
+    staleness: int | None = None  # of its plans; None: no iteration has run
 
 
 class Evaluated(Protocol):
@@ -129,6 +131,10 @@ class Job(Protocol):
 
     def planning_parts(self) -> dict[str, object]:
         """Returns the parts of the config that the stages' times depend on."""
+        ...
+
+    def standing(self, cluster: Cluster) -> Sequence[Standing]:
+        """Returns the copies of the workflow's stages that evaluations and checks keep in memory during training."""
         ...
 
     def require_staleness(self, staleness: int) -> None:

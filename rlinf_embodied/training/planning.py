@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import PlanError
+from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
     cached_path,
@@ -87,13 +87,20 @@ def measured_profile(
 class Planning:
     """The plan of one run, and what is known about it."""
 
-    def __init__(self, job: Job, cluster: Cluster, workflow: Workflow) -> None:
+    def __init__(self, job: Job, cluster: Cluster, workflow: Workflow, staleness: int | None = None) -> None:
         """Resolves a forced plan and reads a given profile, so that wrong ones are refused before anything starts.
 
+        Args:
+            job: whose workflow is planned.
+            cluster: its devices.
+            workflow: the graph.
+            staleness: of the run that is resumed, which every plan keeps; None: a new run.
+
         Raises:
-            ConfigError: plan.profile cannot be read, or lacks a stage.
+            ConfigError: plan.profile cannot be read, or lacks a stage; the plan has another staleness than the run.
             PlanError: the plan does not fit the cluster.
         """
+        self._staleness = staleness
         self._job, self._cluster, self._workflow = job, cluster, workflow
         self._config = config = job.config
         self._forced: Plan | None = None
@@ -101,6 +108,12 @@ class Planning:
         if not config.plan.is_auto:
             self._forced = self._resolved(cluster)
             job.require_staleness(self._forced.staleness)
+            if staleness not in (None, self._forced.staleness):
+                raise ConfigError(
+                    f"plan is {config.plan.name!r} with a staleness of {self._forced.staleness}, but the run that is "
+                    f"resumed has {staleness}, which decides what it learns from: use a plan with staleness "
+                    f"{staleness}, or begin a new run in another run.dir"
+                )
         self._pricer: Pricer | None = None
         if config.plan.profile is not None:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
@@ -165,12 +178,13 @@ class Planning:
             return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
         reason = self._only_one(workflow)
         if reason and config.profile is None:
-            plan = _turns(workflow, self._cluster)
+            plan = replace(_turns(workflow, self._cluster), staleness=self._staleness or 0)
             return plan, f"plan collocated: {reason}, so nothing is measured"
         parts = (self._job, self._cluster, workflow, session, progress, spare)
         self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
         assert self._pricer is not None
-        ranking = self._rank(max_staleness=config.max_staleness)
+        kept = self._staleness
+        ranking = self._rank(kept or 0, config.max_staleness if kept is None else kept)
         title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [
@@ -221,7 +235,7 @@ class Planning:
         ahead = self.plan.staleness
         plan = self._forced or replace(_turns(self._workflow, cluster), staleness=ahead)
         if self._pricer is not None:
-            self._pricer = Pricer(self._pricer.workflow, self._pricer.profile, linked(cluster, self._pricer.profile))
+            self._price(self._pricer.profile, self._pricer.workflow)
             if self._forced is None:
                 plan = _named(self._rank(ahead, ahead).best)
         self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
@@ -248,7 +262,10 @@ class Planning:
         return load_profile(path) if self._config.plan.profile is not None or path.exists() else None
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
-        self._pricer = Pricer(as_measured(workflow, profile), profile, linked(self._cluster, profile))
+        cluster = linked(self._cluster, profile)
+        self._pricer = Pricer(
+            as_measured(workflow, profile), profile, cluster, standing=self._job.standing(self._cluster)
+        )
 
     # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, predicted: Prediction | None, iteration: int) -> None:

@@ -78,10 +78,8 @@ class Running:
 
     def update(self, stages: Evaluating | Checking, step: int) -> None:
         """Sends the learners' weights to those workers of the stages that do not share them."""
-        executor = self.executor
-        stage = stages.stage
         for learner in self.job.learners:
-            hosts = executor.workers(learner)
-            missing = [(worker, stage) for worker in stages.executor.workers(stage) if worker not in hosts]
+            hosts = self.executor.workers(learner)
+            missing = [worker for worker in stages.executor.workers(stages.stage) if worker not in hosts]
             if missing:
-                executor.send_weights(self.session, (hosts[0], learner), missing, StepContext(step))
+                self.executor.send_weights(learner, stages.stage, missing, StepContext(step))

@@ -87,7 +87,8 @@ class Trainer:
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
                 portable.require()
                 portable.verify()
-            self._planning = Planning(job, self._cluster, job.workflow(""))
+            resumed = None if self._resumed is None else saved_progress(self._resumed).staleness
+            self._planning = Planning(job, self._cluster, job.workflow(""), resumed)
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
             if folder is not None:
@@ -259,6 +260,7 @@ class Trainer:
     def _transaction(self, running: Running) -> tuple[IterationResult, dict[str, float], float]:
         """Runs an iteration; returns what came of it, and its seconds.  Until its end is kept it has not happened."""
         progress = copy.deepcopy(self._checkpoints.progress)
+        progress.staleness = running.executor.plan.staleness
         start = time.time()
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start

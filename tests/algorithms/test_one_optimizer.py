@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from policies.actor_critic import ActorCritic
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE, VALUE_GROUP, Learners
+from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE, VALUE_GROUP, replicated
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
@@ -83,7 +83,7 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
     """Returns the policy after full-batch epochs."""
     policy = ActorCritic(config.policy, spec, seed=1)
     reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
-    learners = Learners.replicated(policy, config.algorithm, reducer)
+    learners = replicated(policy, config.algorithm, reducer)
     assert set(learners.by_name) == {POLICY}
     size, whole = ROWS // num_blocks, samples(batch)
     objective = Objective(config.algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
@@ -161,7 +161,7 @@ def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, nu
 def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone_in_warm_up(config, batch) -> None:
     algorithm = replace(config.algorithm, one_optimizer=False, lr=1e-4, value_lr=3e-3)
     policy = ActorCritic(config.policy, SEEN, seed=1)
-    learners = Learners.replicated(policy, algorithm, ExactReducer(SoloGroup(), (0,)))
+    learners = replicated(policy, algorithm, ExactReducer(SoloGroup(), (0,)))
     learner = learners.by_name[POLICY]
     assert set(learners.by_name) == {POLICY}
     assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}

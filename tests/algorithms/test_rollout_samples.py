@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
-from rlinf_embodied.algorithms.rollout_samples import grpo_block, normalize_blocks, ppo_block
+from rlinf_embodied.algorithms.grpo import grpo_block
+from rlinf_embodied.algorithms.ppo import normalize_blocks, ppo_block
 from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPOConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.groups import SoloGroup

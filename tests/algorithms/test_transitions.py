@@ -8,14 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from rlinf_embodied.algorithms.implicit_q import advantage_weights, expectile_loss
-from rlinf_embodied.algorithms.soft_actor_critic import (
-    critic_loss,
-    entropy_coef_loss,
-    move_towards,
-    policy_loss,
-    soft_target,
-)
+from rlinf_embodied.algorithms.critics import critic_loss, move_towards
+from rlinf_embodied.algorithms.iql import advantage_weights, expectile_loss
+from rlinf_embodied.algorithms.sac import entropy_coef_loss, policy_loss, soft_target
 
 E, M = 3, 5
 

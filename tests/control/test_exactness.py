@@ -105,11 +105,3 @@ def test_demonstrations_and_labels_are_learned_from(alone) -> None:
 def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
     devices, tree = PLANS[plan]
     assert trained(VARIANTS[variant], tree, devices, ray_session) == alone[variant]
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_ray_workers_learn_from_a_recording_what_one_process_does(played, ray_session) -> None:
-    (_, one), (devices, tree) = OFFLINE["on 1"], OFFLINE["apart"]
-    expected = trained(recorded("iql", played), one, 1, SerialSession())
-    assert trained(recorded("iql", played), tree, devices, ray_session) == expected

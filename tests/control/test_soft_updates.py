@@ -170,7 +170,7 @@ def test_a_period_longer_than_an_iteration_has_the_policy_updated_in_some_of_the
 
 def test_only_noise_depends_on_how_a_batch_is_dealt_to_blocks(monkeypatch) -> None:
     config = small("algorithm.updates_per_step=1")
-    monkeypatch.setattr(SAC, "_noise", lambda self, i, b, c: torch.zeros(UPDATES, 2, c["reward"].shape[1], 1, ACTION))
+    monkeypatch.setattr(SAC, "_noise", lambda self, i, b, r: torch.zeros(UPDATES, 2, r.shape[1], 1, ACTION))
     metrics = [updates(config, number)[1].update(StepContext(0), batches(number)) for number in (1, 4)]
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 

@@ -86,7 +86,6 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
         (ReplayStage, "run", 2, True),
         (PolicyLearner, "run", 2, True),
         (RolloutStage, "step", 7, False),
-        (ReplayStage, "state_part", 1, False),
         (PolicyLearner, "save", 1, False),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
-from rlinf_embodied.algorithms.rollout_samples import ppo_block
+from rlinf_embodied.algorithms.ppo import ppo_block
 from rlinf_embodied.config import Critic, PPOConfig
 from rlinf_embodied.embodied.hierarchy import Decisions
 from rlinf_embodied.interfaces.envs import Observation

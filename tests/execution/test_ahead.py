@@ -42,7 +42,7 @@ class HandMade:
         self.executor.run_front(state)
         self.weights()[0] = self.versions[number]
         self.executor.run_back(state)
-        self.executor.submitter.collect(state)
+        self.executor.collect_receipts(state)
         self.versions.append(self.weights()[0])
         return state.result
 

@@ -17,7 +17,7 @@ from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import parse, to_text
 from rlinf_embodied.planning.plan import Kind
-from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.pricing import Pricer, Standing
 from rlinf_embodied.planning.profile import Profile, WeightProfile
 from rlinf_embodied.planning.search import Search
 from rlinf_embodied.planning.simulate import simulate
@@ -107,9 +107,11 @@ def test_stages_of_evaluations_take_memory_from_plans() -> None:
     work, profile = planning.embodied((1, 0), (1, 0), (1, 0), policy={"resident_bytes": 10e9})
     known = planning.cluster(2, 15e9)
     assert Pricer(work, profile, known).fits(parse("env+policy on 0 > actor on 1", 2, work))
-    standing = Pricer(work, profile, known, standing={"policy": 1})
+    standing = Pricer(work, profile, known, standing=[Standing("policy", 4, 2)])
     assert not standing.fits(parse("env+policy on 0 > actor on 1", 2, work))
-    with pytest.raises(PlanError, match=r"even .* needs 10.00 GB .* which has 5.00 GB, 5.00 GB short"):
+    with pytest.raises(
+        PlanError, match=r"even .* needs 10.00 GB .* which has 5.00 GB beside evaluations, 5.00 GB short"
+    ):
         rank(standing)
 
 

@@ -18,8 +18,6 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
     Route,
-    Transport,
-    choose,
     handover,
     routes,
     table,
@@ -39,25 +37,6 @@ MIXED = Cluster("mixed", "h100+cpu", 6, 24, 0, groups=(nodes("h100", 2, 2), node
 NEAR_AND_FAR = Cluster("cores", "cpu", 3, 3, 0, groups=(nodes("cpu", 1, 2), nodes("cpu", 1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("cluster", "source", "target", "transport"),
-    [
-        (NEAR_AND_FAR, 0, 0, "in_process"),
-        (NEAR_AND_FAR, 0, 1, "shared_memory"),
-        (NEAR_AND_FAR, 0, 2, "network"),
-        (MIXED, 0, 1, "shared_memory"),
-        (MIXED, 0, 2, "network"),
-        (MIXED, 4, 5, "shared_memory"),
-    ],
-)
-def test_a_transport_follows_from_the_two_places(cluster: Cluster, source: int, target: int, transport: str) -> None:
-    assert choose(source, target, cluster)[0] == transport
-    assert choose(source, target, cluster, one_process=True)[0] is Transport.in_process
-    forced, reason = choose(source, target, replace(cluster, transport="object_store"))
-    assert forced is (Transport.network if transport == "network" else Transport.shared_memory)
-    assert "cluster.transport=object_store" in reason
-
-
 def graph() -> Workflow:
     stages = {
         "maker": StageSpec("maker", "fakes.Maker", None),
@@ -72,6 +51,17 @@ def routes_of(workflow: Workflow, plan: Plan, cluster: Cluster) -> list[Route]:
 
 def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan:
     return resolve("test", leaves(**devices), num_devices, workflow)
+
+
+def test_a_transport_follows_from_the_two_places_and_all_is_stored_where_that_is_asked_for() -> None:
+    workflow = graph()
+    plan = plan_for(workflow, 3, maker=[0], taker=[0, 1, 2])
+    blocks = {str(route.transport): route.blocks for route in routes_of(workflow, plan, NEAR_AND_FAR)}
+    assert blocks == {"in_process": (0, 1), "shared_memory": (2,), "network": (3,)}
+    stored = routes_of(workflow, plan, replace(NEAR_AND_FAR, transport="object_store"))
+    assert {str(route.transport): route.blocks for route in stored} == {"shared_memory": (0, 1, 2), "network": (3,)}
+    one = routes(workflow, plan, NEAR_AND_FAR, handover(workflow, plan, NEAR_AND_FAR), one_process=True)
+    assert [route.transport for route in one] == ["in_process"]
 
 
 def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
@@ -100,16 +90,15 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
     ]
 
 
-def test_the_table_says_edge_transport_size_and_reason() -> None:
+def test_the_table_says_edge_transport_and_size() -> None:
     workflow = graph()
     found = routes_of(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
-    lines = table(found).splitlines()
-    assert lines[0].split() == ["edge", "workers", "blocks", "transport", "bytes/item", "why"]
-    assert lines[1].split(maxsplit=7)[-1] == "same node, through the host's memory"
-    assert lines[1].split()[:7] == ["maker", "->", "taker", "0->1", "4", "shared_memory", "24"]
+    head, row = table(found).splitlines()
+    assert head.split() == ["edge", "workers", "blocks", "transport", "bytes/item"]
+    assert row.split() == ["maker", "->", "taker", "0->1", "4", "shared_memory", "24"]
     assert json.loads(json.dumps(found[0].to_dict())) == {
         **{"edge": "maker -> taker", "kind": "data", "transport": "shared_memory"},
-        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0, "reason": found[0].reason},
+        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0},
     }
 
 
@@ -140,20 +129,14 @@ def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route
     stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     plan = plan_for(workflow, 2, maker=[0], taker=[0], other=[1])
-    found = {route.edge: route for route in routes_of(workflow, plan, CORES)}
-    assert [route.transport for route in found.values()] == ["shared_memory", "shared_memory"]
-    assert found["maker -> taker"].reason == "same worker, but it is consumed elsewhere too"
+    assert [route.transport for route in routes_of(workflow, plan, CORES)] == ["shared_memory", "shared_memory"]
 
 
-def test_a_loop_that_is_called_step_by_step_says_that_its_messages_leave_their_worker() -> None:
+def test_messages_of_a_loop_that_is_called_step_by_step_leave_their_worker() -> None:
     stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy")}
     workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
     found = routes_of(workflow, resolve("p", looped([0, 1], [1]), 2, workflow), CORES)
     assert {route.transport for route in found} == {"shared_memory"}
-    assert {route.hops: route.reason for route in found if route.edge == "env -> policy"} == {
-        ((0, 1),): "same node, CPU tensors",
-        ((1, 1),): "same worker, but the loop is a call per step",
-    }
 
 
 @pytest.mark.ray

@@ -21,8 +21,8 @@ HEADER = """# Every ManiSkill task on the batched CPU backend, compared with sto
 
 Compared bit for bit: everything in PhysX's state (poses, velocities, joints, drive targets), the reward (the task's
 own dense one, normalised, where it has one), all of `evaluate()`, the state observation, after every reset and every
-step; with the default control mode the 32 x 32 pictures of all cameras too. Each row of the batch has a stock env
-beside it, built anew for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
+step; with the default control mode the 32 x 32 pictures of all cameras too. Each row is compared with a stock
+env, built again for every episode and reset with the row's seed. Default control mode: 3 rows, a whole episode
 (100 steps where the horizon is longer), then half as long a second one of every row; one row is reset in the
 middle of the first; then 15 steps of 2 rows, and of 32, 3 of them compared. Other control modes: 2 rows, 24 + 12
 steps, the stock envs renewed (their scene is recreated) for their later episodes. Actions are drawn from the whole
