@@ -39,7 +39,7 @@ def plan(config: PlanningConfig) -> None:
     if config.cluster == "local":
         cluster = linked(cluster, profile)
     workflow = workflow_for(profile, config.workflow)
-    pricer = Pricer(workflow, profile, cluster, overlap_in_worker=config.overlap_in_worker)
+    pricer = Pricer(workflow, profile, cluster)
     ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
     show_plans(ranking, pricer)
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")

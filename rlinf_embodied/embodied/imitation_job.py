@@ -60,7 +60,6 @@ class ImitationJob:
     speed = "charts/chunks_per_s"
     learner = _STAGE
     first_work = "env.step"
-    compiles = False
     work = "fine-tuning"
     check_every = 1
 
