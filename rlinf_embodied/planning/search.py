@@ -27,7 +27,7 @@ Score = tuple[float, float]  # seconds, inf where something does not fit; bytes 
 State = tuple[Items, Pairs]
 PairSet = frozenset[tuple[str, str]]
 
-MOVES = 100_000  # times stages and devices
+MOVES = 80_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 6_000, 400
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 
