@@ -140,8 +140,7 @@ class GymnasiumVector(gymnasium.vector.VectorEnv):
         if self.shown in (Shown.proprio, Shown.dict):
             parts["proprio"] = observation.proprio.cpu().numpy()
         if self.shown in (Shown.image, Shown.dict):
-            assert observation.images is not None
-            parts["image"] = observation.images[:, 0].cpu().numpy()
+            parts["image"] = next(iter(observation.images.values())).cpu().numpy()
         return parts if self.shown is Shown.dict else next(iter(parts.values()))
 
     def _seeds(self, ahead: int = 0) -> list[int]:
@@ -163,13 +162,14 @@ def _require_fit(spec: EnvSpec, shown: Shown) -> None:
 
 
 def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
-    image = spaces.Box(0, 255, (spec.obs_size, spec.obs_size, 3), np.uint8)
     state, proprio = (
         spaces.Box(-np.inf, np.inf, (size,), np.float32)
         for size in (spec.privileged_dim - CLOCK_COLUMNS, spec.proprio_dim)
     )
-    both = spaces.Dict({"image": image, "proprio": proprio})
-    return {Shown.state: state, Shown.proprio: proprio, Shown.image: image, Shown.dict: both}[shown]
+    if shown in (Shown.state, Shown.proprio):
+        return state if shown is Shown.state else proprio
+    image = spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8)
+    return image if shown is Shown.image else spaces.Dict({"image": image, "proprio": proprio})
 
 
 def _action_space(spec: EnvSpec) -> spaces.Space:

@@ -1,4 +1,4 @@
-"""Rows of a batched task beside stock ManiSkill envs, compared bit for bit: state, reward, info, observations.
+"""Batched rows compared bit for bit with stock ManiSkill envs: physical state, reward, info, observations, images.
 
 `Pair` steps both and compares; `compare_episodes` runs it over episodes with a partial reset in the middle.
 """
@@ -18,8 +18,8 @@ from torch import Tensor
 from envs.stock import action_dim, colour_images, recreate_scene, task_actions
 
 _UNCOMPARED = frozenset({"info/elapsed_steps", "info/reconfigure"})  # counted by wrappers, and what reset did
-_ANY_SCENE = re.compile(r"scene-\d+_|[-_]\d+$")  # a body's name tells its scene
-Seen = dict[str, Tensor]  # "kind/name" -> values [B, ...]
+_ANY_SCENE = re.compile(r"scene-\d+_|[-_]\d+$")  # a body's name contains the number of its scene
+Values = dict[str, Tensor]  # "kind/name" -> [B, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,14 @@ class Difference:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of comparing episodes."""
+    """The result of comparing episodes; its text names the largest difference, and is empty without one."""
 
     differences: list[Difference] = field(default_factory=list)  # of the first moment that has some
-    moment: str = ""  # which moment that was, in words
+    moment: str = ""  # which moment that was
     row_steps: int = 0  # control steps compared, over all rows
     images: int = 0
 
     def __str__(self) -> str:
-        """Says what differs most; nothing if nothing does."""
         if not self.differences:
             return ""
         worst = max(self.differences, key=lambda difference: difference.size)
@@ -49,7 +48,7 @@ class Outcome:
 
 
 class Pair:
-    """N batched rows and, for each row, a stock env that is built anew for every episode (stock envs keep history)."""
+    """N batched rows and, for each row, a stock env that is rebuilt for every episode (stock envs keep history)."""
 
     def __init__(
         self,
@@ -58,27 +57,27 @@ class Pair:
         anew: bool = True,
         compared: Sequence[int] | None = None,
     ) -> None:
-        """Both with obs_mode "state_dict".
+        """Both have obs_mode "state_dict".
 
         Args:
             batched: the rows.
             make_stock: builds one env without history.
-            anew: False recreates a stock env's scene for its later episodes instead of building it again.
-            compared: the rows that have a stock env beside them (default: all).
+            anew: False recreates a stock env's scene for its later episodes instead of rebuilding the env.
+            compared: the rows that have a stock env (default: all).
         """
         self.batched, self.make_stock, self._anew = batched, make_stock, anew
         self.compared = list(range(batched.num_envs)) if compared is None else list(compared)
         self.stock: dict[int, BaseEnv] = {}
-        self._stock_seen: dict[int, Seen] = {}
+        self._expected: dict[int, Values] = {}
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in these rows, each from its own seed."""
-        everywhere = dict(zip(rows, seeds, strict=True))
-        seed = [everywhere.get(row, 0) for row in range(self.batched.num_envs)]
+        seed_of = dict(zip(rows, seeds, strict=True))
+        seed = [seed_of.get(row, 0) for row in range(self.batched.num_envs)]
         self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
         for row in self._compared(rows):
-            observation, info = self._fresh_stock(row).reset(seed=everywhere[row])
-            self._stock_seen[row] = _named(info, observation)
+            observation, info = self._fresh_stock(row).reset(seed=seed_of[row])
+            self._expected[row] = _named(info, observation)
 
     def _compared(self, rows: Sequence[int]) -> list[int]:
         return [row for row in rows if row in self.compared]
@@ -99,30 +98,29 @@ class Pair:
         for row in self._compared(rows):
             env = self.stock[row]
             observation, reward, _, _, info = env.step(task_actions(env, actions[row : row + 1]))
-            self._stock_seen[row] = {**_named(info, observation), "reward": reward}
+            self._expected[row] = {**_named(info, observation), "reward": reward}
 
     def differences(self, rows: Sequence[int], actions: Tensor | None = None) -> list[Difference]:
         """Compares these rows with their stock envs after `reset` (no actions) or `step`."""
         info = self.batched.get_info()
         observation = self.batched.get_obs(info)
-        seen = _named(info, observation)
+        values = _named(info, observation)
         if actions is not None:
             taken = task_actions(self.batched, actions)
-            seen["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
-        found = []
+            values["reward"] = self.batched.get_reward(obs=observation, action=taken, info=info)
+        different = []
         for row in self._compared(rows):
-            state = compare_row(
-                simulated(self.batched.scene.px.systems[row]), simulated(self.stock[row].scene.px), 0, 1
-            )
-            found += [replace(difference, row=row) for difference in state]
-            found += compare_row(seen, self._stock_seen[row], row, self.batched.num_envs)
-        return found
+            systems = self.batched.scene.px.systems[row], self.stock[row].scene.px
+            state = compare_row(*map(simulated, systems), row=0, num_rows=1)
+            different += [replace(difference, row=row) for difference in state]
+            different += compare_row(values, self._expected[row], row, self.batched.num_envs)
+        return different
 
     def image_differences(self, rows: Sequence[int]) -> list[Difference]:
-        """Compares what the cameras of these rows see."""
-        seen = _named_images(self.batched)
+        """Compares the images of all cameras of these rows."""
+        images = _named_images(self.batched)
         expected = {row: _named_images(self.stock[row]) for row in self._compared(rows)}
-        return [d for row in expected for d in compare_row(seen, expected[row], row, self.batched.num_envs)]
+        return [d for row in expected for d in compare_row(images, expected[row], row, self.batched.num_envs)]
 
     def close(self) -> None:
         for env in [self.batched, *self.stock.values()]:
@@ -135,7 +133,7 @@ def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], image
     Args:
         pair: what to compare.
         steps: control steps of the first episode.
-        act: the actions [N, A] of a step (steps of both episodes are counted on end).
+        act: the actions [N, A] of a step; steps are numbered through both episodes.
         images: whether images are compared too: after each reset and at the end.
 
     Returns:
@@ -144,35 +142,31 @@ def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], image
     outcome, n = Outcome(), pair.batched.num_envs
     everyone, one = list(range(n)), [pair.compared[min(1, len(pair.compared) - 1)]]
     resets = {0: (everyone, 0), steps // 2: (one, n), steps: (everyone, n + 1)}
-    total = steps + steps // 2
-    for step in range(total):
+
+    def differ(differences: list[Difference], moment: str) -> bool:
+        if differences:
+            outcome.differences, outcome.moment = differences, moment
+        return bool(differences)
+
+    def images_differ(rows: Sequence[int], moment: str) -> bool:
+        outcome.images += len(rows) * images
+        return images and differ(pair.image_differences(rows), moment)
+
+    for step in range(steps + steps // 2):
         if step in resets:
             rows, offset = resets[step]
             pair.reset(rows, [offset + row for row in rows])
-            if _judge(outcome, pair.differences(rows), f"reset before step {step}"):
-                break
-            if images and _judge_images(outcome, pair, rows, f"image before step {step}"):
-                break
+            if differ(pair.differences(rows), f"reset before step {step}"):
+                return outcome
+            if images_differ(rows, f"image before step {step}"):
+                return outcome
         actions = act(step)
         pair.step(actions, everyone)
         outcome.row_steps += len(pair.compared)
-        if _judge(outcome, pair.differences(everyone, actions), f"step {step}"):
-            break
-    else:
-        if images:
-            _judge_images(outcome, pair, everyone, "image at the end")
+        if differ(pair.differences(everyone, actions), f"step {step}"):
+            return outcome
+    images_differ(everyone, "image at the end")
     return outcome
-
-
-def _judge(outcome: Outcome, found: list[Difference], moment: str) -> bool:
-    if found:
-        outcome.differences, outcome.moment = found, moment
-    return bool(found)
-
-
-def _judge_images(outcome: Outcome, pair: Pair, rows: Sequence[int], moment: str) -> bool:
-    outcome.images += len(rows)
-    return _judge(outcome, pair.image_differences(rows), moment)
 
 
 def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tensor]:
@@ -196,8 +190,8 @@ def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tens
     return act
 
 
-def simulated(system: physx.PhysxCpuSystem) -> Seen:
-    """Returns all that PhysX knows of bodies and joints, drive targets included, by name; each float32 [1, ...]."""
+def simulated(system: physx.PhysxCpuSystem) -> Values:
+    """Returns PhysX's whole state of bodies and joints, drive targets included, by name; each float32 [1, ...]."""
     packed = torch.frombuffer(bytearray(system.pack()), dtype=torch.float32)
     roots = [link for link in system.articulation_link_components if link.is_root]
     names = [f"body {body.entity.name}" for body in system.rigid_dynamic_components]
@@ -210,33 +204,33 @@ def simulated(system: physx.PhysxCpuSystem) -> Seen:
     }
 
 
-def _named_images(env: BaseEnv) -> Seen:
+def _named_images(env: BaseEnv) -> Values:
     return {f"rgb/{name}": image for name, image in colour_images(env).items()}
 
 
-def _named(info: dict[str, object], observation: dict[str, object]) -> Seen:
+def _named(info: dict[str, object], observation: dict[str, object]) -> Values:
     leaves = common.flatten_dict_keys({"info": info, "observation": observation})
     return {what: value for what, value in leaves.items() if isinstance(value, Tensor) and what not in _UNCOMPARED}
 
 
-def compare_row(seen: Seen, expected: Seen, row: int, num_rows: int) -> list[Difference]:
-    """Compares one row of `seen` [N, ...] with `expected` [1, ...]; means over rows (no axes) cannot be compared."""
-    found = []
-    for what in sorted(seen.keys() | expected.keys()):
-        ours, theirs = seen.get(what), expected.get(what)
+def compare_row(values: Values, expected: Values, row: int, num_rows: int) -> list[Difference]:
+    """Compares one row of `values` [N, ...] with `expected` [1, ...]; means over rows (no axes) are skipped."""
+    different = []
+    for what in sorted(values.keys() | expected.keys()):
+        ours, theirs = values.get(what), expected.get(what)
         if ours is None or theirs is None:
-            found.append(Difference(what, row, float("inf")))
+            different.append(Difference(what, row, float("inf")))
         elif not ours.dim() and not theirs.dim() and num_rows > 1:
             continue
         elif not ours.dim() or len(ours) != num_rows or ours.shape[1:] != theirs.shape[1:]:
-            found.append(Difference(what, row, float("inf")))
+            different.append(Difference(what, row, float("inf")))
         elif (size := _distance(ours[row], theirs[0])) > 0:
-            found.append(Difference(what, row, size))
-    return found
+            different.append(Difference(what, row, size))
+    return different
 
 
 def _distance(ours: Tensor, theirs: Tensor) -> float:
-    """Largest absolute difference; two NaNs are equal."""
+    """Returns the largest absolute difference; two NaNs are equal."""
     if torch.equal(ours, theirs):
         return 0.0
     ours, theirs = ours.double(), theirs.double()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,8 +12,17 @@ from torch import Tensor
 from envs.batched.checks import check_finite, check_rows, short
 from envs.simulator import Measurement, RowTask, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
-from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode
+from rlinf_embodied.interfaces.envs import (
+    PROPRIO,
+    ChunkResult,
+    EnvSpec,
+    EpisodeEnd,
+    Observation,
+    RunningEpisode,
+    features_of,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +68,13 @@ class EpisodeEnv:
         self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
         self._seeds = [0] * n
-        size = config.obs_size
-        self._images = torch.zeros(n, len(config.cameras), size, size, 3, dtype=torch.uint8, device=device)
+        sizes = getattr(simulator, "image_sizes", {})
+        cameras = {name: sizes.get(name, (config.obs_size, config.obs_size)) for name in config.cameras}
+        self._images = {
+            name: torch.zeros(n, *size, 3, dtype=torch.uint8, device=device) for name, size in cameras.items()
+        }
+        self._vectors = self._vectors_of(config, simulator)
+        states = {name: vector.shape[1] for name, vector in self._split(self._state.proprio).items()}
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -70,10 +85,7 @@ class EpisodeEnv:
             chunk=config.chunk,
             horizon=config.horizon,
             action_dim=simulator.action_dim,
-            proprio_dim=self._state.proprio.shape[1],
-            privileged_dim=self._privileged().shape[1],
-            obs_size=size,
-            cameras=tuple(config.cameras),
+            features=features_of(cameras, states, self._privileged().shape[1]),
             backend=simulator.backend,
             execute_steps=config.execute_steps,
             has_success=getattr(simulator, "has_success", True),
@@ -185,7 +197,8 @@ class EpisodeEnv:
 
     def state(self) -> Observation:
         """Returns what all rows show now, without images; see VectorEnv."""
-        return Observation(self._state.proprio.clone(), self._told(range(self.spec.num_envs)), None, self._privileged())
+        state = self._split(self._state.proprio.clone())
+        return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
     def simulator_states(self) -> dict[str, Tensor]:
         """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
@@ -283,6 +296,20 @@ class EpisodeEnv:
                 self._frames.setdefault(row, []).append(image)
 
     # ---------------------------------------------------------------------------------------------------- observations
+    def _vectors_of(self, config: EnvConfig, simulator: Simulator) -> dict[str, slice]:
+        """Returns where in the proprioception each state vector is that env.states asks for.
+
+        Raises:
+            ConfigError: env.states names one that the simulator does not have.
+        """
+        sizes = getattr(simulator, "state_vectors", {}) or {PROPRIO: self._state.proprio.shape[1]}
+        ends = list(itertools.accumulate(sizes.values()))
+        places = {name: slice(end - size, end) for (name, size), end in zip(sizes.items(), ends, strict=True)}
+        for name in config.states or ():
+            rule = f"the state vectors of {config.task} are {', '.join(places)}"
+            require(name in places, "env.states", name, rule, "name some of these, or null for all")
+        return {name: places[name] for name in (config.states or places)}
+
     def _told(self, rows: Sequence[int]) -> tuple[str, ...]:
         tasks = self._tasks()
         return tuple(tasks[row].instruction for row in rows)
@@ -303,19 +330,42 @@ class EpisodeEnv:
         runs = self._running.tolist()
         rows = sorted(row for row in self._unseen if runs[row])
         if rows:
-            self._images[rows] = self._sim.images(rows)
+            for name, images in self._rendered(rows).items():
+                self._images[name][rows] = images
             self._unseen.difference_update(rows)
-        self._images[~self._running] = 0
+        for images in self._images.values():
+            images[~self._running] = 0
         self._unseen.update(row for row in range(len(runs)) if not runs[row])
-        return replace(self.state(), images=self._images.clone())
+        return replace(self.state(), images={name: images.clone() for name, images in self._images.items()})
 
     def _observe_final(self, rows: list[int]) -> Observation:
         return Observation(
-            proprio=self._state.proprio[rows],
+            state=self._split(self._state.proprio[rows]),
             instruction=self._told(rows),
-            images=self._sim.images(rows) if self._render_final and self.spec.cameras else None,
+            images=self._rendered(rows) if self._render_final and self.spec.cameras else {},
             privileged=self._privileged()[rows],
         )
+
+    def _rendered(self, rows: list[int]) -> dict[str, Tensor]:
+        """Returns the images of these rows by camera.
+
+        Raises:
+            SimulatorError: a camera's images are missing, or have another form than the env's features say.
+        """
+        seen = self._sim.images(rows)
+        for name, kept in self._images.items():
+            found, wanted = seen.get(name), (len(rows), *kept.shape[1:])
+            if found is None or found.dtype != torch.uint8 or tuple(found.shape) != wanted:
+                came = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise SimulatorError(
+                    f"{type(self._sim).__name__}.images returned {came} for camera {name}, but uint8 {list(wanted)} is "
+                    "needed: return a dict of each camera of env.cameras, of env.obs_size pixels or as image_sizes says"
+                )
+        return {name: seen[name] for name in self._images}
+
+    def _split(self, proprio: Tensor) -> dict[str, Tensor]:
+        """Returns the state vectors that env.states asks for, of proprioception [B, P]."""
+        return {name: proprio[:, place] for name, place in self._vectors.items()}
 
     # ---------------------------------------------------------------------------------------------------------- checks
     def _checked(self, actions: Tensor, chunk: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""PhysX's library for GPUs, which is no part of SAPIEN's package: SAPIEN fetches it when a GPU is first asked for.
+"""PhysX's library for GPUs, which is not part of SAPIEN's package: SAPIEN fetches it when it is first needed.
 
 Where it looks and what it fetches: `enable_gpu` in sapien/physx/__init__.py (SAPIEN 3.0.3, lines 28-51).
 """
@@ -21,7 +21,7 @@ def library() -> Path:
 
 
 def by_hand() -> str:
-    """Returns what to do where SAPIEN cannot fetch the library."""
+    """Returns instructions for a machine where SAPIEN cannot fetch the library."""
     on_arm = platform.machine() in ("aarch64", "arm64")
     archive = "windows-dll" if platform.system() == "Windows" else "linux-aarch64-so" if on_arm else "linux-so"
     return (
@@ -32,11 +32,7 @@ def by_hand() -> str:
 
 
 def enable_gpu_physics() -> None:
-    """Loads PhysX's library for GPUs; SAPIEN fetches it where it is missing.
-
-    Raises:
-        SimulatorError: it cannot be fetched or loaded, and where it belongs; or PhysX runs in this process already.
-    """
+    """Loads PhysX's library for GPUs, or raises SimulatorError with instructions."""
     try:
         physx.enable_gpu()
     except RuntimeError as error:

@@ -1,13 +1,13 @@
-"""What the rows of one stock GPU env lack to begin and end their episodes one by one.
+"""Lets the rows of one stock GPU env begin and end their episodes separately.
 
 ManiSkill steps all rows together, and a reset of some of them touches the others (line numbers: ManiSkill 3.0.1).
 
     RowResets    controllers and contacts: a stock reset of some rows resets the controllers of all (envs/sapien_env.py
-                 953-968: the mask of the rows is taken back before), and contacts stay those of the last simulation
-                 step, of episodes that are over (envs/scene.py 757-780)
-    ResetValues  what an episode's start consists of beside bodies and joints, which `set_state_dict` leaves as it is
-                 (envs/sapien_env.py 1293-1305): the targets of controllers, what the task has drawn
-    RestStates   where bodies and joints of rows at rest were, which the physics goes on to move, and their targets
+                 953-968: the mask of the rows is cleared before), and contacts stay those of the last simulation
+                 step, of finished episodes (envs/scene.py 757-780)
+    ResetValues  the parts of an episode's start that `set_state_dict` does not copy (envs/sapien_env.py 1293-1305):
+                 the targets of controllers, values that the task has drawn
+    RestStates   the poses, joints and targets of rows at rest, which the physics continues to move
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rlinf_embodied.errors import SimulatorError
 
 
 class RowResets:
-    """Keeps what a reset does to the rows that are reset."""
+    """Limits the effects of a reset to the rows that are reset."""
 
     def __init__(self, task: BaseEnv) -> None:
-        """Changes methods of the task's controllers, scene and bodies; its classes stay stock."""
+        """Replaces methods of the task's controllers, scene and bodies; its classes stay stock."""
         self._scene = task.scene
         self._being_reset = torch.ones(task.num_envs, dtype=torch.bool, device=task.device)
         self._without_contacts = torch.zeros_like(self._being_reset)
@@ -45,13 +45,13 @@ class RowResets:
                 struct.get_net_contact_impulses = partial(self._impulses, struct.get_net_contact_impulses, struct)
 
     def begin(self, rows: Tensor) -> None:
-        """Says that these rows [B] are reset now: until they are stepped nothing touches anything there."""
+        """Marks these rows [B] as being reset: until they are stepped they have no contacts."""
         self._being_reset[:] = False
         self._being_reset[rows] = True
         self._without_contacts[rows] = True
 
     def stepped(self) -> None:
-        """Says that the physics was stepped."""
+        """Marks the physics as stepped."""
         self._without_contacts[:] = False
 
     def _reset_controller(self, stock_reset: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class RowResets:
         return self._impulses(stock, first, first, second)
 
     def _impulses(self, stock: Callable[..., Tensor], struct: BaseStruct, *args: object) -> Tensor:
-        """Returns what the stock method does [objects, ..., 3], zeros in rows that have not been stepped."""
+        """Returns the stock method's impulses [objects, ..., 3], zeros in rows that have not been stepped."""
         impulses = stock(*args)
         unknown = self._without_contacts[struct._scene_idxs.long()]
         return impulses.masked_fill(unknown.view(-1, *[1] * (impulses.ndim - 1)), 0.0)
@@ -82,7 +82,7 @@ class ResetValues:
         self._before = {key: (value, value._version) for key, value in _rowwise(self._owners, self._num_rows)}
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Gives rows `targets` [B] what the reset has written for rows `sources` [B]."""
+        """Copies what the reset has written for rows `sources` [B] to rows `targets` [B]."""
         for key, value in _rowwise(self._owners, self._num_rows):
             before, version = self._before.get(key, (None, 0))
             written = before is not value or version != value._version
@@ -108,7 +108,7 @@ class RestStates:
         self._targets: dict[tuple[int, str], Tensor] = {}
 
     def keep(self, rows: Collection[int]) -> None:
-        """Remembers where these rows are."""
+        """Stores the state of these rows."""
         mask, fresh = self._mask(rows), self._task.scene.get_sim_state()
         for kind, name, struct in self._structs():
             kept, now = self._states.setdefault(kind, {}), fresh[kind][name]
@@ -117,7 +117,7 @@ class RestStates:
             self._targets[key] = torch.where(mask[:, None], now, self._targets.get(key, now))
 
     def put_back(self, rows: Collection[int]) -> None:
-        """Brings these rows to where they were."""
+        """Restores the stored state of these rows."""
         if not rows:
             return
         mask, states = self._mask(rows), {}
@@ -131,7 +131,7 @@ class RestStates:
                 now[mask] = self._targets[key][mask]
 
     def _controlled(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
-        """Yields what controllers keep from step to step: values of joints and poses, float32 [N, D]."""
+        """Yields the values that controllers keep between steps, of joints and poses, float32 [N, D]."""
         leaves = leaf_controllers(self._task.agent)
         return ((key, value) for key, value in _rowwise(leaves, self._task.num_envs) if value.ndim == 2)
 
@@ -141,7 +141,7 @@ class RestStates:
         return mask
 
     def _structs(self) -> Iterator[tuple[str, str, BaseStruct]]:
-        """Yields what ManiSkill's states hold: (kind, name, struct)."""
+        """Yields the structs in ManiSkill's states: (kind, name, struct)."""
         registry = self._task.scene.state_dict_registry
         by_kind: Mapping[str, Mapping[str, BaseStruct]] = {
             "actors": {name: actor for name, actor in registry.actors.items() if actor.px_body_type != "static"},
@@ -156,11 +156,7 @@ def _of(struct: BaseStruct, mask: Tensor) -> Tensor:
 
 
 def require_alike(task: BaseEnv) -> None:
-    """Checks that the rows of a task are built alike, so that a row can take the state of another one.
-
-    Raises:
-        SimulatorError: they have objects of their own.
-    """
+    """Raises SimulatorError if rows are built of different objects, so that a row cannot take another row's state."""
     robots = {id(getattr(agent, "robot", None)) for agent in getattr(task.agent, "agents", [task.agent])}
     registry = task.scene.state_dict_registry
     structs: list[Actor | Articulation] = [*registry.actors.values(), *registry.articulations.values()]

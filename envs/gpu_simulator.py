@@ -23,7 +23,7 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 class GpuSimulator(OneTask):
     """One batched physx_cuda env; tensors stay on the device.
 
-    All rows are stepped together, those at rest as well: these show the state in which they came to rest.
+    All rows are stepped together, including those at rest, which report the state in which they came to rest.
     """
 
     backend = "physx_cuda"
@@ -33,7 +33,7 @@ class GpuSimulator(OneTask):
         """Takes a task whose scenes are simulated and rendered as one batch.
 
         Raises:
-            ConfigError: an unknown camera, or a goal that is to be hidden and cannot be.
+            ConfigError: an unknown camera, or a goal that cannot be hidden.
         """
         super().__init__(task_id, task, options)
         self._cameras = options.cameras
@@ -50,12 +50,9 @@ class GpuSimulator(OneTask):
 
     # ----------------------------------------------------------------------------------------------------------- reset
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
-        """Resets rows; rows with equal seeds get equal states.
+        """Resets rows; rows with equal seeds get equal states (SimulatorError if they are built of different objects).
 
         A batched reset draws for all rows at once, from a generator seeded with the first entry of the seed list.
-
-        Raises:
-            SimulatorError: rows with equal seeds in a task whose rows are built of different objects.
         """
         seed_of = {row: int(seed) for row, seed in sorted(zip(rows, seeds, strict=True))}  # rows are written in order
         leaders: dict[int, int] = {}
@@ -75,7 +72,7 @@ class GpuSimulator(OneTask):
             self._copy(*(self._index(part) for part in zip(*followers, strict=True)), written)
 
     def _copy(self, followers: Tensor, leaders: Tensor, written: ResetValues) -> None:
-        """Gives rows the state of other rows that were reset (groups of GRPO start from one state)."""
+        """Copies the state of rows that were reset to other rows (groups of GRPO start from one state)."""
         state = tree_map(lambda value: value[leaders].clone(), self._task.scene.get_sim_state())
         self._task.set_state_dict(state, followers)
         written.copy(leaders, followers)
@@ -92,11 +89,11 @@ class GpuSimulator(OneTask):
         self._moved = set(resting)
 
     def measure(self, actions: Tensor) -> Measurement:
-        found = super().measure(actions)
+        measured = super().measure(actions)
         if self._resting and self._shown is not None:
-            found = _joined(self._rests, self._shown, found)
-        self._shown = found
-        return found
+            measured = _joined(self._rests, self._shown, measured)
+        self._shown = measured
+        return measured
 
     def object_positions(self) -> Tensor | None:
         self._put_back(self._moved)
@@ -113,23 +110,18 @@ class GpuSimulator(OneTask):
             self._rests[self._index(rows)] = True
 
     def _put_back(self, rows: Collection[int]) -> None:
-        """Brings rows at rest to where they were when they came to rest."""
+        """Restores the state in which these rows came to rest."""
         moved = self._moved.intersection(rows)
         self._rest.put_back(moved)
         self._moved -= moved
 
     # ---------------------------------------------------------------------------------------------------------- images
-    def images(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         self._put_back(rows)
         seen, index = colour_images(self._task), self._index(rows)
-        return torch.stack([seen[name][index] for name in self._cameras], 1)
+        return {name: seen[name][index] for name in self._cameras}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """See Simulator.
-
-        Raises:
-            SimulatorError: the task has no camera.
-        """
         self._put_back(rows)
         shown = self._film_images()
         for actor in self._task._hidden_objects:  # ManiSkill leaves them shown where there is one camera only
@@ -139,7 +131,7 @@ class GpuSimulator(OneTask):
         return {row: image.cpu() for row, image in zip(rows, images.permute(0, 2, 3, 1), strict=True)}
 
     def _film_images(self) -> Tensor:
-        """Returns what the task's first camera for people sees, or else its first sensor, with all goals shown."""
+        """Returns images of the task's first render camera, or else its first sensor, with all goals visible."""
         task = self._task
         people = next(iter(task._human_render_cameras), None)
         shown = None if people is None else task.render_rgb_array(people)
@@ -163,7 +155,7 @@ class GpuSimulator(OneTask):
 
 
 def _joined(rests: Tensor, before: Measurement, now: Measurement) -> Measurement:
-    """Returns, of each row, the state in which it came to rest if it rests [N], or else that of now."""
+    """Returns `before` for the rows that rest [N] and `now` for the others."""
     columns = {}
     for name in (each.name for each in fields(Measurement)):
         old, new = getattr(before, name), getattr(now, name)
@@ -172,11 +164,7 @@ def _joined(rests: Tensor, before: Measurement, now: Measurement) -> Measurement
 
 
 def require_hideable(task_id: str, goal: Actor | None) -> None:
-    """Checks that a goal can be hidden: on a GPU ManiSkill moves it far away, which must not touch anything.
-
-    Raises:
-        ConfigError: it has shapes that collide.
-    """
+    """Raises ConfigError if a goal has collision shapes: on a GPU, ManiSkill hides an actor by moving it far away."""
     bodies = [] if goal is None else [each.find_component_by_type(physx.PhysxRigidBaseComponent) for each in goal._objs]
     if any(body is not None and body.collision_shapes for body in bodies):
         raise ConfigError(

@@ -3,14 +3,11 @@
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
     simulators          physics and images of N rows on a CPU: batched, or stock
-    gpu_simulator       one stock CUDA env with N rows (gpu_rows: that begin and end one by one)
-      tasks.TaskView      what is read from a task's state
-  experts               scripted experts
+    gpu_simulator       one stock CUDA env with N rows (gpu_rows: rows that begin and end separately)
+      tasks               what is read from a task's state, and scripted experts
 """
 
 from __future__ import annotations
-
-import logging
 
 import mani_skill.envs  # noqa: F401  registers the tasks
 import torch
@@ -18,8 +15,7 @@ from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
 from mani_skill.utils.sapien_utils import look_at
 
-from envs.batched.build import how_to_run
-from envs.batched.single import Alone
+from envs.batched.build import check_equal
 from envs.episodes import EpisodeEnv
 from envs.gpu_library import enable_gpu_physics
 from envs.gpu_simulator import GpuSimulator
@@ -36,15 +32,13 @@ from envs.stock import (
     no_questions,
     overrides,
     runs_physx,
-    say_fallback,
+    warn_of_fallback,
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.options import NoOptions, typed
 from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
-
-logger = logging.getLogger(__name__)
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -53,13 +47,12 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     Args:
         config: the task, its cameras, rewards and backend.
         num_envs: rows N of this env object.
-        device: torch's name; with backend=auto one that PhysX runs on takes the gpu backend, any other the CPU's.
+        device: torch's name; with backend=auto a CUDA device uses the gpu backend, any other the CPU's.
         render_final: whether final observations have images.
 
     Raises:
         ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
-        SimulatorError: no usable renderer, missing assets, a task that cannot be built, or another PhysX than the one
-            whose bits are pinned.
+        SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
     """
     check_name("env.task", config.task, REGISTERED_ENVS)
     if config.robot is not None:
@@ -78,7 +71,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
 
 def _has_dense_reward(task_id: str) -> bool:
-    """Whether the task defines a normalized dense reward of its own."""
+    """Returns whether the task defines a normalized dense reward."""
     cls = REGISTERED_ENVS[task_id].cls
     return (
         overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
@@ -123,19 +116,17 @@ def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
 def _try_batched(
     config: EnvConfig, num_envs: int, options: SimulatorOptions, kwargs: dict[str, object]
 ) -> BatchedSimulator | None:
-    """Returns the batched simulator, None (and why, in the log) if the route cannot take this task."""
+    """Returns the batched simulator, None (and the reason in the log) if this task cannot be batched."""
     try:
-        alone = how_to_run(config.task, **kwargs)
-        if alone is not Alone.nothing:
-            logger.info("%s: its code is run row by row for %s", config.task, alone.value)
-        simulator = BatchedSimulator(config.task, num_envs, options, kwargs, alone)
+        check_equal(config.task, **kwargs)
+        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
     except (SimulatorError, *BUILD_ERRORS) as error:
         if is_wrong_mode(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
             raise
-        say_fallback(config.task, error)
+        warn_of_fallback(config.task, f"{type(error).__name__}: {error}")
         return None
 
 

@@ -132,11 +132,11 @@ class PointSimulator:
             privileged=torch.cat([self._point, self._goal, offset], 1),
         )
 
-    def images(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Draws point and goal; the second camera sees the mirror image of the first, and so on."""
         index = torch.as_tensor(list(rows), device=self.device)
         seen = self._draw(index, self._config.obs_size)
-        return torch.stack([seen if k % 2 == 0 else seen.flip(2) for k in range(len(self._config.cameras))], 1)
+        return {name: seen if k % 2 == 0 else seen.flip(2) for k, name in enumerate(self._config.cameras)}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         """Draws single rows at another size."""

@@ -5,7 +5,7 @@ An env of one's own is a `Simulator` behind envs.episodes.EpisodeEnv, which make
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +109,8 @@ class Simulator(Protocol):
     history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
     has_success: bool = True  # whether `measure` can tell that the task is solved; without, the return is what counts
     categorical: bool = False  # an action is the choice of one of A: the largest entry
+    state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
+    image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
@@ -123,8 +125,8 @@ class Simulator(Protocol):
         """Returns the state of all N rows, reached by `actions` [N, A]."""
         ...
 
-    def images(self, rows: Sequence[int]) -> Tensor:
-        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3].
+    def images(self, rows: Sequence[int]) -> Mapping[str, Tensor]:
+        """Returns what the cameras of env.cameras see, each uint8 [len(rows), H, W, 3].
 
         Raises:
             SimulatorError: the simulator draws none, and env.cameras asks for some.

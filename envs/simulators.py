@@ -18,7 +18,6 @@ from envs.batched.build import make_batched_task
 from envs.batched.decimate import Swap, decimate_visuals
 from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import STOCK, Pack, camera_shaders, give_shaders, note_pack
-from envs.batched.single import Alone
 from envs.simulator import Measurement
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView, expert_of
@@ -117,7 +116,7 @@ class _CpuRenderer:
     """Images from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
 
     def __init__(self, views: Sequence[TaskView], options: SimulatorOptions) -> None:
-        tasks = [view.env for view in views]
+        tasks, self._names = [view.env for view in views], options.cameras
         self._scene_lists = [
             task.scene.sub_scenes for task in tasks
         ]  # the lists stay, scene recreation replaces their items
@@ -141,9 +140,10 @@ class _CpuRenderer:
     def _scenes(self) -> list:
         return [scene for scenes in self._scene_lists for scene in scenes]
 
-    def images(self, rows: Sequence[int]) -> Tensor:
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         scenes = self._scenes()
-        return take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        seen = take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        return dict(zip(self._names, seen.unbind(1), strict=True))
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
         scenes = self._scenes()
@@ -187,16 +187,9 @@ class BatchedSimulator(OneTask):
 
     backend = "physx_cpu (batched)"
 
-    def __init__(
-        self,
-        task_id: str,
-        num_rows: int,
-        options: SimulatorOptions,
-        kwargs: dict[str, object],
-        alone: Alone = Alone.nothing,
-    ) -> None:
-        """Builds N rows; `kwargs` go to the task class; `alone`: what of its code runs row by row."""
-        super().__init__(task_id, make_batched_task(task_id, num_rows, True, alone, **kwargs), options)
+    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+        """Builds N rows; `kwargs` go to the task class."""
+        super().__init__(task_id, make_batched_task(task_id, num_rows, True, **kwargs), options)
         self._renderer = _CpuRenderer([self._view], options)
         self.images, self.film = self._renderer.images, self._renderer.film
 

@@ -1,4 +1,4 @@
-"""Stock ManiSkill env objects, and what they share with the batched ones."""
+"""Stock ManiSkill env objects, what they share with the batched ones, and what a task needs on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
 def overrides(task_class: type[BaseEnv], *names: str) -> bool:
-    """Whether a task has code of its own in place of any of these attributes of BaseEnv."""
+    """Returns whether a task overrides any of these attributes of BaseEnv."""
     return any(getattr(task_class, name) is not getattr(BaseEnv, name) for name in names)
 
 
@@ -38,7 +38,7 @@ def build_task(task_id: str, **kwargs: object) -> BaseEnv:
 
 
 def note_built(task: BaseEnv) -> None:
-    """Remembers the state in which a CPU task was just built, for `recreate_scene`."""
+    """Stores the state of a newly built CPU task, for `recreate_scene`."""
     task._built_state = packed_state(task.scene.px)
 
 
@@ -59,17 +59,17 @@ def task_actions(task: BaseEnv, actions: Tensor) -> Tensor | dict[str, Tensor]:
 
 
 def colour_images(task: BaseEnv) -> dict[str, Tensor]:
-    """Returns what each camera sees, uint8 [N, height, width, 3], whatever the task's observations are."""
+    """Returns each camera's image, uint8 [N, height, width, 3], whatever the task's observation mode is."""
     before = task._obs_mode, task.obs_mode_struct
     task._obs_mode, task.obs_mode_struct = "rgb", parse_obs_mode_to_struct("rgb")
     try:
-        return {name: seen["rgb"] for name, seen in task._get_obs_sensor_data().items() if "rgb" in seen}
+        return {name: images["rgb"] for name, images in task._get_obs_sensor_data().items() if "rgb" in images}
     finally:
         task._obs_mode, task.obs_mode_struct = before
 
 
 def recreate_scene(task: BaseEnv) -> None:
-    """Gives a stock CPU task that was noted (`note_built`) a new PhysX system, without the history of the old one."""
+    """Gives a stock CPU task (see `note_built`) a new PhysX system, without the history of the old one."""
     scene = recreated_scene(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
     put_back(scene.physx_system, task._built_state)
@@ -77,27 +77,23 @@ def recreate_scene(task: BaseEnv) -> None:
 
 logger = logging.getLogger(__name__)
 
-# What ManiSkill and SAPIEN were seen to raise while a task is built that cannot be (or not by the batched route).
+# Raised by ManiSkill and SAPIEN for tasks that cannot be built, or not by the batched backend.
 BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
 BUILD_ERRORS += (ImportError,)
 
 
 def is_wrong_mode(error: Exception) -> bool:
-    """Whether ManiSkill says that the robot has no such control mode, on whichever route."""
+    """Returns whether the error is ManiSkill's for a control mode that the robot lacks."""
     return isinstance(error, AssertionError) and "not in supported modes" in str(error)
 
 
 @contextmanager
 def explained(mode_path: str, attempt: str) -> Iterator[None]:
-    """Within it, what ManiSkill raises while it builds a task becomes an error that says what was tried.
+    """Within it, an error of ManiSkill becomes a ConfigError (no such control mode) or a SimulatorError (all others).
 
     Args:
-        mode_path: where the control mode comes from.
-        attempt: the task and its arguments, in words: "... cannot be built with ...".
-
-    Raises:
-        ConfigError: the robot has no such control mode.
-        SimulatorError: anything else that ManiSkill raised.
+        mode_path: the config path of the control mode.
+        attempt: the task and its arguments, as "... cannot be built with ...".
     """
     try:
         yield
@@ -108,24 +104,17 @@ def explained(mode_path: str, attempt: str) -> Iterator[None]:
 
 
 @cache
-def _say(message: str) -> None:
-    logger.warning(message)
-
-
-def say_fallback(task_id: str, reason: Exception) -> None:
-    """Says why stock envs are used, once per process and reason."""
-    _say(
-        f"{task_id} does not run on the batched CPU backend ({type(reason).__name__}: {reason}): one stock env object "
-        "per row is used, which is slower"
+def warn_of_fallback(task_id: str, reason: str) -> None:
+    """Logs why stock envs are used, once per process and reason."""
+    logger.warning(
+        "%s does not run on the batched CPU backend (%s): one stock env object per row is used, which is slower",
+        task_id,
+        reason,
     )
 
 
 def check_name(path: str, value: str, known: Collection[str]) -> None:
-    """Checks that ManiSkill knows a name; `path` says where it comes from.
-
-    Raises:
-        ConfigError: it does not; with suggestions.
-    """
+    """Raises ConfigError, with suggestions, if a value of the config path `path` is not among the known names."""
     if value in known:
         return
     close = difflib.get_close_matches(value, list(known), n=3, cutoff=0.5)
@@ -135,11 +124,7 @@ def check_name(path: str, value: str, known: Collection[str]) -> None:
 
 
 def check_assets(path: str, task_id: str) -> None:
-    """Checks that a task's assets are on this machine; ManiSkill would ask on the terminal.
-
-    Raises:
-        SimulatorError: they are not; with the command that downloads them.
-    """
+    """Raises SimulatorError, with the command to download them, if assets of a task are not on this machine."""
     wanted = REGISTERED_ENVS[task_id].asset_download_ids or []
     members = assets.expand_data_group_into_individual_data_source_ids
     sources = [source for name in wanted for source in (members(name) if name in assets.DATA_GROUPS else [name])]
@@ -153,16 +138,12 @@ def check_assets(path: str, task_id: str) -> None:
 
 
 def runs_physx(device: str) -> bool:
-    """Returns whether PhysX simulates on a device itself; for any other kind the CPU does."""
+    """Returns whether PhysX simulates on this device; otherwise the CPU does."""
     return kind_of(device) == "cuda"
 
 
 def check_renderer(device: str) -> None:
-    """Checks that a Vulkan device can render for this physics device.
-
-    Raises:
-        SimulatorError: none can; with the way to get one.
-    """
+    """Raises SimulatorError, with the commands to install one, if no Vulkan device can render for this device."""
     try:
         open_renderer("cuda" if runs_physx(device) else "cpu")
     except RuntimeError as error:
@@ -174,7 +155,7 @@ def check_renderer(device: str) -> None:
 
 @contextmanager
 def no_questions() -> Iterator[None]:
-    """Within it, ManiSkill raises where it would ask on the terminal whether to download a robot."""
+    """Within it, ManiSkill raises an error instead of asking on the terminal whether to download a robot."""
 
     def refuse(message: str) -> bool:
         raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")

@@ -22,9 +22,8 @@ from gymnasium.wrappers import OrderEnforcing
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS, TimeLimitWrapper
 
-from envs.batched.build import how_to_run, make_batched_task
+from envs.batched.build import check_equal, make_batched_task
 from envs.batched.checks import check_num_envs
-from envs.batched.single import Alone
 from envs.stock import action_dim, check_assets, check_name, explained, no_questions, task_actions
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
@@ -94,12 +93,9 @@ def make(
 
 def _batched(task_id: str, num_envs: int, num_threads: int, decimate: bool, kwargs: dict[str, object]) -> BaseEnv:
     """Returns the batched task after a trial: some tasks build well, but cannot be reset in part."""
-    alone = how_to_run(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
-    if alone is not Alone.nothing and kwargs["reconfiguration_freq"]:
-        raise SimulatorError(f"its {alone.value} runs row by row, and such rows are not rebuilt: leave it at 0")
-    alike = alone is not Alone.nothing  # then one stock env stands for all rows
-    how = {"rows_alike": alike, "num_threads": num_threads, "decimate": decimate}
-    env = make_batched_task(task_id, num_envs, True, alone, **how, **kwargs)
+    check_equal(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
+    how = {"rows_alike": False, "num_threads": num_threads, "decimate": decimate}
+    env = make_batched_task(task_id, num_envs, True, **how, **kwargs)
     last = num_envs - 1
     env.begin([last], [0])
     actions = task_actions(env, torch.zeros(num_envs, action_dim(env)))

@@ -2,7 +2,7 @@
 
 state [B, P] --standardise by running statistics--> tanh network --> means or logits [B, C, A]
                                                 \\-> tanh network --> values [B, C]
-images [B, K, S, S, 3] --convolutions--> hidden -+-> (with the state) one layer each; trunk shared by both losses
+images [B, K, H, W, 3] --convolutions--> hidden -+-> (with the state) one layer each; trunk shared by both losses
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ActorCriticNet(nn.Module):
         self.return_statistics = RunningStatistics(1)
         width, seen, hidden_layers = config.hidden_size, self.state_dim, config.num_layers
         if self.sees:
-            self.images = convolutions(3 * len(env.cameras), env.obs_size, width)
+            self.images = convolutions(3 * len(env.cameras), env.image_sizes[0], width)
             seen, hidden_layers = width + self.state_dim, 0
         self.actor = tanh_network(seen, width, hidden_layers, env.chunk * env.action_dim)
         self.critic = tanh_network(seen, width, hidden_layers, env.chunk)
@@ -82,7 +82,7 @@ class ActorCriticNet(nn.Module):
         """Returns what actor and critic begin with, [B, D]."""
         if not self.sees:
             return features["state"]
-        images = features["images"]  # uint8 [B, K, S, S, 3]
+        images = features["images"]  # uint8 [B, K, H, W, 3]
         pixels = images.permute(0, 1, 4, 2, 3).flatten(1, 2).to(torch.float32) / 255.0
         return torch.cat([self.images(pixels), features["state"]], 1)
 
@@ -129,7 +129,8 @@ class ActorCritic(KeptInFolder, Policy):
     def encode(self, observation: Observation) -> Features:
         """Returns the state as it came and standardised, and the images."""
         features = {"raw_state": observation.proprio, "state": self.module.standardised(observation.proprio)}
-        return features | ({"images": observation.images} if observation.images is not None else {})
+        seen = list(observation.images.values())
+        return features | ({"images": torch.stack(seen, 1)} if seen else {})
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
@@ -189,14 +190,14 @@ class ActorCritic(KeptInFolder, Policy):
             net.last_of_critic.bias.mul_(kept)
 
 
-def convolutions(channels: int, size: int, width: int) -> nn.Sequential:
-    """Returns convolutions from float images [B, channels, size, size] to [B, width]."""
-    small, layers, before = size < _NATURE_LEAST, [], channels
+def convolutions(channels: int, size: tuple[int, int], width: int) -> nn.Sequential:
+    """Returns convolutions from float images [B, channels, *size] to [B, width]."""
+    small, layers, before = min(size) < _NATURE_LEAST, [], channels
     for number, kernel, stride in _SMALL if small else _NATURE:
         layers += [nn.Conv2d(before, number, kernel, stride, padding=1 if small else 0), nn.ReLU()]
         before = number
     with torch.no_grad():
-        flat = nn.Sequential(*layers)(torch.zeros(1, channels, size, size)).numel()
+        flat = nn.Sequential(*layers)(torch.zeros(1, channels, *size)).numel()
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, width), nn.ReLU())
 
 
@@ -223,6 +224,8 @@ def _check(config: PolicyConfig, env: EnvSpec, options: ActorCriticOptions) -> N
     require(config.critic is Critic.observation, "policy.critic", config.critic.value, rule, "use observation")
     rule = f"{env.task} shows no state but an image"
     require(bool(env.cameras) or env.proprio_dim > 0, "env.cameras", list(env.cameras), rule, "use [rgb_array]")
+    rule = f"{config.name} reads cameras of one size, and those of {env.task} have {list(env.image_sizes)}"
+    require(len(set(env.image_sizes)) <= 1, "env.cameras", list(env.cameras), rule, "name some of one size")
     wanted = options.distribution
     rule = f"the actions of {env.task} are {'the choice of one of several' if env.categorical else 'real numbers'}"
     fits = wanted == "auto" or (wanted == "categorical") is env.categorical

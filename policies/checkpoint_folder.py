@@ -90,7 +90,7 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None) -> SavedPolicy
     """
     described = read_json(folder / CONFIG, _ACTION)
     try:
-        env = EnvSpec(**{**described["env"], "cameras": tuple(described["env"]["cameras"])})
+        env = EnvSpec.of(described["env"])
         settings = described["policy"]
         config = PolicyConfig(**{**settings, "critic": Critic(settings["critic"])})
         columns = read_json(folder / STATISTICS, _ACTION)[env.task]

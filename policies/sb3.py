@@ -60,9 +60,9 @@ class StableBaselinesPolicy(Policy):
         shape = tuple(space.shape or ())
         state = observation.privileged
         known = {"proprio": observation.proprio, "state": None if state is None else state[:, :-CLOCK_COLUMNS]}
-        if observation.images is not None:
-            known["image"] = observation.images[:, 0]
-            known["image, channels first"] = observation.images[:, 0].permute(0, 3, 1, 2)
+        if seen := list(observation.images.values()):
+            known["image"] = seen[0]
+            known["image, channels first"] = seen[0].permute(0, 3, 1, 2)
         for told, value in known.items():
             if value is not None and tuple(value.shape[1:]) == shape and name in ("", told.split(",")[0]):
                 return value

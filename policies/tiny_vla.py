@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaModel
 from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
-from policies.vision import Pool, Stem
+from policies.vision import MAPS, Pool, Stem, image_features, of_cameras
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -48,11 +48,8 @@ class TinyVLANet(nn.Module):
         """Builds the modules for an env's cameras, proprioception and chunk."""
         super().__init__()
         num_cameras, d = len(env.cameras), config.hidden_size
-        map_size = env.obs_size
-        for _ in range(3):  # the stem halves three times, rounding up
-            map_size = (map_size + 1) // 2
         self.stem = Stem(num_cameras, config.stem_width)
-        self.pool = Pool(num_cameras, config.stem_width, config.keypoints, map_size)
+        self.pool = Pool(config.stem_width, config.keypoints, env.image_sizes)
         self.vision_scale = Standardise(num_cameras * self.pool.out_features, _LIMIT)
         self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
         self.words = nn.Embedding(WordTokenizer(config.instruction_length).size, d)
@@ -96,8 +93,8 @@ def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaCon
 class TinyVLA(KeptInFolder, ImitationPolicy):
     """The policy behind the `Policy` protocol.
 
-    Features: "proprio" [B, P], "tokens" int64 [B, L], and either "maps" [B, K, W, M, M] (stem frozen) or the raw
-    "images" [B, K, S, S, 3].
+    Features: "proprio" [B, P], "tokens" int64 [B, L], and of each camera either "maps.<name>" (stem frozen) or the raw
+    "images.<name>".
     """
 
     _net = TinyVLANet
@@ -126,22 +123,24 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
     @torch.no_grad()
     def encode_frozen(self, observation: Observation) -> Features:
         """Returns features that hold the stem's maps; the stem gets no gradient through them."""
-        features = self.encode_trainable(observation)
-        return {"maps": self.module.stem(features.pop("images")), **features}
+        names = [MAPS + name for name in observation.images]
+        maps = self.module.stem(of_cameras(image_features(observation)))
+        return dict(zip(names, maps, strict=True)) | self._without_images(observation)
 
     def encode_trainable(self, observation: Observation) -> Features:
         """Returns features that hold the images, so that the stem runs, and learns, with the rest."""
-        assert observation.images is not None, "a vision policy was handed an observation without images"
+        return image_features(observation) | self._without_images(observation)
+
+    def _without_images(self, observation: Observation) -> Features:
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
-        return {"images": observation.images, "proprio": observation.proprio, "tokens": tokens}
+        return {"proprio": observation.proprio, "tokens": tokens}
 
     def pooled(self, features: Features) -> Tensor:
         """Returns pooled vision before it is standardised, float32 [B, K * D]."""
         return self._pool(features).flatten(1)
 
     def _pool(self, features: Features) -> Tensor:
-        maps = features["maps"] if "maps" in features else self.module.stem(features["images"])
-        return self.module.pool(maps)
+        return self.module.pool(of_cameras(features, MAPS) or self.module.stem(of_cameras(features)))
 
     def _hidden(self, features: Features) -> Tensor:
         return self.module.hidden(self._pool(features), features["proprio"], features["tokens"])

@@ -1,15 +1,21 @@
 """The eyes: one convolutional tower per camera, and the pooling that turns its maps into a few numbers per camera.
 
-images [B, K, S, S, 3] --stem--> maps [B, K, W, S/8, S/8] --pool--> [B, K, W + 2 * keypoints]
-       (frozen and cached in RL)                          mean of the map | where each keypoint is, x and y
+images [B, H, W', 3] of each camera --stem--> maps [B, W, H/8, W'/8] --pool--> [B, K, W + 2 * keypoints]
+             (frozen and cached in RL)                            mean of the map | where each keypoint is, x and y
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from timm.layers.conv_bn_act import ConvNormAct
 from torch import Tensor, nn
 
+from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.policies import Features
+
+IMAGES, MAPS = "images.", "maps."  # how the names of cameras' features begin
 _STRIDES = (2, 2, 2, 1)
 _NORM_GROUPS = 8
 
@@ -23,6 +29,21 @@ def _tower(width: int) -> nn.Sequential:
     )
 
 
+def image_features(observation: Observation) -> Features:
+    """Returns the images of each camera.
+
+    Raises:
+        AssertionError: nothing was rendered.
+    """
+    assert observation.images, "a vision policy was handed an observation without images"
+    return {IMAGES + name: images for name, images in observation.images.items()}
+
+
+def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
+    """Returns the features whose names begin like this, one for each camera; [] if there are none."""
+    return [value for name, value in features.items() if name.startswith(beginning)]
+
+
 class Stem(nn.Module):
     """Convolutional towers, one per camera: cameras see the scene at scales too different to share weights."""
 
@@ -31,32 +52,41 @@ class Stem(nn.Module):
         super().__init__()
         self.towers = nn.ModuleList([_tower(width) for _ in range(num_cameras)])
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Maps images, uint8 [B, K, S, S, 3], to feature maps, float32 [B, K, W, S/8, S/8]."""
+    def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
+        """Maps the images of each camera, uint8 [B, H, W', 3], to feature maps, float32 [B, W, H/8, W'/8]."""
         # the permuted view is channels-last in memory, the layout in which CPU convolutions are fastest
-        maps = [tower(images[:, k].permute(0, 3, 1, 2).float() / 127.5 - 1.0) for k, tower in enumerate(self.towers)]
-        return torch.stack([single.contiguous() for single in maps], dim=1)
+        seen = zip(self.towers, images, strict=True)
+        return [tower(shown.permute(0, 3, 1, 2).float() / 127.5 - 1.0).contiguous() for tower, shown in seen]
 
 
 class Pool(nn.Module):
     """Means and spatial-softmax keypoints (Levine et al. 2016) of feature maps."""
 
-    grid: Tensor
-
-    def __init__(self, num_cameras: int, width: int, keypoints: int, map_size: int) -> None:
-        """Takes K, W, the number of keypoints per camera, and the width and height of a map in cells."""
+    def __init__(self, width: int, keypoints: int, image_sizes: Sequence[tuple[int, int]]) -> None:
+        """Takes W, the number of keypoints per camera, and height and width of each camera's images."""
         super().__init__()
-        self.keypoints = nn.ModuleList([nn.Conv2d(width, keypoints, 1, bias=False) for _ in range(num_cameras)])
-        axis = torch.linspace(-1.0, 1.0, map_size)
-        y, x = torch.meshgrid(axis, axis, indexing="ij")
-        self.register_buffer("grid", torch.stack([x.reshape(-1), y.reshape(-1)], dim=1), persistent=False)
+        self.keypoints = nn.ModuleList([nn.Conv2d(width, keypoints, 1, bias=False) for _ in image_sizes])
+        for k, (height, wide) in enumerate(image_sizes):
+            self.register_buffer(f"grid{k}", _grid(_map_size(height), _map_size(wide)), persistent=False)
         self.out_features = width + 2 * keypoints
 
-    def forward(self, maps: Tensor) -> Tensor:
-        """Pools [B, K, W, M, M] to [B, K, W + 2 * keypoints]; places run from -1 (left, top) to 1."""
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Pools the maps of each camera to [B, K, W + 2 * keypoints]; places run from -1 (left, top) to 1."""
         pooled = []
-        for k, conv in enumerate(self.keypoints):
-            attention = conv(maps[:, k]).flatten(2).softmax(-1)
-            places = attention @ self.grid
-            pooled.append(torch.cat([maps[:, k].mean((2, 3)), places.flatten(1)], dim=-1))
+        for k, (conv, seen) in enumerate(zip(self.keypoints, maps, strict=True)):
+            attention = conv(seen).flatten(2).softmax(-1)
+            places = attention @ getattr(self, f"grid{k}")
+            pooled.append(torch.cat([seen.mean((2, 3)), places.flatten(1)], dim=-1))
         return torch.stack(pooled, dim=1)
+
+
+def _map_size(pixels: int) -> int:
+    for stride in _STRIDES:
+        pixels = -(-pixels // stride)
+    return pixels
+
+
+def _grid(height: int, width: int) -> Tensor:
+    """Returns x and y of each cell of a map, [height * width, 2]."""
+    y, x = torch.meshgrid(torch.linspace(-1.0, 1.0, height), torch.linspace(-1.0, 1.0, width), indexing="ij")
+    return torch.stack([x.reshape(-1), y.reshape(-1)], dim=1)

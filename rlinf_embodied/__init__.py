@@ -87,7 +87,7 @@ def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
         from rlinf_embodied.embodied.evaluate import evaluate_command as evaluate_policy
 
         return evaluate_policy(config)
-    from rlinf_embodied.reasoning.evaluate import evaluate_command as evaluate_answers
+    from rlinf_embodied.reasoning.evaluation import evaluate_command as evaluate_answers
 
     return evaluate_answers(config)
 

@@ -17,7 +17,7 @@ class PatientGeneration(GenerationStage):
     def run(self, step_context, inputs):
         if max(inputs) == LAST_BLOCK:
             patience = time.monotonic() + 40
-            while not _marker(self._model.folder, step_context.iteration).exists():
+            while not _marker(self._made.folder, step_context.iteration).exists():
                 assert time.monotonic() < patience, "the learner waits for all blocks"
                 time.sleep(0.01)
         return super().run(step_context, inputs)
@@ -29,7 +29,7 @@ class TellingActor(ActorStage):
     def run(self, step_context, inputs):
         output = super().run(step_context, inputs)
         if 0 in inputs:
-            _marker(self._model.folder, step_context.iteration).touch()
+            _marker(self._made.folder, step_context.iteration).touch()
         return output
 
 

@@ -8,8 +8,8 @@ from runs import clone
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.host import StepContext, solo_context
+from tests.observations import observed
 
 
 def acted(config: TrainConfig, device: str = "cpu", frozen: int | None = None) -> tuple[list[int], dict, dict]:
@@ -29,7 +29,7 @@ def acted(config: TrainConfig, device: str = "cpu", frozen: int | None = None) -
         shown = {
             block: None
             if block == frozen
-            else Observation(
+            else observed(
                 torch.rand(size, 4, generator=draw),
                 ("reach the target",) * size,
                 torch.randint(0, 256, (size, 1, 16, 16, 3), generator=draw, dtype=torch.uint8),

@@ -27,11 +27,9 @@ from rlinf_embodied.config import ReasoningAlgorithmConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs
-from rlinf_embodied.reasoning.dynamic_batching import Sequences
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.training_rows import Round, training_rows
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Sequences
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, training_rows
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -87,7 +85,7 @@ def compare(work: Work, *changes: str) -> list[Difference]:
 
 
 def _difference(work: Work, policy: CausalLM, made: Round, shift: float, changes: Sequence[str]) -> Difference:
-    groups = list(made.completions.groups)
+    groups = list(made.generation.groups)
     shifted = [_shifted(group, shift, work) for group in groups]
     if shift:
         made = replace(made, old_log_probs=LogProbs(old_log_probs(shifted), 0))

@@ -5,7 +5,7 @@ ManiSkill has two code paths: one scene with per-object getters (CPU), or N scen
 that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row is bit for
 bit that of a stock single env.
 
-    build                     makes it: which class with which arguments, and how a task has to run, found by comparing
+    build                     makes it: which class, with which arguments, and whether the task's rows equal stock envs
     task.BatchedTask          a ManiSkill task class with N rows: a whole env, with partial resets and rows at rest
       scene.BatchedScene      its ManiSkillScene
                                   and what its bodies, robots and cameras have that those of stock envs lack
@@ -16,7 +16,6 @@ bit that of a stock single env.
         rendering.RenderGroup   one renderer per scene, images of chosen rows
       controllers               the robots' controllers, and whether anything but physics happens in a control step
     seeds, checks             a row's seeds and draws are its own; known versions, and what reset and step take
-    single.SingleEnv          a stock env laid over one row after the other, for code that may not
     scene_recreation          a new, history-free scene for each reset
     decimate, shaders         lighter visual meshes, and a first image without a seven-second table
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets

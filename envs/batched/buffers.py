@@ -1,4 +1,7 @@
-"""Tensors that remember which of their cells were assigned, standing in for SAPIEN's CUDA arrays."""
+"""Tensors that remember which of their cells were assigned, in place of SAPIEN's CUDA arrays.
+
+Also drive targets, and where the values of bodies and joints lie in SAPIEN's byte packs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ POSE, LINEAR, ANGULAR = slice(7), slice(7, 10), slice(10, 13)  # columns of a ri
 
 
 class RowSets:
-    """Row numbers that are asked for again and again, as views where they are evenly spaced.
+    """Row numbers that are used repeatedly, as views where they are evenly spaced.
 
     An index operation costs three times what copying a view does, and a step makes dozens.
     """
@@ -30,7 +33,7 @@ class RowSets:
         self._cells: dict[tuple[int, int], tuple[Tensor, np.ndarray]] = {}
 
     def added(self, rows: Tensor) -> Tensor:
-        """Returns these row numbers, which nobody may change, and remembers them if they are evenly spaced."""
+        """Returns these row numbers, which must not change, and stores them if they are evenly spaced."""
         numbers = rows.tolist()
         step = numbers[1] - numbers[0] if len(numbers) > 1 else 1
         if step > 0 and numbers == list(range(numbers[0], numbers[0] + step * len(numbers), step)):
@@ -49,7 +52,7 @@ class RowSets:
         return view
 
     def cells(self, buffer: CellBuffer, rows: Tensor, columns: Tensor) -> np.ndarray:
-        """Returns the flat cells of a buffer at rows and columns of any shape, tensors that nobody will change."""
+        """Returns the flat cells of a buffer at rows and columns of any shape, tensors that must not change."""
         key = id(buffer), id(rows)
         if key not in self._cells:
             self._cells[key] = rows, (rows.long() * buffer.shape[1] + columns).numpy()
@@ -57,10 +60,10 @@ class RowSets:
 
 
 class CellBuffer(Tensor):
-    """A CPU tensor that plays a SAPIEN CudaArray and remembers the cells assigned since they were last applied.
+    """A CPU tensor in place of a SAPIEN CudaArray that remembers the cells assigned since they were last applied.
 
-    SAPIEN must be given exactly the assigned cells, unchanged values included: assigning wakes a body up, so comparing
-    values with those of the last step would not do.
+    SAPIEN must be given exactly the assigned cells, including unchanged values: assigning wakes a body up, so comparing
+    values with those of the last step would not be enough.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # results of operations are plain tensors
@@ -73,7 +76,7 @@ class CellBuffer(Tensor):
 
     @classmethod
     def zeros(cls, row_sets: RowSets, *shape: int) -> Self:
-        """Returns a buffer of zeros, float32, no cell assigned; `row_sets` are those it will often be asked for."""
+        """Returns a buffer of zeros, float32, no cell assigned; `row_sets` are those that are used often."""
         self = torch.zeros(shape).as_subclass(cls)
         self.row_sets = row_sets
         self.values = self.as_subclass(Tensor)
@@ -99,7 +102,6 @@ class CellBuffer(Tensor):
         self.touched = True
 
     def assign(self, cells: np.ndarray, values: np.ndarray) -> None:
-        """Assigns flat cells."""
         self.np.reshape(-1)[cells] = values
         self.dirty.numpy().reshape(-1)[cells] = True
         self.touched = True
@@ -131,7 +133,6 @@ class CellBuffer(Tensor):
         return zip(numbers.tolist(), *parts, strict=True)
 
     def forget(self) -> None:
-        """Forgets all assignments."""
         self.dirty.numpy()[:] = False
         self.touched = False
 
@@ -139,7 +140,7 @@ class CellBuffer(Tensor):
 class BodyBuffer(CellBuffer):
     """Rows of position, quaternion, linear and angular velocity, one per rigid body.
 
-    SAPIEN's packs lack the velocities of links below an articulation's root; they are gathered when they are read.
+    SAPIEN's packs lack the velocities of links below an articulation's root; they are fetched when they are read.
     """
 
     links: dict[int, object]  # row -> link below a root
@@ -190,7 +191,7 @@ class Drives:
     def _split_cells(self, dirty: bytes) -> tuple[np.ndarray, list[Setter], list[int]]:
         """Returns the assigned cells, their setters, and where those of each scene begin.
 
-        The cells are the same ones in most steps, those of the controllers, so that this is kept.
+        The cells are the same in most steps, those of the controllers, so this is cached.
         """
         cells = np.frombuffer(dirty, bool).nonzero()[0]
         setters = [self.setters[cell] for cell in cells.tolist()]
@@ -220,7 +221,7 @@ class PackLayout:
 
 
 class _Pairs:
-    """Collects index pairs."""
+    """Index pairs."""
 
     def __init__(self) -> None:
         self.cells: list[np.ndarray] = []

@@ -1,4 +1,8 @@
-"""Builds N CPU rows of a ManiSkill task."""
+"""Builds N CPU rows of a ManiSkill task, if every row equals a stock single env; this is found out by comparing.
+
+The results of a long comparison (`experiments.bench.coverage`) for the installed versions are in `covered.json`; any
+other task is compared for a few steps, once per machine.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +25,27 @@ from envs.batched.checks import check_num_envs, check_versions
 from envs.batched.rendering import open_renderer
 from envs.batched.rotations import few_operations
 from envs.batched.seeds import DRAWS_BY_ROW
-from envs.batched.single import Alone, rowwise_methods
 from envs.batched.task import BatchedTask
 from envs.comparison import Pair, compare_episodes, wild_actions
 from envs.stock import BUILD_ERRORS, build_task, overrides
 from rlinf_embodied.cache import cached
 from rlinf_embodied.errors import SimulatorError
 
+logger = logging.getLogger(__name__)
+
+SMALL, LARGE = {2: (0, 1)}, {16: (0, 7, 15)}  # rows of a batch: those compared; sums over links depend on the number
+STEPS = 10
+SLOW_BUILD_S = 3.0  # where a single env takes longer to build, no large batch is built to compare
+COVERED = Path(__file__).with_name("covered.json")
+FAILURES = (*BUILD_ERRORS, SimulatorError)
+_SINGLE = {"num_envs": 1, "sim_backend": "physx_cpu"}
+_ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
+
 
 def make_batched_task(
     task_id: str,
     num_envs: int,
     render: bool,
-    alone: Alone = Alone.nothing,
     rows_alike: bool = True,
     num_threads: int = 1,
     decimate: bool = False,
@@ -45,7 +57,6 @@ def make_batched_task(
         task_id: a registered task.
         num_envs: rows N.
         render: whether renderers are set up.
-        alone: what of the task's own code runs row by row.
         rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
             (which matters for tasks that draw sizes or models when they are built).
         num_threads: threads that step the scenes, with the same results.
@@ -54,14 +65,13 @@ def make_batched_task(
 
     Raises:
         ConfigError: no rows.
-        SimulatorError: the installed ManiSkill or SAPIEN is not one that the batched route knows.
+        SimulatorError: the batched backend was not tested with the installed ManiSkill or SAPIEN.
     """
     check_num_envs(num_envs)
     check_versions()
     spec = REGISTERED_ENVS[task_id]
     attributes = {name: few_operations()(getattr(spec.cls, name)) for name in ("get_info", "get_obs", "get_reward")}
     attributes |= {
-        "_alone": alone,
         "_task_class": spec.cls,
         "_draws_by_row": task_id in DRAWS_BY_ROW,
         "_rows_alike": rows_alike,
@@ -70,11 +80,6 @@ def make_batched_task(
     }
     hooks = ("_before_simulation_step", "_after_simulation_step", "_after_control_step")
     attributes |= {name: _with_tensors(getattr(spec.cls, name)) for name in hooks if overrides(spec.cls, name)}
-    if alone is not Alone.nothing:
-        single = {**kwargs, "sim_backend": "physx_cpu", "num_envs": 1, "reconfiguration_freq": 0}
-        attributes["_stock_single"] = build_task(task_id, **{"render_backend": "cpu" if render else "none", **single})
-    if alone is Alone.everything:
-        attributes |= rowwise_methods(spec.cls)
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
     return cls(
         **{
@@ -90,7 +95,7 @@ def make_batched_task(
 
 
 def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
-    """Returns a task's hook before which the tensors are brought up to date: stock CPU envs have nothing to fetch."""
+    """Returns a task's hook that brings the tensors up to date first: stock CPU envs have nothing to fetch."""
 
     def method(task: BaseEnv) -> None:
         task.scene._gpu_apply_all()
@@ -100,42 +105,21 @@ def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:
     return method
 
 
-logger = logging.getLogger(__name__)
+def check_equal(task_id: str, **kwargs: object) -> None:
+    """Raises SimulatorError, with the difference, where batched rows of a task are not known to equal stock envs.
 
-SMALL, LARGE = {2: (0, 1)}, {16: (0, 7, 15)}  # rows of a batch: those compared; sums over links depend on the number
-STEPS = 10
-SLOW_BUILD_S = 3.0  # where a single env takes longer to build, no large batch is built to compare
-COVERED = Path(__file__).with_name("covered.json")
-FAILURES = (*BUILD_ERRORS, SimulatorError)
-_SINGLE = {"num_envs": 1, "sim_backend": "physx_cpu"}
-_ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
-
-
-def how_to_run(task_id: str, **kwargs: object) -> Alone:
-    """Returns how the batched backend has to run a task.
-
-    Args:
-        task_id: a registered task.
-        kwargs: for the task class, for example control_mode, reward_mode, robot_uids.
-
-    Raises:
-        SimulatorError: in no way do the rows equal stock envs; the message says what differs.
+    `kwargs` are for the task class, for example control_mode, reward_mode, robot_uids.
     """
     check_versions()
     kwargs = {name: value for name, value in kwargs.items() if name not in _ANY_VALUE and value is not None}
     known = _covered(task_id, kwargs)
-    found = known if known is not None else _remembered(task_id, kwargs)
-    if found["alone"] is None:
-        raise SimulatorError(f"{task_id} on the batched CPU backend: {found['reason']}: use env.backend=stock")
-    return Alone(found["alone"])
+    difference = _remembered(task_id, kwargs) if known is None else known
+    if difference:
+        raise SimulatorError(f"{task_id} on the batched CPU backend: {difference}: use env.backend=stock")
 
 
-def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
-    """Compares rows with stock envs for some steps, the fastest way to run them first.
-
-    Returns:
-        "alone": the first way in which they are equal, None if there is none; "reason": why not the faster ones.
-    """
+def first_difference(task_id: str, **kwargs: object) -> str:
+    """Compares rows with stock envs for some steps; returns what differs first, "" if nothing does."""
     with suppress(RuntimeError):  # without a renderer there will be no images either
         open_renderer("cpu")
     start = time.process_time()
@@ -147,33 +131,16 @@ def compare_ways(task_id: str, **kwargs: object) -> dict[str, str | None]:
     def next_stock() -> BaseEnv:
         return stock.pop() if stock else build_task(task_id, **wanted, **_SINGLE)
 
-    reasons: list[str] = []
-    for alone in Alone:
-        try:
-            reason = _differences(task_id, alone, next_stock, slow, wanted)
-        except FAILURES as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-        if not reason:
-            return {"alone": alone.value, "reason": "; ".join(reasons) or None}
-        reasons.append(f"with {alone.value} alone {reason}")
-    return {"alone": None, "reason": "; ".join(reasons)}
-
-
-def _differences(
-    task_id: str,
-    alone: Alone,
-    next_stock: Callable[[], BaseEnv],
-    slow: bool,
-    kwargs: Mapping[str, object],
-) -> str:
-    """Returns what differs first, in words; nothing if nothing does."""
-    for num_rows, compared in (SMALL if slow else SMALL | LARGE).items():
-        batched = make_batched_task(task_id, num_rows, False, alone, **kwargs)
-        pair = Pair(batched, next_stock, anew=not slow, compared=compared)
-        outcome = compare_episodes(pair, STEPS, wild_actions(batched, seed=0))
-        pair.close()
-        if outcome.differences:
-            return f"{outcome} ({num_rows} rows)"
+    try:
+        for num_rows, compared in (SMALL if slow else SMALL | LARGE).items():
+            batched = make_batched_task(task_id, num_rows, False, **wanted)
+            pair = Pair(batched, next_stock, anew=not slow, compared=compared)
+            outcome = compare_episodes(pair, STEPS, wild_actions(batched, seed=0))
+            pair.close()
+            if outcome.differences:
+                return f"{outcome} ({num_rows} rows)"
+    except FAILURES as error:
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
     return ""
 
 
@@ -181,7 +148,7 @@ def build_somehow(task_id: str, **kwargs: object) -> tuple[BaseEnv, str]:
     """Returns a stock single env and its render backend: none, unless the task cannot be built without a renderer."""
     try:
         return build_task(task_id, **kwargs, **_SINGLE, render_backend="none"), "none"
-    except BUILD_ERRORS:  # PushT, for one, looks its visual bodies up
+    except BUILD_ERRORS:  # PushT, for example, looks its visual bodies up
         return build_task(task_id, **kwargs, **_SINGLE, render_backend="cpu"), "cpu"
 
 
@@ -195,8 +162,8 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("mani_skill", "sapien")}
 
 
-def _covered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None] | None:
-    """Returns what the table says, None where it says nothing."""
+def _covered(task_id: str, kwargs: Mapping[str, object]) -> str | None:
+    """Returns the difference that the table lists, "" for none; None where it does not list the combination."""
     if _table()["versions"] != versions() or not kwargs.keys() <= {"control_mode", "robot_uids", "reward_mode"}:
         return None
     if not REGISTERED_ENVS[task_id].cls.__module__.startswith("mani_skill."):
@@ -207,7 +174,7 @@ def _covered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None
 
 
 def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
-    """Returns how the table calls robots."""
+    """Returns the table's name of robots."""
     if robot_uids is None:
         return "default"
     if isinstance(robot_uids, list | tuple):
@@ -215,7 +182,7 @@ def robot_name(robot_uids: str | type[BaseAgent] | Sequence | None) -> str:
     return robot_uids if isinstance(robot_uids, str) else robot_uids.uid
 
 
-def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | None]:
+def _remembered(task_id: str, kwargs: Mapping[str, object]) -> str:
     """Compares once per machine, versions, source of the task and source of this package."""
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(inspect.getsourcefile(REGISTERED_ENVS[task_id].cls))]
     facts = [task_id, sorted((k, str(v)) for k, v in kwargs.items()), versions(), [p.read_text() for p in sources]]
@@ -223,6 +190,6 @@ def _remembered(task_id: str, kwargs: Mapping[str, object]) -> dict[str, str | N
 
     def write(path: Path) -> None:
         logger.info("comparing %s with stock ManiSkill, once on this machine", task_id)
-        path.write_text(json.dumps(compare_ways(task_id, **kwargs)))
+        path.write_text(json.dumps(first_difference(task_id, **kwargs)))
 
-    return json.loads(cached(f"ways/{digest}.json", write).read_text())
+    return json.loads(cached(f"differences/{digest}.json", write).read_text())

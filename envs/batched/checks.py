@@ -1,4 +1,4 @@
-"""What callers may hand to an env of N rows."""
+"""What callers may pass to an env of N rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from torch import Tensor
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}  # their internals are relied on
+SHOWN = 10  # row numbers in a message
 
 
 def check_versions() -> None:
-    """Checks that ManiSkill and SAPIEN are as the batched route expects them.
-
-    Raises:
-        SimulatorError: another version.
-    """
+    """Raises SimulatorError if the batched backend was not tested with the installed ManiSkill or SAPIEN."""
     for package, tested in TESTED_VERSIONS.items():
         found = version(package)
         if found not in tested:
@@ -30,9 +27,6 @@ def check_versions() -> None:
             )
 
 
-SHOWN = 10  # row numbers in a message
-
-
 def short(rows: Sequence[int]) -> str:
     """Returns row numbers as text, the first ten."""
     shown = ", ".join(str(row) for row in rows[:SHOWN])
@@ -40,31 +34,19 @@ def short(rows: Sequence[int]) -> str:
 
 
 def check_num_envs(num_envs: int) -> None:
-    """Checks a number of rows.
-
-    Raises:
-        ConfigError: not a whole number above 0.
-    """
-    if not isinstance(num_envs, int | np.integer) or isinstance(num_envs, bool) or num_envs < 1:
+    """Raises ConfigError for a number of rows that is not a whole number above 0."""
+    if not isinstance(num_envs, int | np.integer) or num_envs < 1:
         raise ConfigError(f"num_envs is {num_envs!r}, but an env has at least one row: give a whole number above 0")
 
 
 def check_rows(rows: Sequence[int], num_envs: int) -> None:
-    """Checks row numbers.
-
-    Raises:
-        SimulatorError: none, a row does not exist, or one comes twice.
-    """
+    """Raises SimulatorError if there are no rows, or one does not exist or comes twice."""
     if not rows or len(set(rows)) != len(rows) or not all(0 <= row < num_envs for row in rows):
         raise SimulatorError(f"reset got rows {list(rows)}: each must be one of 0..{num_envs - 1}, and once")
 
 
 def chosen_rows(env_idx: Tensor | np.ndarray | Sequence[int] | None, num_envs: int) -> list[int]:
-    """Returns the row numbers that options["env_idx"] means: numbers, a mask bool [N], or None for all.
-
-    Raises:
-        SimulatorError: none, a row does not exist, or one comes twice.
-    """
+    """Returns the checked row numbers in options["env_idx"]: numbers, a mask bool [N], or None for all."""
     if env_idx is None:
         return list(range(num_envs))
     index = torch.as_tensor(env_idx).reshape(-1)
@@ -74,11 +56,7 @@ def chosen_rows(env_idx: Tensor | np.ndarray | Sequence[int] | None, num_envs: i
 
 
 def check_finite(actions: Tensor, running: Tensor | None = None) -> None:
-    """Checks that actions [N, ...] are finite in the rows of `running` [N] (default: all).
-
-    Raises:
-        SimulatorError: naming the rows that are not.
-    """
+    """Raises SimulatorError if actions [N, ...] are not finite in the rows of `running` [N] (default: all)."""
     finite = actions.isfinite()
     if finite.all():
         return
@@ -93,12 +71,10 @@ def check_finite(actions: Tensor, running: Tensor | None = None) -> None:
 
 
 def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
-    """Checks what was handed to `step`: an array [N, A], one by robot in a dict, or None; [A] too for one row.
+    """Raises SimulatorError if actions for `step` have another shape, lack a robot, or are not finite.
 
-    Where the control mode is switched the action's size is not known yet.
-
-    Raises:
-        SimulatorError: another shape, robots missing, or rows that are not finite.
+    They are an array [N, A] ([A] too for one row), one by robot in a dict, or None.  Where the control mode is switched
+    the size of an action is not known yet.
     """
     if actions is None:
         return

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from sapien import physx
 
-Contact = tuple[physx.PhysxContact, bool]  # and whether the body asked for comes first in it
+Contact = tuple[physx.PhysxContact, bool]  # and whether the queried body comes first in it
 
 
 class ContactTable:
     """Looks contacts up by body or pair of bodies; a scene's contacts are fetched once per simulation state.
 
-    Only bodies that some query names are kept: a robot that stands on a table makes many contacts nobody asks for.
+    Only bodies in queries are kept: a robot that stands on a table has many other contacts.
     """
 
     def __init__(self, systems: list[physx.PhysxCpuSystem], scene_of: Callable[..., int]) -> None:
@@ -23,11 +23,11 @@ class ContactTable:
         self._systems, self._scene_of = systems, scene_of
         self._tables: dict[int, dict[object, list[Contact]]] = {}  # by scene, those that are not empty
         self._stale = set(range(len(systems)))
-        self._single: set[object] = set()  # bodies asked for by themselves
-        self._paired: set[object] = set()  # bodies asked for in pairs
+        self._single: set[object] = set()  # bodies of single queries
+        self._paired: set[object] = set()  # bodies of pair queries
 
     def invalidate(self, scenes: Iterable[int]) -> None:
-        """Says that the state of these scenes changed."""
+        """Marks the contacts of these scenes as out of date."""
         self._stale.update(scenes)
 
     def create_query(self, keys: Sequence) -> SimpleNamespace:
@@ -53,8 +53,8 @@ class ContactTable:
         impulses[:] = 0.0
         for scene, table in self._tables.items():
             for k, key in query.keys_of_scene.get(scene, ()):
-                if found := table.get(key):
-                    impulses[k] = total_impulse(found)
+                if contacts := table.get(key):
+                    impulses[k] = total_impulse(contacts)
 
     def read(self, scene: int) -> None:
         """Fetches the contacts of a scene."""
@@ -77,7 +77,7 @@ class ContactTable:
 
 
 def total_impulse(contacts: Sequence[Contact]) -> np.ndarray:
-    """Returns the summed impulse of contacts on the body asked for, float64 [3] (N s).
+    """Returns the summed impulse of contacts on the queried body, float64 [3] (N s).
 
     The bits are those of ManiSkill's sum on the CPU: points in float32, one after the other, contacts in float64.
     """

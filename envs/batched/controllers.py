@@ -16,7 +16,6 @@ from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController, PDEEPose
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs.sapien_env import BaseEnv
-from mani_skill.utils.structs import Pose
 from torch import Tensor
 
 from envs.batched.kinematics import RowSolver
@@ -50,20 +49,6 @@ def has_bare_steps(task_class: type[BaseEnv], agent: BaseAgent | None) -> bool:
 def leaf_controllers(agent: BaseAgent | None) -> list[BaseController]:
     """Returns the controllers that the active ones are made of."""
     return [leaf for controller in controllers_of(agent) for leaf in _leaves(controller)]
-
-
-def copy_targets(source: BaseAgent | None, row: int, num_rows: int, target: BaseAgent | None) -> None:
-    """Gives the controllers of a single env what those of a row keep between steps: their targets."""
-    for ours, theirs in zip(leaf_controllers(source), leaf_controllers(target), strict=True):
-        for name, value in ours.__dict__.items():
-            values = value.raw_pose if isinstance(value, Pose) else value
-            if not isinstance(values, Tensor) or values.shape[:1] != (num_rows,):
-                continue
-            present = theirs.__dict__.get(name)
-            known = present.raw_pose if isinstance(present, Pose) else present
-            if known is None or known.shape == (1, *values.shape[1:]):
-                entry = values[row : row + 1].clone()
-                theirs.__dict__[name] = Pose.create(entry) if isinstance(value, Pose) else entry
 
 
 def adopt_controllers(agent: BaseAgent | None, reset: Callable[[Callable[[], None]], None]) -> None:

@@ -21,7 +21,7 @@ _ZERO = np.zeros(3, np.float32)
 
 
 class PhysicsBatch:
-    """Plays one PhysxGpuSystem with one CPU system per scene.
+    """Stands in for one PhysxGpuSystem, with one CPU system per scene.
 
     Reads: each changed scene is packed once per state, the packs are joined and spread by one index operation into the
     `cuda_*` tensors.  Writes: `gpu_apply_*` hands the assigned cells to SAPIEN with the calls that ManiSkill's CPU path
@@ -31,7 +31,7 @@ class PhysicsBatch:
     def __init__(self, scenes: list[sapien.Scene], rendering: bool, num_threads: int = 1) -> None:
         """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers.
 
-        With several threads scenes are stepped side by side (PhysX lets go of Python's lock), with the same results.
+        With several threads scenes are stepped side by side (PhysX releases the GIL), with the same results.
         """
         self.num_threads = num_threads
         self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
@@ -71,21 +71,18 @@ class PhysicsBatch:
 
     @property
     def rigid_dynamic_components(self) -> list[physx.PhysxRigidDynamicComponent]:
-        """Dynamic bodies of all scenes."""
         return [body for system in self.systems for body in system.rigid_dynamic_components]
 
     @property
     def rigid_static_components(self) -> list[physx.PhysxRigidStaticComponent]:
-        """Static bodies of all scenes."""
         return [body for system in self.systems for body in system.rigid_static_components]
 
     @property
     def articulation_link_components(self) -> list[physx.PhysxArticulationLinkComponent]:
-        """Links of all scenes."""
         return [link for system in self.systems for link in system.articulation_link_components]
 
     def get_scene_offset(self, scene: sapien.Scene) -> np.ndarray:
-        """Returns zeros: every scene has a space of its own."""
+        """Returns zeros: every scene has its own space."""
         return np.zeros(3, dtype=np.float32)
 
     # ---------------------------------------------------------------------------------------------------- construction
@@ -151,7 +148,7 @@ class PhysicsBatch:
         self._invalidate(self.active)
 
     def advance(self, count: int) -> None:
-        """Steps every active scene `count` times, each on end from its drive targets to its contacts.
+        """Steps every active scene `count` times, one scene after the other from its drive targets to its contacts.
 
         The scenes are independent, and what belongs to one scene is cheap while the scene is in the CPU's cache.
         """
@@ -193,7 +190,7 @@ class PhysicsBatch:
         self._pose_flat = np.frombuffer(b"".join(self._pose_packs), np.float32)
         if len(self._pose_flat) != self._layout.pose_pack_size:
             self._index()  # entities were added, for example cameras
-        assert len(self._flat) == self._layout.pack_size, "the PhysX pack has another layout than layout.py describes"
+        assert len(self._flat) == self._layout.pack_size, "the PhysX pack has another layout than PackLayout describes"
         assert len(self._pose_flat) == self._layout.pose_pack_size, "the pose pack has another layout than described"
 
     def gpu_fetch_rigid_dynamic_data(self) -> None:
@@ -278,7 +275,7 @@ class PhysicsBatch:
     gpu_apply_articulation_root_velocity = gpu_apply_articulation_root_pose
 
     def stop(self, scenes: Iterable[int]) -> None:
-        """Takes all velocities in these scenes away, in the order in which ManiSkill does."""
+        """Sets all velocities in these scenes to zero, in ManiSkill's order."""
         scenes = set(scenes)
         for i in scenes:
             for body in self.systems[i].rigid_dynamic_components:

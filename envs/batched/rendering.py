@@ -1,7 +1,7 @@
-"""Images of chosen rows: one renderer per scene, nothing rendered for rows that nobody will look at.
+"""Images of chosen rows: one renderer per scene, and only images that are used.
 
-            take_images          EpisodeEnv asks for the rows that a policy will see
-RenderGroup > CameraGroup          ManiSkill asks for all rows; a scene that looks as before keeps its image
+            take_images          for EpisodeEnv: the rows that a policy observes
+RenderGroup > CameraGroup          for ManiSkill: all rows; an unchanged scene keeps its image
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _open: dict[str, sapien.render.RenderSystem] = {}
 
 
 def open_renderer(device: str) -> None:
-    """Opens a renderer and keeps it: SAPIEN's textures go to the device of the first, and then no other will do.
+    """Opens a renderer and keeps it: SAPIEN binds textures to the device of the first one.
 
     Raises:
         RuntimeError: no Vulkan device can render for this physics device ("cpu" or "cuda").
@@ -55,7 +55,7 @@ def take_images(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camer
 
 
 def colours(cameras: Sequence[Camera]) -> np.ndarray:
-    """Returns the RGBA images that cameras have taken [n, height, width, 4], taken again where shaders were too few.
+    """Returns the RGBA images that cameras have taken [n, height, width, 4], retaken where something is transparent.
 
     Bytes, or floats in [0, 1] from ManiSkill's shader pack "default".
     """
@@ -83,33 +83,33 @@ def _rgb(images: np.ndarray) -> np.ndarray:
 
 
 class RenderGroup:
-    """Plays SAPIEN's RenderSystemGroup for ManiSkill's own observations: all scenes, one after the other.
+    """Stands in for SAPIEN's RenderSystemGroup, for ManiSkill's own observations: all scenes, one after the other.
 
-    What a scene looks like is its entities' poses, its cameras' places on them, and which visual bodies it has and
-    shows.  Colours and lights are set when an episode begins, and that gives a row a new scene.
+    The appearance of a scene is given by its entities' poses, its cameras' poses on them, and its visible bodies.
+    Colours and lights are set when an episode begins, which gives a row a new scene.
     """
 
     def __init__(self, scenes: Sequence[sapien.Scene]) -> None:
         """`scenes` is shared with the ManiSkillScene, which replaces its items."""
         self._scenes = scenes
-        self._seen: list[tuple | None] = [None] * len(scenes)
-        self.versions = [0] * len(scenes)  # of what each scene looks like
+        self._appearance: list[tuple | None] = [None] * len(scenes)
+        self.versions = [0] * len(scenes)  # of the appearance of each scene
 
     def update_render(self) -> None:
         """Brings the renderers up to date with the physics."""
         for row, scene in enumerate(self._scenes):
-            looks = _looks(scene)
-            if looks != self._seen[row]:
+            appearance = _appearance_of(scene)
+            if appearance != self._appearance[row]:
                 scene.render_system.step()
-                self._seen[row] = looks
+                self._appearance[row] = appearance
                 self.versions[row] += 1
 
     def create_camera_group(self, cameras: Sequence[Camera], picture_names: Sequence[str]) -> CameraGroup:
-        """Returns the cameras of all scenes as one; `picture_names` are those that they could give."""
+        """Returns the cameras of all scenes as one; `picture_names` is not needed."""
         return CameraGroup(cameras, self.versions)
 
 
-def _looks(scene: sapien.Scene) -> tuple:
+def _appearance_of(scene: sapien.Scene) -> tuple:
     renderer = scene.render_system
     bodies = renderer.render_bodies
     return (
@@ -122,7 +122,7 @@ def _looks(scene: sapien.Scene) -> tuple:
 
 
 class CameraGroup:
-    """Plays SAPIEN's RenderCameraGroup: one camera per scene, images stacked."""
+    """Stands in for SAPIEN's RenderCameraGroup: one camera per scene, images stacked."""
 
     def __init__(self, cameras: Sequence[Camera], versions: Sequence[int]) -> None:
         """`cameras` has one camera per scene; `versions` is shared with the RenderGroup."""
@@ -134,14 +134,14 @@ class CameraGroup:
     def take_picture(self) -> None:
         """Does nothing: images are taken when they are read.
 
-        An observation may need none of them, and SAPIEN crashes when a camera leaves its scene (as for a new episode)
-        before its image was waited for.
+        An observation may need none of them, and SAPIEN crashes if a camera leaves its scene (for a new episode)
+        before its image is complete.
         """
 
     def get_picture_cuda(self, name: str) -> SimpleNamespace:
         """Returns the images called `name` as a handle with .torch(), [N, height, width, channels].
 
-        Only what looks otherwise than in the last image is rendered.
+        Only scenes whose appearance has changed since their last image are rendered.
         """
         read = self._read.setdefault(name, [-1] * len(self._cameras))
         rows = [row for row, version in enumerate(self._versions) if version != read[row]]

@@ -1,4 +1,4 @@
-"""The seeds and random draws of N rows: each row has its own generators and draws what it would draw alone."""
+"""The seeds and random draws of N rows: each row has its own generators, with the draws of a single env."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ DRAWS_BY_ROW = frozenset({"PickCube-v1", "PushCube-v1", "PullCube-v1"})
 
 
 class RowStates:
-    """Plays ManiSkill's `_episode_rng` for rows that are initialised together."""
+    """Stands in for ManiSkill's `_episode_rng` for rows that are initialised together; one generator per row."""
 
     def __init__(self, states: Sequence[np.random.RandomState]) -> None:
-        """`states` has one generator per row."""
         self._states = states
 
     def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> np.ndarray:
@@ -30,7 +29,7 @@ class RowStates:
 
 
 class _RowTorch:
-    """Plays the module torch for code that draws for b rows: its `rand` asks b generators."""
+    """Stands in for the module torch in code that draws for b rows: its `rand` draws from b generators."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._generators = [torch.Generator().manual_seed(int(seed)) for seed in seeds]
@@ -48,7 +47,7 @@ class _RowTorch:
 def row_draws(function: Callable, seeds: Sequence[int]) -> Iterator[Callable]:
     """Gives a copy of a task's function whose `torch.rand((b, ...))` draws from generators seeded with the rows' seeds.
 
-    Nothing else may be drawn, which is seen from the state of torch's global generator.
+    Nothing else may be drawn, which is checked by the state of torch's global generator.
     """
     drawing = _RowTorch(seeds)
     quaternions = _with_names(randomized.random_quaternions, torch=drawing)
@@ -59,12 +58,12 @@ def row_draws(function: Callable, seeds: Sequence[int]) -> Iterator[Callable]:
 
 
 def _with_names(function: Callable, **names: object) -> Callable:
-    """Returns a copy of a function that sees other values under these names of its module."""
+    """Returns a copy of a function in which these names of its module have other values."""
     own = {**function.__globals__, **names}
     return FunctionType(function.__code__, own, function.__name__, function.__defaults__, function.__closure__)
 
 
-FIRST_SEED = 2022  # ManiSkill builds row i with seed 2022 + i, so a single env with this one
+FIRST_SEED = 2022  # ManiSkill builds row i with seed 2022 + i
 SEED_LIMIT = 2**32  # of NumPy's RandomState
 DRAWN_LIMIT = 2**31  # of what ManiSkill draws
 
@@ -74,8 +73,8 @@ Seeds = int | Sequence[int] | np.ndarray
 class RowSeeds:
     """One generator of seeds per row, so that a row's seeds do not depend on how often other rows are reset.
 
-    The numbers are those of ManiSkill: one seed for all rows is spread as there, and a seed that is drawn is the one
-    that a stock env with `enhanced_determinism` draws after a reset with the row's seed.
+    One seed for all rows is spread as ManiSkill does; a drawn seed is that of a stock env with `enhanced_determinism`
+    after a reset with the row's seed.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -86,12 +85,10 @@ class RowSeeds:
         """Returns one seed per row of `rows`, int64.
 
         Args:
-            seed: one per row of all N (those of rows that are not asked for are not used), one that all are derived
-                from, or None: each row draws.  A given seed also seeds the row's generator.
+            seed: one per row of all N (others than `rows` are not used), one that all are derived from, or None: each
+                row draws.  A given seed also seeds the row's generator.
             rows: row numbers.
 
-        Raises:
-            SimulatorError: neither one seed nor N, or one outside [0, 2**32).
         """
         if seed is None:
             return np.array([self._generators[row].randint(DRAWN_LIMIT) for row in rows], dtype=np.int64)
@@ -102,11 +99,7 @@ class RowSeeds:
 
 
 def spread(seed: Seeds, num_rows: int) -> np.ndarray:
-    """Returns N seeds, int64 [N], from N of them or from one.
-
-    Raises:
-        SimulatorError: neither one seed nor N, or one outside [0, 2**32).
-    """
+    """Returns N seeds, int64 [N], from N of them or from one; SimulatorError for other numbers or invalid seeds."""
     seeds = np.atleast_1d(np.asarray(seed)).reshape(-1)
     if len(seeds) not in (1, num_rows):
         raise SimulatorError(

@@ -22,7 +22,6 @@ from envs.batched.rotations import few_operations
 from envs.batched.scene import BatchedScene, adopt_robots, adopt_structs, make_scenes
 from envs.batched.scene_recreation import packed_state, put_back
 from envs.batched.seeds import FIRST_SEED, RowSeeds, RowStates, Seeds, row_draws
-from envs.batched.single import Alone, SingleEnv
 from envs.stock import overrides
 from rlinf_embodied.errors import SimulatorError
 
@@ -31,18 +30,14 @@ class BatchedTask:
     """Mixin in front of a ManiSkill task class.
 
     Every row equals a stock single env that was built afresh and reset with the row's seed, bit for bit: each row is
-    initialised under its own random states, after its PhysX scene was recreated.  A task whose code is not written
-    for some of N rows is given single rows, see single.py.
+    initialised under its own random states, after its PhysX scene was recreated.
     """
 
-    _alone: Alone
-    _stock_single: BaseEnv  # what `_single` lays over the rows
-    _single: SingleEnv | None = None
     _seeds: RowSeeds
     _row_seeds: np.ndarray  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
     _task_class: type[BaseEnv]
-    _draws_by_row: bool  # whether rows may be initialised together, see draws.py
+    _draws_by_row: bool  # whether rows may be initialised together, see seeds.py
     _rows_alike: bool  # whether all rows are built with one seed
     _num_threads: int
     _decimate: bool
@@ -163,7 +158,7 @@ class BatchedTask:
             self.scene.px.recreate_scene(row)
             put_back(self.scene.px.systems[row], self._built_state[row])
         self.scene.px.active = list(rows)
-        if self._alone is Alone.nothing and overrides(self._task_class, "reset"):
+        if overrides(self._task_class, "reset"):
             super().reset(seed=self._row_seeds, options=options)
         else:
             self._reset_rows(index, options)
@@ -175,15 +170,6 @@ class BatchedTask:
         """
         self._set_episode_rng(self._row_seeds, rows)
         self._elapsed_steps[rows] = 0
-        if self._alone is Alone.nothing:
-            self._initialize_together(rows, options)
-        else:
-            self._initialize_alone(rows, options)
-            self._restore(rows, options)
-        for controller in controllers_of(self.agent):
-            controller.reset()
-
-    def _initialize_together(self, rows: Tensor, options: dict) -> None:
         generator = None if self._draws_by_row else torch.default_generator.get_state()  # else it is not touched
         self.scene._reset_mask = self._being_reset.clone()
         self._clear_sim_state()
@@ -196,6 +182,8 @@ class BatchedTask:
             torch.default_generator.set_state(generator)
         self.scene._gpu_apply_all()
         self.scene._gpu_fetch_all()
+        for controller in controllers_of(self.agent):
+            controller.reset()
 
     def _clear_sim_state(self) -> None:
         """Stops everything in the rows that are reset."""
@@ -210,16 +198,6 @@ class BatchedTask:
         (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
         return True
 
-    def _initialize_alone(self, rows: Tensor, options: dict) -> None:
-        not_its = ("env_idx", "reconfigure", "reset_to_env_states")
-        options = {name: value for name, value in options.items() if name not in not_its}
-        for row in rows.tolist():
-            self._single.reset(row, int(self._row_seeds[row]), options)
-            if self._alone is Alone.initialisation:
-                self._single.copy_values(row)
-        self.scene.px._invalidate(rows.tolist())
-        self.scene._gpu_fetch_all()
-
     def _set_main_rng(self, seed: object) -> None:
         """Does nothing: `reset` takes the rows' seeds from `_seeds`."""
 
@@ -233,14 +211,6 @@ class BatchedTask:
         self._episode_rng = self._batched_episode_rng[0]
 
     def _initialize_episode(self, env_idx: Tensor, options: dict) -> None:
-        if self._alone is not Alone.nothing:  # construction
-            if self._alone is Alone.initialisation:  # makes the task's attributes, with N entries
-                super()._initialize_episode(env_idx, options)
-                self.scene._gpu_apply_all()
-                self.scene._gpu_fetch_all()
-            self._single = SingleEnv(self._stock_single, self)
-            self._initialize_alone(env_idx, options)
-            return
         if self._draws_by_row and not options.get("reconfigure"):
             seeds = [int(self._row_seeds[row]) for row in env_idx.tolist()]
             self._episode_rng = RowStates([self._batched_episode_rng[row] for row in env_idx.tolist()])

@@ -1,7 +1,7 @@
-"""What a simulator in its own virtual environment has to define: one module with an `Adapter` and its `Scene`.
+"""The interface of a simulator in its own virtual environment: one module defines an `Adapter` and its `Scene`.
 
-Two processes import that module: the run, which reads the facts and checks the options, and the simulator's process,
-which builds scenes.  So the module imports the simulator's packages where it uses them, and neither torch nor Hydra.
+Two processes import that module: the run, which checks the options, and the simulator's process, which builds scenes.
+So the module imports the simulator's packages inside functions, and neither torch nor Hydra.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_TRAINING_SEED = 1 << 30  # of reset seeds; those of evaluation are smaller
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How an episode begins, as Start(task=3, state=17, seed=9173)."""
+    """How an episode begins, for example Start(task=3, state=17, seed=9173)."""
 
     task: int  # index in Facts.tasks
     state: int | None  # which of the benchmark's initial states; None: drawn from `seed`
@@ -33,7 +33,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the simulator's process reports once its packages are imported; JSON values only."""
+    """What the simulator's process reports after importing its packages; JSON values only."""
 
     tasks: Sequence[tuple[str, str]]  # name and instruction
     action_dim: int
@@ -46,17 +46,17 @@ class Facts:
     categorical: bool = False
     films: bool = True  # whether it can render videos
     ends: bool = False  # whether `state` reports `terminated` and `truncated`
-    warning: str = ""  # what the user should know
+    warning: str = ""  # for the log
 
 
 @dataclass(kw_only=True, slots=True)
 class ForeignOptions:
-    """Options of env.options that every simulator in its own environment has."""
+    """The options in env.options that all of these simulators have."""
 
     adapter: str = ""  # import path of the Adapter
     processes: int = 0  # per worker, each runs a share of its rows; 0: one, on a GPU one per core
-    spare_scenes: int = 2  # per process, kept for episodes of tasks that no row is running
-    timeout_s: int = 600  # how long a process may take to answer; building a scene takes seconds
+    spare_scenes: int = 2  # per process, kept for later episodes of their tasks
+    timeout_s: int = 600  # for an answer of a process; building a scene takes seconds
 
     def __post_init__(self) -> None:
         for name, use in (("processes", 0), ("spare_scenes", 2)):
@@ -65,17 +65,11 @@ class ForeignOptions:
         require(self.timeout_s > 0, "env.options.timeout_s", self.timeout_s, "it is positive", "use 600")
 
 
-class Renderer(Protocol):
-    """Renders the scenes of one task."""
-
-    def close(self) -> None: ...
-
-
 class Scene(Protocol):
     """A simulator of one row and one task; a scene whose simulator has a scripted expert also has `expert()`."""
 
     def begin(self, start: Start) -> None:
-        """Brings it to the initial state of an episode, whatever ran before."""
+        """Brings it to the initial state of an episode, independently of earlier ones."""
         ...
 
     def step(self, action: np.ndarray) -> None:
@@ -83,23 +77,23 @@ class Scene(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Returns success, reward, proprio [P], and what Facts says that it reports: privileged [Q], object [3] (m),
-        terminated and truncated."""
+        """Returns success, reward, proprio [P] and, as announced in Facts: privileged [Q], object [3] (m), terminated,
+        truncated."""
         ...
 
-    def open_renderer(self) -> Renderer:
-        """Returns a renderer for all scenes of this task."""
+    def open_renderer(self) -> Any:
+        """Returns a renderer for all scenes of this task; it has a method `close`."""
         ...
 
     def image(self, renderer: Any, camera: str, size: int) -> np.ndarray:
-        """Returns uint8 [H, W, 3], upright; [size, size, 3] if the simulator can choose."""
+        """Returns uint8 [H, W, 3], upright; [size, size, 3] if the size can be chosen."""
         ...
 
     def close(self) -> None: ...
 
 
 class Adapter:
-    """A simulator; one subclass each, as envs/libero.py and envs/metaworld.py."""
+    """A simulator, such as those in envs/libero.py and envs/metaworld.py."""
 
     key: ClassVar[str]  # .venv-<key>, experiments/setup/<key>.txt, configs/env/<key>.yaml
     name: ClassVar[str]  # in messages
@@ -109,19 +103,18 @@ class Adapter:
     film_camera = ""  # shown in videos; "": the first of env.cameras
 
     def __init__(self, task: str, options: Any) -> None:
-        """Takes env.task and the checked options."""
         self.task, self.options = task, options
 
     # ------------------------------------------------------------------------------------------------- in the run
     def check(self, config: EnvConfig) -> None:
-        """Raises ConfigError if the simulator cannot run this section."""
+        """Raises ConfigError if the simulator does not support this section."""
 
     def only(self) -> int | None:
         """Returns the index of the only task to run; None: all tasks of the suite."""
         return None
 
     def start(self, seed: int, tasks: Sequence[int]) -> Start:
-        """Returns the start that a reset seed stands for; its task is one of `tasks`."""
+        """Returns the start of a reset seed; its task is one of `tasks`."""
         return Start(tasks[seed % len(tasks)], None, seed)
 
     def title(self) -> str:
@@ -129,15 +122,11 @@ class Adapter:
         return self.name
 
     def python(self) -> Path:
-        """Returns the Python that runs the simulator.
-
-        Raises:
-            SimulatorError: it is not installed.
-        """
+        """Returns the Python that runs the simulator, or raises SimulatorError if it is not installed."""
         python = python_of(self.key)
         if not python.exists():
             raise SimulatorError(
-                f"{self.name} runs in a virtual environment of its own, and {folder_of(self.key)} does not exist: "
+                f"{self.name} runs in a separate virtual environment, and {folder_of(self.key)} does not exist: "
                 f"install it with `python -m experiments.setup.foreign {self.key}`, or set "
                 f"{variable_of(self.key)} to its folder"
             )
@@ -158,17 +147,17 @@ class Adapter:
 
 
 def variable_of(key: str) -> str:
-    """Returns the environment variable that overrides the folder of a simulator's virtual environment."""
+    """Returns the name of the environment variable that overrides `folder_of`."""
     return f"RLINF_EMBODIED_{key.upper()}"
 
 
 def python_of(key: str) -> Path:
-    """Returns the Python of a simulator's virtual environment, whether it exists or not."""
+    """Returns the Python of a simulator's virtual environment, which may not exist."""
     return folder_of(key) / "bin" / "python"
 
 
 def folder_of(key: str) -> Path:
-    """Returns the folder of a simulator's virtual environment, whether it exists or not."""
+    """Returns the folder of a simulator's virtual environment, which may not exist."""
     return Path(os.environ.get(variable_of(key)) or REPOSITORY / f".venv-{key}").absolute()
 
 

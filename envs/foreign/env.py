@@ -21,10 +21,10 @@ WORKER = ("-P", "-m", "envs.foreign.worker")
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
-    """Returns `num_envs` rows of the simulator that env.options.adapter names; arguments as envs.maniskill.make_env.
+    """Returns `num_envs` rows of the simulator in env.options.adapter; arguments as envs.maniskill.make_env.
 
     Raises:
-        ConfigError: an unknown option, or something that the simulator cannot do.
+        ConfigError: an unknown option, or something that the simulator does not support.
         SimulatorError: its virtual environment is missing or broken.
     """
     simulator = start_processes(config, adapter_of(config), num_envs, device)
@@ -32,20 +32,16 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 
 
 def read_options(config: EnvConfig) -> ForeignOptions:
-    """Returns the checked options of a section.
-
-    Raises:
-        ConfigError: see `make_env`.
-    """
+    """Returns the checked options of a section."""
     return adapter_of(config).options
 
 
 def adapter_of(config: EnvConfig) -> Adapter:
-    """Returns the simulator that env.options.adapter names."""
+    """Returns the simulator in env.options.adapter."""
     name = config.options.get("adapter")
     if not name:
         raise ConfigError(
-            "env.options.adapter is missing, but it names the simulator: use the import path of an Adapter, as "
+            "env.options.adapter is missing: give the import path of the simulator's Adapter, for example "
             "envs.libero.Libero"
         )
     cls: Any = load_target(str(name))
@@ -55,11 +51,7 @@ def adapter_of(config: EnvConfig) -> Adapter:
 
 
 def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: str) -> ForeignSimulator:
-    """Starts the processes and opens the simulator in each of them.
-
-    Raises:
-        SimulatorError: a process cannot be started, or cannot open the simulator.
-    """
+    """Starts the processes and opens the simulator in each of them, or raises SimulatorError."""
     options = adapter.options
     shares = shares_of(num_rows, options.processes or default_processes(device))
     cls = type(adapter)

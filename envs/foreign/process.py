@@ -1,4 +1,4 @@
-"""The two kinds of links to rows: a process behind a pipe, and rows in this process."""
+"""Links to rows, each asked one question at a time: a process behind a pipe, or rows in this process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from envs.foreign import wire
 from envs.foreign.adapter import REPOSITORY
@@ -22,49 +22,32 @@ _CLOSE_S = 5.0
 _ADVICE = "use fewer rows (env.num_envs, eval.num_envs) or env.options.processes if memory is short"
 
 
-class Link(Protocol):
-    """Rows that are asked one question at a time."""
-
-    def ask(self, question: Message) -> None: ...
-
-    def answer(self) -> Message:
-        """Returns the answer to the last question, or raises what went wrong."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class Local:
-    """Rows in this process, in a thread of a pool if there is one; errors are raised as they are."""
+    """Rows in this process, run by a thread of `pool` if there is one; errors are raised unchanged."""
 
     def __init__(self, rows: Rows, pool: Executor | None = None) -> None:
         self._rows, self._pool = rows, pool
-        self._future: Future[Message] | None = None
+        self._answer: Callable[[], Message] = lambda: Message("")
 
     def ask(self, question: Message) -> None:
-        if self._pool is None:
-            self._answer = self._rows.run(question)
-        else:
-            self._future = self._pool.submit(self._rows.run, question)
+        run = partial(self._rows.run, question)
+        self._answer = run if self._pool is None else self._pool.submit(run).result
 
     def answer(self) -> Message:
-        return self._answer if self._future is None else self._future.result()
+        """Returns the answer to the last question."""
+        return self._answer()
 
     def close(self) -> None:
         self._rows.close()
 
 
 class Process:
-    """A process behind a pipe; every question is answered within `timeout_s` seconds, or raises."""
+    """A process behind a pipe, which answers a question within `timeout_s` seconds, or an error is raised."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
-        """Starts it.
+        """Starts `command`, which reads questions from its standard input and answers on its standard output.
 
-        Args:
-            name: in messages, for example "LIBERO process 1 (rows 4-7)".
-            command: what to run; it reads questions from its standard input and answers on its standard output.
-            environment: its environment variables.
-            timeout_s: how long an answer may take.
+        `name` appears in messages, for example "LIBERO process 1 (rows 4-7)".
         """
         self.name, self._timeout_s = name, timeout_s
         self._asked = "nothing yet"
@@ -75,7 +58,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=self._log,
             env=dict(environment),
-            start_new_session=True,  # Ctrl-C is for the run, which ends it in its own time
+            start_new_session=True,  # Ctrl-C reaches the run only, which ends it
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -86,11 +69,7 @@ class Process:
         return self._process.pid
 
     def ask(self, question: Message) -> None:
-        """Sends a question.
-
-        Raises:
-            SimulatorError: the process died.
-        """
+        """Sends a question, or raises SimulatorError if the process died."""
         self._asked = question.kind
         try:
             wire.send(self._to, question)
@@ -101,7 +80,7 @@ class Process:
         """Returns the answer to the last question.
 
         Raises:
-            SimulatorError: it died, or could not do what it was asked to.
+            SimulatorError: the process died, or reports an error.
             HangError: there was no answer in time.
         """
         try:
@@ -118,7 +97,7 @@ class Process:
         return message
 
     def close(self) -> None:
-        """Ends it: it exits at the end of its input, or is killed."""
+        """Ends the process: it exits at the end of its input, or is killed."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -134,8 +113,7 @@ class Process:
         how = f"with code {code}" if code >= 0 else f"by signal {signal.Signals(-code).name}"
         memory = " (often the system's reaction to too little memory)" if code == -signal.SIGKILL else ""
         return SimulatorError(
-            f"{self.name}, pid {self.pid}, ended {how}{memory} when it was asked for {self._asked!r}: {_ADVICE}. "
-            f"{self._last_output()}"
+            f"{self.name}, pid {self.pid}, ended {how}{memory} during {self._asked!r}: {_ADVICE}. {self._last_output()}"
         )
 
     def _last_output(self) -> str:
@@ -144,7 +122,7 @@ class Process:
 
 
 def environment_of(*folders: Path) -> dict[str, str]:
-    """Returns the environment variables of a simulator's process: this one's, with these folders alone on its path."""
+    """Returns the environment variables of a simulator's process: this one's, with only these folders on its path."""
     kept = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "LP_NUM_THREADS"), "1")
     path = os.pathsep.join(map(str, dict.fromkeys((REPOSITORY, *folders))))

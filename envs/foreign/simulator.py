@@ -1,10 +1,10 @@
-"""N rows of a simulator that is asked by messages.
+"""N rows of a simulator that is controlled by messages.
 
     simulator (this process)  --- questions: reset, step, images --->  process 0: rows 0 .. 3, one after the other
                               <-- state, images --------------------   process 1: rows 4 .. 7
 
-A question goes to all processes before the first answer is awaited, so that they work at the same time.  A process
-that dies, or does not answer in time, ends the run with its name (envs/foreign/process.py).
+A question goes to all processes before the first answer is awaited, so that they work at the same time.  If a process
+dies or does not answer in time, an error with its name ends the run (envs/foreign/process.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from envs.batched.checks import short
 from envs.foreign.adapter import Adapter, Facts
-from envs.foreign.process import Link, Process
+from envs.foreign.process import Local, Process
 from envs.foreign.wire import Message
 from envs.simulator import Measurement, RowTask, Simulator
 from rlinf_embodied.config import EnvConfig
@@ -34,17 +34,14 @@ class ForeignSimulator(Simulator):
     """The rows; each reset may give a row another task of a suite."""
 
     def __init__(
-        self, config: EnvConfig, adapter: Adapter, facts: Facts, shares: Sequence[range], links: Sequence[Link]
+        self,
+        config: EnvConfig,
+        adapter: Adapter,
+        facts: Facts,
+        shares: Sequence[range],
+        links: Sequence[Local | Process],
     ) -> None:
-        """Takes the rows.
-
-        Args:
-            config: the section env.
-            adapter: the simulator.
-            facts: what its processes reported.
-            shares: the rows of each link.
-            links: what answers for these rows.
-        """
+        """Takes the section env, the simulator, what its processes reported, and the rows of each link."""
         self.num_rows = shares[-1].stop
         self._config, self._adapter, self._shares, self._links = config, adapter, shares, links
         self.action_dim, self.backend, self.categorical = facts.action_dim, facts.backend, facts.categorical
@@ -80,11 +77,7 @@ class ForeignSimulator(Simulator):
         self._take(self._ask("step", list(rows), arrays=lambda mine: {"actions": chosen[mine]}))
 
     def measure(self, actions: Tensor) -> Measurement:
-        """Returns the state of all rows.
-
-        Raises:
-            SimulatorError: an observation or reward is NaN or infinite.
-        """
+        """Returns the state of all rows, or raises SimulatorError if an observation or reward is not finite."""
         for name, value in (("observation", self._state["proprio"]), ("reward", self._state["reward"])):
             if not np.isfinite(value).all():
                 rows = np.flatnonzero(~np.isfinite(value.reshape(self.num_rows, -1)).all(1)).tolist()
@@ -100,13 +93,15 @@ class ForeignSimulator(Simulator):
         """Returns the position of the object that each row's task handles, float32 [N, 3], or None."""
         return torch.from_numpy(self._state["object"].copy()) if "object" in self._state else None
 
-    def images(self, rows: Sequence[int]) -> Tensor:
-        """Returns what the policy's cameras see, uint8 [len(rows), K, S, S, 3]."""
-        seen = self._shown(rows, {})
-        return torch.stack([torch.stack([resized(image, self._config.obs_size) for image in row]) for row in seen])
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Returns what the cameras see, each uint8 [len(rows), S, S, 3]."""
+        seen, size = self._shown(rows, {}), self._config.obs_size
+        return {
+            name: torch.stack([resized(row[k], size) for row in seen]) for k, name in enumerate(self._config.cameras)
+        }
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        """Returns an upright image of each of these rows; {} if nothing can be rendered, which is logged once."""
+        """Returns an upright image of each of these rows; logs once if nothing can be rendered, and returns {}."""
         if not self._films:
             return {}
         try:
@@ -119,7 +114,7 @@ class ForeignSimulator(Simulator):
             return {}
 
     def scripted_expert(self) -> Tensor:
-        """Returns what the simulator's scripted policy does next, float32 [N, A]; zeros before a row's first reset."""
+        """Returns the scripted policy's next action, float32 [N, A]; zeros before a row's first reset."""
         actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
         for mine, answer in self._ask("expert", sorted(self._begun)):
             actions[mine] = answer.arrays["actions"]
@@ -148,14 +143,14 @@ class ForeignSimulator(Simulator):
         values: Callable[[list[int]], Mapping[str, object]] = lambda _: {},
         arrays: Callable[[list[int]], Mapping[str, np.ndarray]] = lambda _: {},
     ) -> list[tuple[list[int], Message]]:
-        """Asks the links that have some of these rows, all at once; returns their rows and answers."""
+        """Asks all links that have some of these rows; returns their rows and answers."""
         one = len(self._links) == 1
         shares = [rows] if one else [[row for row in rows if row in own] for own in self._shares]
         asked = [(link, mine) for link, mine in zip(self._links, shares, strict=True) if mine]
         for link, mine in asked:
             link.ask(Message(kind, {"rows": mine, **values(mine)}, arrays(mine)))
         answers, problems = [], []
-        for link, mine in asked:  # to the last one: an answer left unread would be taken for the next
+        for link, mine in asked:  # read all of them: an answer left unread would be taken for the next
             try:
                 answers.append((mine, link.answer()))
             except RlinfError as problem:
@@ -178,18 +173,14 @@ def shares_of(num_rows: int, count: int) -> list[range]:
 
 
 def default_processes(device: str) -> int:
-    """Returns how many processes a worker has: a worker on a CPU has one core, one on a GPU that GPU's share."""
+    """Returns the number of processes of a worker: one core on a CPU; on a GPU, that GPU's share of the cores."""
     if not device.startswith("cuda"):
         return 1
     return max(1, len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count()))
 
 
 def resized(image: np.ndarray, size: int) -> Tensor:
-    """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [size, size, 3]; each pixel is the mean of its area.
-
-    Raises:
-        SimulatorError: it has another number of channels.
-    """
+    """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [size, size, 3]; each pixel is the mean of its area."""
     pixels = torch.from_numpy(np.array(image))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):

@@ -1,17 +1,17 @@
-"""What travels between an env and the processes of a foreign simulator: plain values and arrays over a pipe.
+"""The protocol between an env and the processes of a foreign simulator: plain values and arrays over a pipe.
 
-The two sides have other versions of numpy, whose pickles do not fit each other, so a message is a JSON header and raw
-bytes.  One side asks, the other answers, in turns:
+The two sides have different versions of numpy, whose pickles are incompatible, so a message is a JSON header and raw
+bytes.  Each question has one answer:
 
-    open      what to run                       -> opened: what the simulator tells of it
+    open      adapter, task, options, cameras   -> opened: Facts
     reset     rows, starts (Start as a list)    -> state of these rows
     step      rows; actions [R, A]              -> state of these rows
     images    rows                              -> images [R, K, H, W, 3]
-    film      rows, size                        -> images [R, H, W, 3]
+    images    rows, film (a size)               -> images [R, H, W, 3]
     expert    rows                              -> actions [R, A]
     any of them                                 -> error: text
 
-State is arrays by name, each [R, ...]; envs/foreign/simulator.py lists those that its rows tell.
+State is arrays by name, each [R, ...]: those of `Scene.state`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _SIZES = struct.Struct("<II")  # bytes of the header, bytes of all arrays
-_ONCE = 1 << 20  # bytes that are asked of the pipe at a time
+_ONCE = 1 << 20  # bytes per read
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +50,17 @@ def pack(message: Message) -> bytes:
 
 def unpack(header: bytes, body: bytes) -> Message:
     """Returns the message of a header and the bytes of its arrays."""
-    told = json.loads(header)
+    described = json.loads(header)
     arrays, start = {}, 0
-    for name, kind, shape in told["arrays"]:
+    for name, kind, shape in described["arrays"]:
         count = int(np.prod(shape))
         arrays[name] = np.frombuffer(body, dtype=kind, count=count, offset=start).reshape(shape).copy()
         start += arrays[name].nbytes
-    return Message(told["kind"], told["values"], arrays)
+    return Message(described["kind"], described["values"], arrays)
 
 
 def send(pipe: int, message: Message) -> None:
-    """Writes a message to a file descriptor.
-
-    Raises:
-        BrokenPipeError: nobody reads any more.
-    """
+    """Writes a message to a file descriptor; raises BrokenPipeError if the reader is gone."""
     left = memoryview(pack(message))
     while left:
         left = left[os.write(pipe, left) :]

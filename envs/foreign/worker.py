@@ -1,9 +1,9 @@
 """The simulator's process: rows with a scene each, and the loop that answers questions on standard input.
 
-    python -P -m envs.foreign.worker        what libraries print goes to standard error
+    python -P -m envs.foreign.worker        the output of libraries goes to standard error
 
-A row keeps its scene while its episodes are of one task; a scene without a row waits for another one, since building
-takes a while.  Scenes of a task share one renderer, which holds the task's meshes and textures once.
+A row keeps its scene while its episodes are of one task; a scene without a row is kept for another row, since building
+one takes a while.  Scenes of a task share one renderer, which holds the task's meshes and textures once.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from typing import Any
 import numpy as np
 
 from envs.foreign import wire
-from envs.foreign.adapter import Adapter, Renderer, Scene, Start
+from envs.foreign.adapter import Adapter, Scene, Start
 from envs.foreign.wire import Message
 
 _LAST_LINES = 6
 
 
 class Rows:
-    """Some rows of an env, by their number there."""
+    """Some rows of an env, by their number in it."""
 
     def __init__(self, adapter: Adapter, cameras: list[str], size: int) -> None:
-        """Takes the simulator, the policy's cameras and the size of its images."""
         self.adapter, self._cameras, self._size = adapter, cameras, size
         self._film_camera = adapter.film_camera or next(iter(cameras), "")
         self._scenes: dict[int, tuple[int, Scene]] = {}  # task and scene by row
-        self._spare: list[tuple[int, Scene]] = []  # the one that has waited longest first
-        self._renderers: dict[int, Renderer] = {}
+        self._spare: list[tuple[int, Scene]] = []  # the oldest first
+        self._renderers: dict[int, Any] = {}
 
     def run(self, question: Message) -> Message:
         """Returns the answer."""
@@ -65,7 +64,7 @@ class Rows:
         return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})
 
     def _images(self, rows: Any, question: Message) -> Message:
-        """Renders what the policy sees, or with a `film` size one upright image of each row."""
+        """Renders the policy's images, or with a `film` size one upright image of each row."""
         film: Any = question.values.get("film")
         if film:
             seen = [self._render(row, self._film_camera, film) for row in rows]
@@ -101,7 +100,7 @@ class Rows:
         return held[1]
 
     def _drop(self, number: int) -> None:
-        """Closes the scenes that have waited longest, and renderers that no scene needs any more."""
+        """Closes the oldest spare scenes, and renderers that no scene needs any more."""
         for _ in range(number):
             self._spare.pop(0)[1].close()
         needed = {task for task, _ in (*self._scenes.values(), *self._spare)}
@@ -124,14 +123,14 @@ def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
 
 
 def offscreen_gl() -> str:
-    """Returns what MuJoCo renders with: MUJOCO_GL, or of EGL and OSMesa the one whose library is installed."""
+    """Returns MuJoCo's rendering backend: MUJOCO_GL, or else EGL or OSMesa, whichever is installed."""
     if chosen := os.environ.get("MUJOCO_GL"):
         return chosen
     return "osmesa" if not ctypes.util.find_library("EGL") and ctypes.util.find_library("OSMesa") else "egl"
 
 
 def why_not_imported(what: str, error: Exception) -> str:
-    """Returns why a simulator's packages cannot be imported; MuJoCo does not say that its renderer is missing."""
+    """Returns why a simulator's packages cannot be imported; MuJoCo does not name a missing renderer itself."""
     text = f"{what} cannot be imported: {type(error).__name__}: {error}"
     if "glGetError" in text or "OpenGL" in text:
         chosen = f"MUJOCO_GL={os.environ.get('MUJOCO_GL')} finds no library"
@@ -140,7 +139,7 @@ def why_not_imported(what: str, error: Exception) -> str:
 
 
 def answer(rows: Rows | None, question: Message) -> tuple[Rows | None, Message]:
-    """Returns the rows from now on and the answer, of the kind "error" if something went wrong."""
+    """Returns the (new) rows and the answer, of the kind "error" if something went wrong."""
     try:
         return open_rows(question.values) if rows is None else (rows, rows.run(question))
     except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again

@@ -1,1 +1,1 @@
-"""Any Gymnasium env as rows of this project: env=gymnasium env.id=<id> (docs/gymnasium.md)."""
+"""Any Gymnasium env as rows: env=gymnasium env.id=<id> (docs/gymnasium.md)."""

@@ -18,13 +18,12 @@ from rlinf_embodied.interfaces.options import typed
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
     """Returns `num_envs` rows of a Gymnasium id; arguments as envs.maniskill.make_env, tensors are on the CPU.
 
-    Rows run in this process, stepped one after the other or by several threads, or in processes of
-    env.options.python.
+    Rows run in this process, stepped sequentially or by several threads, or in processes of env.options.python.
 
     Raises:
         ConfigError: an unknown option or camera.
-        SimulatorError: the id cannot be made or used, env.options.python is missing, or its episodes are to be
-            carried over and cannot be replayed.
+        SimulatorError: the id cannot be made or used, env.options.python is missing, or env.carry_over is true and
+            episodes cannot be replayed.
     """
     adapter = Gymnasium(config.task, read_options(config))
     if adapter.options.python:
@@ -33,24 +32,20 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         simulator = _in_this_process(config, adapter, num_envs)
     if config.carry_over and not simulator.history_free:
         raise SimulatorError(
-            f"env.carry_over is true, and a checkpoint replays the episodes that are under way, but nobody promises "
-            f"that seed and actions decide an episode of {config.task}: if they do, set env.options.history_free=true; "
-            "else env.carry_over=false and env.chunks_per_rollout of an episode's length or more"
+            f"env.carry_over is true, so a checkpoint replays the running episodes, but {config.task} is not known to "
+            "have episodes that are functions of seed and actions: if they are, set env.options.history_free=true; "
+            "otherwise env.carry_over=false and env.chunks_per_rollout of an episode's length or more"
         )
     return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
 
 
 def read_options(config: EnvConfig) -> GymnasiumOptions:
-    """Returns the options of a config.
-
-    Raises:
-        ConfigError: an unknown option, a value that cannot be used, or a camera that Gymnasium does not have.
-    """
+    """Returns the options of a config; raises ConfigError for an unknown option, a bad value or an unknown camera."""
     options = typed(config.options, GymnasiumOptions, "env.options")
     if any(camera != CAMERA for camera in config.cameras) or len(config.cameras) > 1:
         raise ConfigError(
-            f"env.cameras is {list(config.cameras)}, but a Gymnasium env has one, what `render` or its observation "
-            f"shows: use env.cameras=[{CAMERA}], or [] for its state alone"
+            f"env.cameras is {list(config.cameras)}, but a Gymnasium env has one, the image of its observation or of "
+            f"`render`: use env.cameras=[{CAMERA}], or [] for its state only"
         )
     return options
 

@@ -14,25 +14,27 @@ import numpy as np
 
 from envs.foreign.adapter import REPOSITORY, Adapter, Facts, ForeignOptions, Start, folder_of
 from envs.foreign.worker import offscreen_gl, why_not_imported
-from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, taken_as_numbers, told_success
+from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, success_in, taken_as_numbers
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
-CAMERA = "rgb_array"  # the one camera that Gymnasium knows: what `render` returns
+CAMERA = "rgb_array"  # the only camera of a Gymnasium env: the image of `render`
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
-MOST_STEPS = 1000  # of an episode for which Gymnasium has no time limit
+DEFAULT_STEPS = 1000  # of an episode without a time limit in Gymnasium
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
 
 
 @dataclass(kw_only=True, slots=True)
 class GymnasiumOptions(ForeignOptions):
-    """The defaults of env.options."""
+    """The options in env.options."""
 
-    threads: int = 1  # that step this worker's rows; a worker has one core, and the plan decides how many workers run
-    history_free: bool | None = None  # whether seed and actions decide an episode; None: of Gymnasium's own envs only
+    threads: int = 1  # that step this worker's rows; the plan decides the number of workers, each with one core
+    history_free: bool | None = (
+        None  # whether an episode is a function of seed and actions; None: true for Gymnasium's own envs
+    )
     success: bool | None = None  # whether `info` has is_success or success; None: decided by the first step
-    python: str = ""  # of a virtual environment that has the env's versions, relative to the repository
+    python: str = ""  # Python of the env's virtual environment, relative to the repository
     make: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
 
     def __post_init__(self) -> None:
@@ -57,11 +59,7 @@ class Gymnasium(Adapter):
         return self.task
 
     def python(self) -> Path:
-        """Returns env.options.python; a relative path begins at the repository.
-
-        Raises:
-            SimulatorError: it does not exist.
-        """
+        """Returns env.options.python, or raises SimulatorError if it does not exist."""
         path = self.options.python
         python = REPOSITORY / Path(path).expanduser()
         key = python.parent.parent.name.removeprefix(".venv-")
@@ -70,24 +68,20 @@ class Gymnasium(Adapter):
         if python.exists():
             return python
         known = (REPOSITORY / "experiments" / "setup" / f"{key}.txt").exists()
-        own = "`python -m venv`, with gymnasium and the env's package"
+        command = f"`python -m experiments.setup.foreign {key}`" if known else "`python -m venv`, with gymnasium and"
         raise SimulatorError(
-            f"env.options.python is {path!r}, the Python that is to run the env, but {python} does not exist: install "
-            f"it with {f'`python -m experiments.setup.foreign {key}`' if known else own}"
+            f"env.options.python is {path!r}, the Python that runs the env, but {python} does not exist: install it "
+            f"with {command if known else command + ' the package of the env'}"
         )
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
-        """Makes the first row, resets it, and steps it to see what `info` reports.
-
-        Raises:
-            SimulatorError: the id is unknown, its packages are missing, or its spaces cannot be used.
-        """
+        """Makes the first row, and steps it once to learn whether `info` reports success."""
         self._size = size if cameras else FILM_SIZE
         first = self._made = Row(self.task, self.options.make, self._size)
         first.require_images(cameras)
         box, own = taken_as_numbers(first.env.observation_space), self.options
-        success = first.tells_success() if own.success is None else own.success
-        self._minds_success = own.success is None and not success
+        success = first.reports_success() if own.success is None else own.success
+        self._refuses_success = own.success is None and not success
         return Facts(
             tasks=[("", self.task)],
             action_dim=first.action.dim,
@@ -100,13 +94,13 @@ class Gymnasium(Adapter):
             ends=True,
             warning=""
             if box is None
-            else f"{self.task} shows a Box of {box.dtype} {list(box.shape)}, which is taken as a state of so many "
-            "numbers: give it the dtype uint8 and values from 0 to 255 if it is an image",
+            else f"{self.task} observes a Box of {box.dtype} {list(box.shape)}, which is used as a state vector: give "
+            "it the dtype uint8 and values from 0 to 255 if it is an image",
         )
 
     def scene(self, task: int) -> Row:
         row, self._made = self._made or Row(self.task, self.options.make, self._size), None
-        row.minds_success = self._minds_success
+        row.refuses_success = self._refuses_success
         return row
 
 
@@ -114,12 +108,7 @@ class Row:
     """A Gymnasium env without a time limit, after a reset."""
 
     def __init__(self, task: str, make: Mapping[str, Any], size: int) -> None:
-        """Makes it.
-
-        Args:
-            task: Gymnasium's id.
-            make: arguments of gymnasium.make.
-            size: of MuJoCo's images, pixels.
+        """Makes the env of Gymnasium's id `task` with arguments `make`; `size` is that of MuJoCo's images.
 
         Raises:
             SimulatorError: the id is unknown, its packages are missing, or its spaces cannot be used.
@@ -130,15 +119,10 @@ class Row:
         self.code = ObservationCode.of(self.env.observation_space, task)
         self.draws = CAMERA in self.env.metadata.get("render_modes", ())
         self.history_free = is_history_free(self.env)
-        self.minds_success = False  # whether it is a fault that `info` tells success, since nobody counts it
+        self.refuses_success = False  # whether success in `info` is an error, as nothing would count it
         self.reset(PROBE_SEED)
 
     def reset(self, seed: int) -> None:
-        """Starts an episode.
-
-        Raises:
-            SimulatorError: the env does not return what Gymnasium's do.
-        """
         observation, info = self._parts("reset", self.env.reset(seed=seed), ("observation", "info"))
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = 0.0, False, False
@@ -147,13 +131,9 @@ class Row:
         self.reset(start.seed)
 
     def step(self, action: np.ndarray) -> None:
-        """Runs one step; action [A] in [-1, 1].
-
-        Raises:
-            SimulatorError: the env does not return what Gymnasium's do.
-        """
-        found = self._parts("step", self.env.step(self.action.decode(action)), _STEP)
-        observation, reward, terminated, truncated, info = found
+        """Runs one step; action [A] in [-1, 1]."""
+        returned = self._parts("step", self.env.step(self.action.decode(action)), _STEP)
+        observation, reward, terminated, truncated, info = returned
         self._keep(observation, info)
         self.reward, self.terminated, self.truncated = float(reward), bool(terminated), bool(truncated)
 
@@ -167,84 +147,71 @@ class Row:
             "truncated": self.truncated,
         }
 
-    def tells_success(self) -> bool:
-        """Whether `info` of a first step has an entry for success; the row is reset again."""
+    def reports_success(self) -> bool:
+        """Returns whether `info` of a first step has an entry for success; the row is reset again."""
         *_, info = self._parts("step", self.env.step(self.action.decode(np.zeros(self.action.dim))), _STEP)
         self.reset(PROBE_SEED)
-        return told_success(info) is not None
+        return success_in(info) is not None
 
     def open_renderer(self) -> Row:
         return self
 
     def image(self, renderer: Row, camera: str, size: int) -> np.ndarray:
-        """Returns the observation's image, or if it has none (and for films) what the env draws."""
+        """Returns the observation's image, or if it has none, and for videos, that of `render`."""
         return self.code.image(self._seen) if camera == CAMERA and self.code.is_image else self.rendered()
 
     def close(self) -> None:
         self.env.close()
 
     def rendered(self) -> np.ndarray:
-        """Returns what the env draws.
-
-        Raises:
-            SimulatorError: its packages or a GL context are missing.
-        """
+        """Returns the image of `render`, or raises SimulatorError if packages or a GL context are missing."""
         try:
             return np.asarray(self.env.render())
         except Exception as error:
             raise SimulatorError(
-                f"env.task is {self._task!r}, whose render() raised {type(error).__name__}: {error}. Install "
-                "what it draws with (MuJoCo: apt-get install libegl1), "
-                "or set env.cameras=[] and eval.record_video=false"
+                f"env.task is {self._task!r}, whose render() raised {type(error).__name__}: {error}. Install its "
+                "renderer (MuJoCo: apt-get install libegl1), or set env.cameras=[] and eval.record_video=false"
             ) from error
 
     def require_images(self, cameras: Sequence[str]) -> None:
-        """Checks that a policy that sees these cameras sees something, and all that there is.
-
-        Raises:
-            SimulatorError: it does not.
-        """
+        """Raises SimulatorError if these cameras leave a policy without observation, or do not exist."""
         if self.code.is_image and not self.code.dim and not cameras:
             raise SimulatorError(
-                f"env.task is {self._task!r}, which shows nothing but an image: set env.cameras=[{CAMERA}]"
+                f"env.task is {self._task!r}, which observes only an image: set env.cameras=[{CAMERA}]"
             )
         if cameras and not self.code.is_image and not self.draws:
             raise SimulatorError(
-                f"env.cameras is [{CAMERA}], but {self._task} shows no image and has no render mode {CAMERA}: set "
-                "env.cameras=[], or give it that render mode"
+                f"env.cameras is [{CAMERA}], but {self._task} has neither an image in its observation nor the render "
+                f"mode {CAMERA}: set env.cameras=[], or give it that render mode"
             )
 
-    def _parts(self, method: str, found: Any, names: Sequence[str]) -> Sequence[Any]:
-        if isinstance(found, tuple) and len(found) == len(names):
-            return found
-        number = len(found) if isinstance(found, tuple) else 1
+    def _parts(self, method: str, returned: Any, names: Sequence[str]) -> Sequence[Any]:
+        if isinstance(returned, tuple) and len(returned) == len(names):
+            return returned
+        number = len(returned) if isinstance(returned, tuple) else 1
         raise SimulatorError(
             f"env.task is {self._task!r}, whose {method}() returned {number} value{'' if number == 1 else 's'}, but "
-            f"Gymnasium's returns {len(names)}: {', '.join(names)}. Mend it there"
+            f"Gymnasium's returns {len(names)}: {', '.join(names)}. Correct the env"
         )
 
     def _keep(self, observation: object, info: dict[str, Any]) -> None:
         if self.code.is_image and (kind := np.asarray(self.code.image(observation)).dtype) != np.uint8:
             raise SimulatorError(
-                f"env.task is {self._task!r}, whose observation space says that its image is uint8, from 0 to 255, but "
-                f"the env shows {kind}: return what the space says"
+                f"env.task is {self._task!r}, whose observation space declares a uint8 image, but the env "
+                f"returns {kind}: return what the space declares"
             )
-        if self.minds_success and told_success(info) is not None:
+        if self.refuses_success and success_in(info) is not None:
             raise SimulatorError(
-                f"env.task is {self._task!r}, whose info tells success now, but did not after a first step: set "
-                "env.options.success=true to have it counted, or false to go by the return"
+                f"env.task is {self._task!r}, whose info reports success now, but did not after a first step: set "
+                "env.options.success=true to count it, or false to use the return"
             )
         self._seen = observation
         self._proprio = self.code.state(observation).astype(np.float32)
-        self.success = bool(told_success(info))
+        self.success = bool(success_in(info))
 
 
 def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
-    """Returns one Gymnasium env without a time limit, which draws what `render` is asked for.
-
-    Raises:
-        SimulatorError: there is no such id, or the package that it needs is missing.
-    """
+    """Returns one Gymnasium env without a time limit; raises SimulatorError if its id or a package is unknown."""
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", offscreen_gl())  # MuJoCo reads it when it is imported
     try:
@@ -253,7 +220,7 @@ def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
             given = {"width": size, "height": size} | given
         made = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
         draws = CAMERA in getattr(made, "metadata", {}).get("render_modes", ())
-        mode = {"render_mode": CAMERA} if draws else {}  # an env that draws nothing need not take the argument
+        mode = {"render_mode": CAMERA} if draws else {}  # an env without that mode need not take the argument
         return gymnasium.make(task, max_episode_steps=-1, disable_env_checker=True, **mode, **given)
     except AttributeError as error:
         if "glGetError" not in str(error):
@@ -263,23 +230,23 @@ def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
         raise SimulatorError(
             f"env.task is {task!r}, which gymnasium.make refuses ({type(error).__name__}: {error}): check the "
             "id, install its package, and name the module that registers it before the id, as in my_envs:MyEnv-v0; "
-            "the folder of a module of your own has to be on PYTHONPATH"
+            "the module's folder has to be on PYTHONPATH"
         ) from error
 
 
 def time_limit(task: str) -> int:
-    """Returns how many steps Gymnasium lets an episode of an id have, or 1000."""
+    """Returns Gymnasium's time limit for an id, in steps, or 1000."""
     try:
         module, _, name = task.rpartition(":")
         if module:
             importlib.import_module(module)
-        return gymnasium.spec(name).max_episode_steps or MOST_STEPS
-    except (gymnasium.error.Error, ImportError):  # named when the env is made
-        return MOST_STEPS
+        return gymnasium.spec(name).max_episode_steps or DEFAULT_STEPS
+    except (gymnasium.error.Error, ImportError):  # reported when the env is made
+        return DEFAULT_STEPS
 
 
 def _entry_point(task: str) -> object:
-    """Returns what makes an id; the module before its colon is imported first, which registers it."""
+    """Returns the entry point of an id; the module before its colon is imported first, which registers it."""
     module, _, name = task.rpartition(":")
     if module:
         importlib.import_module(module)

@@ -10,12 +10,12 @@ from gymnasium import Env, spaces
 
 from rlinf_embodied.errors import SimulatorError
 
-_LEAST_IMAGE = 8  # pixels of an edge
+_MIN_IMAGE = 8  # pixels of an edge
 
 
 @dataclass(frozen=True, slots=True)
 class ActionCode:
-    """How a vector in [-1, 1] becomes an action."""
+    """Maps a vector in [-1, 1] to an action."""
 
     dim: int  # A
     categorical: bool  # the action is the number of the largest entry, plus `start`
@@ -23,21 +23,17 @@ class ActionCode:
     shape: tuple[int, ...] = ()
     dtype: np.typing.DTypeLike = np.float32
     centre: np.ndarray | float = 0.0  # of the bounds, [A]
-    half: np.ndarray | float = 1.0  # of their distance, [A]
+    half: np.ndarray | float = 1.0  # half their distance, [A]
 
     @classmethod
     def of(cls, space: spaces.Space, task: str) -> ActionCode:
-        """Returns the code of an action space.
-
-        Raises:
-            SimulatorError: the space is neither a bounded Box nor Discrete.
-        """
+        """Returns the code of an action space, or raises SimulatorError unless it is a bounded Box or Discrete."""
         if isinstance(space, spaces.Discrete):
             return cls(int(space.n), True, int(space.start))
         if not isinstance(space, spaces.Box):
             raise SimulatorError(
-                f"env.task is {task!r}, whose actions are {space}, but actions here are Box or Discrete: put a "
-                "wrapper around it that makes them one of these, and register that"
+                f"env.task is {task!r}, whose actions are {space}, but they must be Box or Discrete: put a wrapper "
+                "around it that makes them one of these, and register that"
             )
         if not space.is_bounded():
             raise SimulatorError(
@@ -48,7 +44,7 @@ class ActionCode:
         return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2)
 
     def decode(self, action: np.ndarray) -> np.ndarray | int:
-        """Returns the env's action for a vector [A]; what lies outside of [-1, 1] is clipped."""
+        """Returns the env's action for a vector [A]; values are clipped to [-1, 1]."""
         if self.categorical:
             return self.start + int(action.argmax())
         scaled = self.centre + self.half * action.clip(-1.0, 1.0)
@@ -57,10 +53,10 @@ class ActionCode:
 
 @dataclass(frozen=True, slots=True)
 class ObservationCode:
-    """How an observation becomes a state [P] and an image; one that is an image has no state."""
+    """Splits an observation into a state [P] and an image; an observation that is an image has no state."""
 
-    rest: spaces.Space | None  # what the state is made of
-    path: tuple[str, ...] | None  # keys of nested Dicts that lead to the image; None: it shows none
+    rest: spaces.Space | None  # the spaces of the state
+    path: tuple[str, ...] | None  # keys of nested Dicts that lead to the image; None: no image
     dim: int  # P
 
     @classmethod
@@ -68,13 +64,13 @@ class ObservationCode:
         """Returns the code of an observation space.
 
         Raises:
-            SimulatorError: the space cannot be flattened to numbers, or shows several images.
+            SimulatorError: the space cannot be flattened to numbers, or has several images.
         """
         paths = _images_in(space)
         if len(paths) > 1:
             names = ", ".join("/".join(path) for path in paths)
             raise SimulatorError(
-                f"env.task is {task!r}, whose observations show several images ({names}), but a Gymnasium env has one "
+                f"env.task is {task!r}, whose observations have several images ({names}), but a Gymnasium env has one "
                 "camera: put a wrapper around it that keeps one of them, and register that"
             )
         path = paths[0] if paths else None
@@ -90,11 +86,11 @@ class ObservationCode:
 
     @property
     def is_image(self) -> bool:
-        """Whether observations show an image."""
+        """Whether observations have an image."""
         return self.path is not None
 
     def state(self, observation: Any) -> np.ndarray:
-        """Returns the state [P]; of an image alone nothing."""
+        """Returns the state [P], empty for an observation that is an image."""
         if self.rest is None:
             return np.empty(0)
         if isinstance(self.rest, spaces.Box):
@@ -109,12 +105,12 @@ class ObservationCode:
 
 
 def taken_as_numbers(space: spaces.Space) -> spaces.Box | None:
-    """Returns a Box that has the shape of an image and is none, as its dtype is not uint8; None: there is none."""
+    """Returns a Box that has the shape of an image but not its dtype uint8, None without one."""
     if isinstance(space, spaces.Dict):
-        return next((found for part in space.values() if (found := taken_as_numbers(part)) is not None), None)
+        return next((box for part in space.values() if (box := taken_as_numbers(part)) is not None), None)
     shape = space.shape if isinstance(space, spaces.Box) and space.dtype != np.uint8 else ()
-    shown = len(shape) == 3 and min(shape[:2]) >= _LEAST_IMAGE and shape[2] in (1, 3)
-    return space if shown and isinstance(space, spaces.Box) else None
+    like_image = len(shape) == 3 and min(shape[:2]) >= _MIN_IMAGE and shape[2] in (1, 3)
+    return space if like_image and isinstance(space, spaces.Box) else None
 
 
 def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:
@@ -127,7 +123,7 @@ def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:
 
 
 def _without(space: spaces.Space, path: tuple[str, ...]) -> spaces.Space | None:
-    """Returns what is left of nested Dicts without the part at `path`; None: nothing."""
+    """Returns nested Dicts without the part at `path`, None if nothing is left."""
     if not path:
         return None
     assert isinstance(space, spaces.Dict)
@@ -137,14 +133,14 @@ def _without(space: spaces.Space, path: tuple[str, ...]) -> spaces.Space | None:
 
 
 def _kept(space: spaces.Space, observation: Any) -> Any:
-    """Returns what a space that `_without` made keeps of an observation."""
+    """Returns the part of an observation that is in a space made by `_without`."""
     if not isinstance(space, spaces.Dict):
         return observation
     return {key: _kept(part, observation[key]) for key, part in space.spaces.items()}
 
 
-def told_success(info: dict[str, object]) -> bool | None:
-    """Returns whether the task is solved, as Gymnasium-Robotics, Stable-Baselines3 and MetaWorld tell it, or None."""
+def success_in(info: dict[str, object]) -> bool | None:
+    """Returns the success in `info` under the names that Gymnasium-Robotics and MetaWorld use, None without one."""
     for name in ("is_success", "success"):
         if name in info:
             return bool(info[name])
@@ -152,6 +148,6 @@ def told_success(info: dict[str, object]) -> bool | None:
 
 
 def is_history_free(env: Env) -> bool:
-    """Whether Gymnasium's own code promises that seed and actions decide an episode: its resets restore everything."""
+    """Returns whether this is one of Gymnasium's own envs whose resets restore everything."""
     ours = ("gymnasium.envs.mujoco.", "gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
     return type(env.unwrapped).__module__.startswith(ours)

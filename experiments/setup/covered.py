@@ -28,18 +28,17 @@ class Options:
 
 
 def covered(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how each combination has to run, by task, robot and control mode."""
+    """Returns what differs from stock envs, "" for nothing, by task, robot and control mode."""
     installed = found.get("machine", found)["versions"]
     table: dict = {}
     for name, task in found["tasks"].items():
         for robot, mode, result in results_of(task):
             if result["verdict"] not in ("equal", "fallback"):
                 continue
-            entry = {"alone": result["alone"], "reason": result["reason"] or None}
             robots = [robot, "default"] if robot == task.get("default_robot") else [robot]
             modes = [mode, "default"] if result.get("default") else [mode]
             for robot_key in robots:
-                table.setdefault(name, {}).setdefault(robot_key, {}).update(dict.fromkeys(modes, entry))
+                table.setdefault(name, {}).setdefault(robot_key, {}).update(dict.fromkeys(modes, result["reason"]))
     return {"versions": {name: installed[name] for name in ("mani_skill", "sapien")}, "tasks": table}
 
 

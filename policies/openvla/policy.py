@@ -1,8 +1,8 @@
 """OpenVLA and OpenVLA-OFT behind the `Policy` protocol.
 
-images [B, K, S', S', 3] --image processor--> [B, K, S, S, 3] --normalise--> pixel values --network--> hidden [B, N, D]
-instruction --prompt, fixed width--> ids [B, L]                                                            |
-                                                                      tokens of actions <--action columns--+--> values
+images of K cameras --image processor--> [B, K, S, S, 3] --normalise--> pixel values --network--> hidden [B, N, D]
+instruction --prompt, fixed width--> ids [B, L]                                                       |
+                                                                 tokens of actions <--action columns--+--> values
 tokens --bins--> [-1, 1] --range of the data set--> the robot's action --gripper, clip--> [-1, 1] of the env
 
 A critic on privileged state is a head of its own; one on observations reads the hidden state that predicts the first
@@ -149,11 +149,11 @@ class OpenVLAPolicy(ImitationPolicy):
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
         """Returns what the network reads, in the size in which it reads it."""
-        assert observation.images is not None, "a vision policy was handed an observation without images"
+        assert observation.images, "a vision policy was handed an observation without images"
         device = observation.proprio.device
         prompts = [self._prompt(text) for text in observation.instruction]
         features = {
-            "images": self._squared(observation.images),
+            "images": torch.stack([self._squared(images) for images in observation.images.values()], 1),
             "ids": torch.cat([rows.ids for rows in prompts]).to(device),
             "present": torch.cat([rows.present for rows in prompts]).to(device),
         }
@@ -168,13 +168,12 @@ class OpenVLAPolicy(ImitationPolicy):
         return self._prompts[instruction]
 
     def _squared(self, images: Tensor) -> Tensor:
-        """Returns images [B, K, S', S', 3] as [B, K, S, S, 3], as the folder's image processor does it."""
+        """Returns a camera's images [B, H, W, 3] as [B, S, S, 3], as the folder's image processor does it."""
         size = self._processor.image_size
-        if images.shape[2:4] == (size, size):
+        if images.shape[1:3] == (size, size):
             return images
-        flat = images.flatten(0, 1).cpu().numpy()
-        squared = np.stack([self._processor.squared(image) for image in flat])
-        return torch.from_numpy(squared).view(*images.shape[:2], size, size, 3).to(images.device)
+        squared = np.stack([self._processor.squared(image) for image in images.cpu().numpy()])
+        return torch.from_numpy(squared).to(images.device)
 
     def _inputs(self, features: Features) -> tuple[TokenRows, Tensor, Tensor | None]:
         rows = TokenRows(features["ids"], features["present"])

@@ -68,7 +68,7 @@ def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | Non
         return Described(config, env)
     content = read_json(folder / FILE, WHOLE)
     try:
-        known = EnvSpec(**{**content["env"], "cameras": tuple(content["env"]["cameras"])})
+        known = EnvSpec.of(content["env"])
         saved = PolicyConfig(**{**content["policy"], "critic": Critic(content["policy"]["critic"])})
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{folder / FILE} says no policy and env ({error!r}): {WHOLE}") from error

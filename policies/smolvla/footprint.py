@@ -51,10 +51,10 @@ class SmolVLAFootprint:
         self._flow.act(velocity, rows, self._device, noise, _LEVEL)
 
     def _prefix(self, rows: int, frozen: bool) -> Prefix:
-        shape = (rows, self._published.num_cameras, _PIXELS, _PIXELS, 3)
         words = torch.ones(rows, self._prompt_tokens, dtype=torch.int64, device=self._device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
-            vision = self._network.see(torch.zeros(shape, dtype=torch.uint8, device=self._device))
+            image = torch.zeros(rows, _PIXELS, _PIXELS, 3, dtype=torch.uint8, device=self._device)
+            vision = self._network.see([image] * self._published.num_cameras)
             context = self._network.context(vision, words)
         state = torch.zeros(rows, self._published.options.max_state_dim, device=self._device)
         return self._network.prefix(context, state)

@@ -13,7 +13,7 @@ expert runs once per step of a chain.  Published times run from data (0) to nois
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -131,17 +131,15 @@ class SmolVLANet(nn.Module):
     def _eyes(self) -> tuple[Any, SmolVLMConnector]:  # torch does not type the modules of a module
         return self.vlm_with_expert.vlm.model.vision_model, self.vlm_with_expert.vlm.model.connector
 
-    def see(self, images: Tensor) -> Tensor:
-        """Returns the tokens [B, K * T, d] of images, uint8 [B, K, S, S, 3]."""
+    def see(self, images: Sequence[Tensor]) -> Tensor:
+        """Returns the tokens [B, K * T, d] of the images of each camera, uint8 [B, H, W, 3]."""
         vision, connector = self._eyes
         weight, side = vision.embeddings.position_embedding.weight, vision.embeddings.image_size
-        pixels = images.flatten(0, 1).permute(0, 3, 1, 2).to(weight.dtype) / 127.5 - 1.0
-        if pixels.shape[-1] != side:
-            pixels = F.interpolate(pixels, size=(side, side), mode="bilinear", align_corners=False)
+        pixels = torch.stack([_scaled(shown, side, weight.dtype) for shown in images], 1).flatten(0, 1)
         hidden = vision.embeddings.patch_embedding(pixels).flatten(2).transpose(1, 2) + weight
         for layer in vision.encoder.layers:
             hidden = layer(hidden, None)
-        return connector(vision.post_layernorm(hidden)).unflatten(0, images.shape[:2]).flatten(1, 2)
+        return connector(vision.post_layernorm(hidden)).unflatten(0, (-1, len(images))).flatten(1, 2)
 
     def context(self, vision: Tensor, words: Tensor) -> Prefix:
         """Returns what the language model makes of images' tokens [B, K * T, d] and of words' numbers int64 [B, L]."""
@@ -208,6 +206,14 @@ class SmolVLANet(nn.Module):
         self.requires_grad_(False)
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def _scaled(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
+    """Returns a camera's images, uint8 [B, H, W, 3], as [B, 3, side, side] in [-1, 1]."""
+    pixels = images.permute(0, 3, 1, 2).to(dtype) / 127.5 - 1.0
+    if pixels.shape[-2:] == (side, side):
+        return pixels
+    return F.interpolate(pixels, size=(side, side), mode="bilinear", align_corners=False)
 
 
 def _text_config(options: SmolVLAOptions) -> LlamaConfig:

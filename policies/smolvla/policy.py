@@ -18,6 +18,7 @@ from policies.flow import Flow
 from policies.smolvla.network import Prefix, SmolVLANet
 from policies.smolvla.shape import SmolVLAOptions
 from policies.tokenizer import WordTokenizer
+from policies.vision import image_features, of_cameras
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
@@ -46,7 +47,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and either "vision" [B, K * T, d] (policy.freeze_stem) or the
-    raw "images" [B, K, S, S, 3].
+    raw "images.<name>" of each camera.
     """
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -75,19 +76,21 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
     @torch.no_grad()
     def encode_frozen(self, observation: Observation) -> Features:
         """Returns features that hold the images' tokens; the eyes get no gradient through them."""
-        features = self.encode_trainable(observation)
-        return {"vision": self.module.model.see(features.pop("images")), **features}
+        vision = self.module.model.see(of_cameras(image_features(observation)))
+        return {"vision": vision} | self._without_images(observation)
 
     def encode_trainable(self, observation: Observation) -> Features:
         """Returns features that hold the images, so that the eyes run, and learn, with the rest."""
-        assert observation.images is not None, "a vision policy was handed an observation without images"
+        return image_features(observation) | self._without_images(observation)
+
+    def _without_images(self, observation: Observation) -> Features:
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
-        return {"images": observation.images, "proprio": observation.proprio, "tokens": tokens}
+        return {"proprio": observation.proprio, "tokens": tokens}
 
     def _prefix(self, features: Features) -> Prefix:
         model = self.module.model
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._learns):
-            vision = features["vision"] if "vision" in features else model.see(features["images"])
+            vision = features["vision"] if "vision" in features else model.see(of_cameras(features))
             context = model.context(vision, features["tokens"])
         return model.prefix(context, self.module.proprio_scale(features["proprio"]))
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.config import CriticsConfig
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
@@ -108,7 +108,7 @@ class CriticsAlgorithm(Algorithm):
         return {name: Fitted(dict.fromkeys(learner.statistics, 0.0)) for name, learner in self.learners.items()}
 
     def _encode(self, states: Tensor) -> Features:
-        return self._policy.encode(Observation(states, ("",) * len(states)))
+        return self._policy.encode(Observation({PROPRIO: states}, ("",) * len(states)))
 
     @torch.no_grad()
     def _move_targets(self) -> None:

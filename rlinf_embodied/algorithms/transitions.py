@@ -1,12 +1,12 @@
 """Transitions as named columns: what the env stage gives, the replay buffer keeps and an algorithm reads.
 
-    state           float32 [M, P]            proprioception that the policy saw
+    state           float32 [M, P]            state vectors that the policy saw, side by side
     action          float32 [M, A]            what was done, in [-1, 1]
     reward          float32 [M]               of the step
-    next_state      float32 [M, P]            proprioception after the step, before any reset
+    next_state      float32 [M, P]            the same after the step, before any reset
     terminated      float32 [M]               1 where the task ended the episode; 0 where it continues, or time was up
     expert_action   float32 [M, A]            what the scripted expert would have done
-    images          uint8 [M, K, S, S, 3]     what K cameras showed (of envs with cameras)
+    images.<camera> uint8 [M, H, W, 3]        what a camera showed
     instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
 
 M transitions of a block are in the order of steps, then rows.  An algorithm names the columns that it needs, and gets
@@ -21,15 +21,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner, Step
 
 Columns = dict[str, Tensor]  # all of the same length M
 
 STATE, ACTION, REWARD, NEXT_STATE, TERMINATED = "state", "action", "reward", "next_state", "terminated"
-EXPERT_ACTION, IMAGES, INSTRUCTION = "expert_action", "images", "instruction"
-SEEN = (IMAGES, INSTRUCTION)  # what a policy that sees needs in addition
+EXPERT_ACTION, IMAGES, INSTRUCTION = "expert_action", "images.", "instruction"
 _TEXT = 256  # bytes
 
 
@@ -44,13 +43,20 @@ def text_column(texts: Sequence[str]) -> Tensor:
     return torch.tensor([row + [0] * (_TEXT - len(row)) for row in rows], dtype=torch.uint8)
 
 
+def seen_columns(cameras: Sequence[str]) -> tuple[str, ...]:
+    """Returns the columns that a policy with these cameras needs in addition to the state."""
+    return (*(IMAGES + camera for camera in cameras), INSTRUCTION) if cameras else ()
+
+
 def observation_of(columns: Columns) -> Observation:
-    """Returns what the policy saw, from the columns of a batch."""
+    """Returns what the policy saw, from the columns of a batch; all state vectors are one."""
     states = columns[STATE]
-    if INSTRUCTION not in columns:
-        return Observation(states, ("",) * len(states))
-    texts = tuple(bytes(row).rstrip(b"\0").decode(errors="ignore") for row in columns[INSTRUCTION].cpu().tolist())
-    return Observation(states, texts, columns[IMAGES])
+    texts: tuple[str, ...] = ("",) * len(states)
+    if INSTRUCTION in columns:
+        rows = columns[INSTRUCTION].cpu().tolist()
+        texts = tuple(bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows)
+    images = {name.removeprefix(IMAGES): column for name, column in columns.items() if name.startswith(IMAGES)}
+    return Observation({PROPRIO: states}, texts, images)
 
 
 def each_update(data: Mapping[int, Columns]) -> Iterator[dict[int, Columns]]:

@@ -57,6 +57,7 @@ class EnvConfig:
     control_mode: str = "pd_ee_delta_pose"
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
+    states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
     camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
     camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
     camera_target: list[float] | None = None  # what it looks at, metres

@@ -8,7 +8,7 @@ A minibatch is one slice of every block, as in RL, so that the weights are the s
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -132,8 +132,7 @@ class Cloning:
         jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
         if self._whole:
             observation = data.observation.rows(index.tolist()).to(self._device)
-            observation = replace(observation, proprio=observation.proprio + jitter)
-            features = self._policy.encode_trainable(observation)
+            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
         else:
             features = {name: value[index] for name, value in self._features[block].items()}
             features |= {"proprio": features["proprio"] + jitter} if "proprio" in features else {}

@@ -212,9 +212,9 @@ class EnvStage:
             return {}
         assert observation is not None
         columns = {STATE: observation.proprio}
-        if IMAGES in wanted:
-            assert observation.images is not None
-            columns |= {IMAGES: observation.images, INSTRUCTION: text_column(observation.instruction)}
+        columns |= {IMAGES + name: images for name, images in observation.images.items()}
+        if INSTRUCTION in wanted:
+            columns[INSTRUCTION] = text_column(observation.instruction)
         if EXPERT_ACTION in wanted:
             columns[EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
         return columns
@@ -252,8 +252,8 @@ class EnvStage:
         """Forgets what nobody downstream reads: images stay with the policy that saw them."""
         final = result.final_observation
         if final is not None and not self._config.keep_images:
-            final = _without_images(final)
-        return replace(result, final_observation=final, observation=_without_images(result.observation))
+            final = final.without_images()
+        return replace(result, final_observation=final, observation=result.observation.without_images())
 
     def _by_block(self, shard: Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
@@ -302,7 +302,7 @@ class EnvStage:
             truncated=stack("truncated"),
             valid=stack("valid"),
             privileged=None if results[0].privileged is None else stack("privileged"),
-            last=last if self._config.keep_images else _without_images(last),
+            last=last if self._config.keep_images else last.without_images(),
             final_index=torch.tensor(final_index, dtype=torch.long).reshape(-1, 2),
             final=Observation.concatenate(finals) if finals else None,
             success=success,
@@ -366,7 +366,3 @@ class EnvStage:
         """Brings every row to where it was."""
         if state := {block: episodes for part in parts for block, episodes in part.items()}:
             self.import_state(step_context, state)
-
-
-def _without_images(observation: Observation) -> Observation:
-    return replace(observation, images=None)

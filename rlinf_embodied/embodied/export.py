@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import EnvConfig, ExportConfig
+from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
@@ -79,9 +79,8 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     out = Path(config.out)
     require_exportable(config, out)
     rendered = not is_recording(out) or _sees(config)
-    env = make_env(
-        for_demonstrations(replace(config.env, chunk=1, cameras=config.env.cameras if rendered else [])), ROWS, "cpu"
-    )
+    cameras = config.env.cameras if rendered else []
+    env = make_env(replace(for_demonstrations(config.env), chunk=1, cameras=cameras), ROWS, "cpu")
     taken: list[_Taken] = []
     try:
         for first in range(0, config.num_episodes, ROWS):
@@ -151,16 +150,16 @@ def _acting(config: ExportConfig, env: VectorEnv, numbers: range) -> _Acting:
         teacher = Teacher(folder, env, "cpu", "checkpoint")
         return lambda step, shown: teacher.actions(env)
     settings = trained_under(folder).policy
-    policy, chunk = load_policy(settings, folder, "cpu").policy, []
+    policy, executed, chunk = load_policy(settings, folder, "cpu").policy, config.env.executed, []
 
     @torch.no_grad()
     def act(step: int, shown: Observation) -> Tensor:
-        spec = policy.spec
-        if step % spec.chunk == 0:
+        if step % executed == 0:
             rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
-            noise = None if config.greedy else spec.noise.draw(config.run.seed, "export", rows, step // spec.chunk)
+            drawn = lambda: policy.spec.noise.draw(config.run.seed, "export", rows, step // executed)  # noqa: E731
+            noise = None if config.greedy else drawn()
             chunk[:] = policy.act(policy.encode(shown), noise, settings.temperature).actions.unbind(1)
-        return chunk[step % spec.chunk]
+        return chunk[step % executed]
 
     return act
 
@@ -200,7 +199,7 @@ def _row(states: Mapping[str, Tensor], row: int) -> dict[str, np.ndarray]:
 def _write(config: ExportConfig, out: Path, episodes: list[_Taken]) -> None:
     env = config.env
     if not is_recording(out):
-        frames = [_frames(episode, env) for episode in episodes]
+        frames = [_frames(episode) for episode in episodes]
         write_dataset(out, frames, _FPS, env.robot or "default", video=config.video)
         return
     recorded = tuple(_recorded(k, episode) for k, episode in enumerate(episodes))
@@ -214,8 +213,7 @@ def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
     return RecordedEpisode(f"traj_{number}", episode.seed, torch.stack(episode.actions).numpy(), success, states)
 
 
-def _frames(episode: _Taken, env: EnvConfig) -> LeRobotEpisode:
+def _frames(episode: _Taken) -> LeRobotEpisode:
     seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
-    assert seen.images is not None, "an env with cameras showed no images"
-    images = {name: seen.images[:, k].numpy() for k, name in enumerate(env.cameras)}
+    images = {name: shown.numpy() for name, shown in seen.images.items()}
     return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)

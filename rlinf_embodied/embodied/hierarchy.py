@@ -60,7 +60,7 @@ class Guide:
             moved = goal - proprio[:, how.columns]
             proprio[:, how.way_columns] += moved if how.way_to_goal else -moved
         proprio[:, how.columns] = goal
-        return replace(observation, proprio=proprio)
+        return observation.with_proprio(proprio)
 
     def goal(self, choice: Tensor) -> Tensor:
         """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""

@@ -16,7 +16,7 @@ from rlinf_embodied.embodied.demonstrations import Demonstrations, join
 from rlinf_embodied.embodied.file_checks import require_actions, require_finite
 from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import ConfigError, DataError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 
 
 class Recorded(Protocol):
@@ -134,11 +134,12 @@ class RecordedImages:
         require_finite(f"{self._named} is {self._path!r}", number, episode.state)
         starts = np.arange(0, len(episode), spec.chunk)
         index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
-        images = np.stack([episode.images[name] for name in spec.cameras], 1)
+        parts = spec.of_kind(FeatureKind.state)
+        vectors = torch.from_numpy(episode.state[starts]).split([part.shape[0] for part in parts], 1)
         observation = Observation(
-            proprio=torch.from_numpy(episode.state[starts]),
+            state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
             instruction=(episode.task,) * len(starts),
-            images=torch.from_numpy(images),
+            images={name: torch.from_numpy(episode.images[name]) for name in spec.cameras},
         )
         return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
 

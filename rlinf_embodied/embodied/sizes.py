@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -14,19 +14,13 @@ from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind
 from rlinf_embodied.runtime.host import StageContext
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _STAGE = "env_sizes"
-_SIZES = {
-    "action_dim": "actions",
-    "proprio_dim": "proprioception",
-    "privileged_dim": "the state that a critic sees",
-}
-_ACTS_ON = ("action_dim", "proprio_dim")  # of a policy that sees; one without cameras acts on the state as well
-_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "options")
+_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "states", "options")
 
 
 class EnvSizesStage:
@@ -63,7 +57,7 @@ def require_sizes(path: str, folder: Path, env: EnvConfig, session: Session, clu
         cluster: its devices.
 
     Raises:
-        CheckpointError: vectors of the two differ in size.
+        CheckpointError: the two have different actions, state vectors or privileged state.
     """
     theirs = trained_under(str(folder)).env
     if all(getattr(theirs, name) == getattr(env, name) for name in _DECIDES_SIZES):
@@ -83,7 +77,8 @@ def require_acting(folder: Path, env: EnvSpec) -> None:
     Raises:
         CheckpointError: what it sees, or the actions that it gives, have another size there.
     """
-    differences = differing_sizes(saved_sizes(folder), env, _ACTS_ON if env.cameras else _SIZES)
+    acts_on = (FeatureKind.image, FeatureKind.state) if env.cameras else (FeatureKind.state, FeatureKind.privileged)
+    differences = differing_sizes(saved_sizes(folder), env, acts_on)
     if differences:
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but {env.task} has other sizes than the env of its training: "
@@ -111,16 +106,27 @@ def require_shapes(folder: str, env: EnvConfig) -> None:
         )
 
 
-def saved_sizes(folder: Path) -> Mapping[str, object]:
-    """Returns the sizes of the env for which a policy was made; {} where its folder does not tell."""
-    return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("env", {})
+def saved_sizes(folder: Path) -> EnvSpec | None:
+    """Returns the env for which a policy was made; None where its folder does not tell."""
+    described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return EnvSpec.of(described["env"]) if "env" in described else None
 
 
-def differing_sizes(saved: Mapping[str, object], env: EnvSpec, names: Iterable[str] = _SIZES) -> list[str]:
-    """Returns what differs, as "actions has 7 numbers there and 8 here"; what `saved` lacks may be anything."""
-    here = asdict(env)
-    return [
-        f"{what} has {saved[name]} numbers there and {here[name]} here"
-        for name, what in _SIZES.items()
-        if name in names and name in saved and saved[name] != here[name]
-    ]
+def differing_sizes(
+    saved: EnvSpec | None, env: EnvSpec, kinds: Sequence[FeatureKind] = (FeatureKind.state, FeatureKind.privileged)
+) -> list[str]:
+    """Returns what differs, as "an action has 7 numbers there and 8 here"; `saved` of None fits anything.
+
+    State vectors differ by name or length.  Images differ by size only: cameras are in the policy's order.
+    """
+    if saved is None:
+        return []
+    differences = [f"an action has {saved.action_dim} numbers there and {env.action_dim} here"]
+    differences = differences if saved.action_dim != env.action_dim else []
+    for kind in kinds:
+        theirs, ours = saved.of_kind(kind), env.of_kind(kind)
+        name = lambda feature, kind=kind: "" if kind is FeatureKind.image else feature.name  # noqa: E731
+        if [(name(f), f.shape) for f in theirs] != [(name(f), f.shape) for f in ours]:
+            there, here = (", ".join(f"{f.name} {list(f.shape)}" for f in part) or "nothing" for part in (theirs, ours))
+            differences.append(f"{kind.value} is {there} there and {here} here")
+    return differences

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, SEEN
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
@@ -113,7 +113,7 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     assert isinstance(algorithm, ReplayConfig)
     plan, labels = algorithm.schedule(env), EXPERT_ACTION in algorithm.columns
-    columns = (*algorithm.columns, *(SEEN if env.cameras else ()))
+    columns = (*algorithm.columns, *seen_columns(env.cameras))
     # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
     expert_until = plan.expert_iterations if algorithm.mixes else 0
     model = PolicyStageConfig(

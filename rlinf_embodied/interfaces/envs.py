@@ -1,59 +1,106 @@
 """What envs give and take: observations, chunks of actions, whole episodes.
 
-Axes: N env rows (B in a block), K cameras, S image size, C actions per chunk, A action dimensions, P proprioception,
-Q privileged state.  Every tensor below lives on the device of the env that made it.
+Axes: N env rows (B in a block), H and W height and width of an image, C actions per chunk, A action dimensions,
+P proprioception, Q privileged state.  Every tensor below lives on the device of the env that made it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-# An observation, as every policy of this project sees it:
-#   images       uint8    [N, K, S, S, 3]  RGB 0..255, cameras in the order of EnvSpec.cameras; None where not rendered
-#                                          (an env without cameras renders nothing)
-#   proprio      float32  [N, P]           joint positions, tool pose, goal position and the way from the tool to
-#                                          it: what the robot may know (SI units)
-#   privileged   float32  [N, Q]           simulator state for a critic or a teacher; the policy that is to leave the
-#                                          simulator never reads it; None if there is none.  Its last CLOCK_COLUMNS are
-#                                          the time in the episode and the phase within the chunk, in [-1, 1]
-#   instruction  N strings                 what to do, in words
 CLOCK_COLUMNS = 2  # of privileged state; they depend on env.horizon and env.chunk, all others on the simulator alone
 OBSERVATION_VERSION = 3  # raised when images or proprioception of one config change: policies learned from these
+PROPRIO = "proprio"  # the state vector of an env that has only one
+PRIVILEGED = "privileged"
+
+
+class FeatureKind(StrEnum):
+    """What a feature of an observation is."""
+
+    image = "image"  # of a camera: uint8 [H, W, 3], RGB 0..255
+    state = "state"  # float32 [D], what the robot may know, in SI units: joint positions, tool pose, goal position
+    privileged = "privileged"  # float32 [Q], simulator state for a critic or a teacher
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """One feature of an observation, as FeatureSpec("wrist", FeatureKind.image, (48, 64, 3), "uint8").
+
+    A history is a leading axis of the shape, oldest first.
+    """
+
+    name: str  # unique within its kind
+    kind: FeatureKind
+    shape: tuple[int, ...]  # of one row
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.name} {list(self.shape)}"
+
+
+def features_of(
+    images: Mapping[str, tuple[int, int]], states: Mapping[str, int], privileged_dim: int = 0
+) -> tuple[FeatureSpec, ...]:
+    """Returns the features of cameras, by (height, width), of state vectors and of privileged state, by length."""
+    return (
+        *(FeatureSpec(name, FeatureKind.image, (*size, 3), "uint8") for name, size in images.items()),
+        *(FeatureSpec(name, FeatureKind.state, (size,)) for name, size in states.items()),
+        *([FeatureSpec(PRIVILEGED, FeatureKind.privileged, (privileged_dim,))] if privileged_dim else []),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What N rows of an env show; see the block comment above for keys, dtypes, axes and ranges."""
+    """What N rows of an env show: its features by name, each with rows first; EnvSpec.features describes them.
 
-    proprio: Tensor
-    instruction: tuple[str, ...]
-    images: Tensor | None = None
-    privileged: Tensor | None = None
+    Images and state vectors have the order of EnvSpec.features, that of env.cameras and env.states.  The last
+    CLOCK_COLUMNS of privileged state are the time in the episode and the phase within the chunk, in [-1, 1].
+    """
+
+    state: Mapping[str, Tensor]  # float32 [N, D] each
+    instruction: tuple[str, ...]  # N texts: what to do
+    images: Mapping[str, Tensor] = field(default_factory=dict)  # uint8 [N, H, W, 3] each; {} where nothing is rendered
+    privileged: Tensor | None = None  # float32 [N, Q]; None if there is none; a policy to be deployed never reads it
 
     def __len__(self) -> int:
         """Returns the number of rows N."""
-        return len(self.proprio)
+        return len(self.instruction)
+
+    @property
+    def proprio(self) -> Tensor:
+        """All state vectors side by side, float32 [N, P]."""
+        vectors = list(self.state.values())
+        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
+
+    def with_proprio(self, proprio: Tensor) -> Observation:
+        """Returns the observation with other values [N, P] of its state vectors."""
+        parts = proprio.split([vector.shape[1] for vector in self.state.values()], 1)
+        return replace(self, state=dict(zip(self.state, parts, strict=True)))
+
+    def without_images(self) -> Observation:
+        """Returns the observation of a moment that is not rendered."""
+        return replace(self, images={})
 
     def rows(self, index: Sequence[int] | slice) -> Observation:
         """Returns the observation of these rows, in this order."""
         picked = range(len(self))[index] if isinstance(index, slice) else index
         take = index if isinstance(index, slice) else torch.as_tensor(list(index), dtype=torch.long)
-        return Observation(
-            proprio=self.proprio[take],
-            instruction=tuple(self.instruction[i] for i in picked),
-            images=None if self.images is None else self.images[take],
-            privileged=None if self.privileged is None else self.privileged[take],
-        )
+        return self._each(lambda tensor: tensor[take], tuple(self.instruction[i] for i in picked))
 
     def to(self, device: str) -> Observation:
         """Returns the observation on a device."""
-        move = lambda tensor: None if tensor is None else tensor.to(device)  # noqa: E731
-        return Observation(self.proprio.to(device), self.instruction, move(self.images), move(self.privileged))
+        return self._each(lambda tensor: tensor.to(device), self.instruction)
+
+    def _each(self, change: Callable[[Tensor], Tensor], instruction: tuple[str, ...]) -> Observation:
+        changed = lambda tensors: {name: change(tensor) for name, tensor in tensors.items()}  # noqa: E731
+        privileged = None if self.privileged is None else change(self.privileged)
+        return Observation(changed(self.state), instruction, changed(self.images), privileged)
 
     def padded(self, size: int) -> Observation:
         """Returns `size` rows, the last one repeated as often as needed (policy calls have fixed sizes)."""
@@ -64,34 +111,59 @@ class Observation:
         """Returns the rows of all parts, in order."""
         if len(parts) == 1:
             return parts[0]
-        join = lambda name: (  # noqa: E731
-            None if getattr(parts[0], name) is None else torch.cat([getattr(part, name) for part in parts])
-        )
-        return Observation(
-            proprio=torch.cat([part.proprio for part in parts]),
-            instruction=tuple(text for part in parts for text in part.instruction),
-            images=join("images"),
-            privileged=join("privileged"),
-        )
+        join = lambda group: {k: torch.cat([getattr(p, group)[k] for p in parts]) for k in getattr(parts[0], group)}  # noqa: E731
+        privileged = [part.privileged for part in parts if part.privileged is not None]
+        texts = tuple(text for part in parts for text in part.instruction)
+        return Observation(join("state"), texts, join("images"), torch.cat(privileged) if privileged else None)
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSpec:
-    """Plain facts about an env, as EnvSpec("PickCube-v1", 32, 5, 50, 7, 19, 45, 64, ("base_camera",), "cpu")."""
+    """Plain facts about an env.
+
+    For example EnvSpec("PickCube-v1", 32, 5, 50, 7, features_of({"base_camera": (64, 64)}, {"proprio": 19}), "cpu").
+    """
 
     task: str
     num_envs: int  # N
     chunk: int  # C
     horizon: int  # env steps per episode
     action_dim: int  # A
-    proprio_dim: int  # P
-    privileged_dim: int  # Q, 0 without
-    obs_size: int  # S
-    cameras: tuple[str, ...]
+    features: tuple[FeatureSpec, ...]  # of an observation
     backend: str  # which physics ran, for example "physx_cpu (batched)"
     has_success: bool = True  # whether the task can be solved; where not, its return is what counts
     categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
     execute_steps: int = 0  # how many of a chunk's first actions are executed; 0: all C
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> EnvSpec:
+        """Returns the facts whose `asdict` a file holds."""
+        read = lambda f: FeatureSpec(f["name"], FeatureKind(f["kind"]), tuple(f["shape"]), f["dtype"])  # noqa: E731
+        return cls(**{**values, "features": tuple(read(feature) for feature in values["features"])})
+
+    def of_kind(self, kind: FeatureKind) -> tuple[FeatureSpec, ...]:
+        """Returns the features of a kind."""
+        return tuple(feature for feature in self.features if feature.kind is kind)
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the cameras."""
+        return tuple(feature.name for feature in self.of_kind(FeatureKind.image))
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of each camera's images."""
+        return tuple((feature.shape[0], feature.shape[1]) for feature in self.of_kind(FeatureKind.image))
+
+    @property
+    def proprio_dim(self) -> int:
+        """P, of all state vectors."""
+        return sum(feature.shape[0] for feature in self.of_kind(FeatureKind.state))
+
+    @property
+    def privileged_dim(self) -> int:
+        """Q, 0 without."""
+        return sum(feature.shape[0] for feature in self.of_kind(FeatureKind.privileged))
 
     @property
     def executed(self) -> int:

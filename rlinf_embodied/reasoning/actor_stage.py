@@ -10,8 +10,8 @@ own, from which the worker's copy is filled at the end of an update (learning/sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
-from rlinf_embodied.config import Engine, MathConfig, Precision, ReasoningName, Sharding
+from rlinf_embodied.config import Engine, Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.interfaces.language import LanguagePolicy
@@ -33,11 +33,10 @@ from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.snapshot import StageState
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import WeightsMessage, require_version
-from rlinf_embodied.reasoning.dynamic_batching import all_log_probs
-from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig, shared_model
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective, zero_loss
-from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
-from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
+from rlinf_embodied.reasoning.batch import all_log_probs
+from rlinf_embodied.reasoning.generation_stage import shared_model
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
+from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
@@ -47,32 +46,14 @@ _LARGEST_MISMATCH = 1e-3  # of generation and training: other kernels
 _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in other batches
 
 
-@dataclass(frozen=True, slots=True)
-class ActorStageConfig:
-    """What the stage needs to know."""
-
-    model: LanguageStageConfig
-    config: MathConfig
-    inputs: tuple[str, ...]  # stages whose data it gets, in the order of the edges
-
-
-@dataclass(frozen=True, slots=True)
-class ActorReport:
-    """What the driver learns of an update; nothing before the last chunk."""
-
-    metrics: dict[str, float]
-    version: int
-
-
 class ActorStage(LearnerStage):
     """Updates the language model; data-parallel over the workers that host it."""
 
     user = "actor"
     sends_frozen = True  # until the first update: copies elsewhere may have started from a folder with merged adapters
 
-    def __init__(self, config: ActorStageConfig) -> None:
-        self._model, self._config, self._algorithm = config.model, config.config, config.config.algorithm
-        self._inputs = config.inputs
+    def __init__(self, made: StageConfig) -> None:
+        self._made, self._config, self._algorithm = made, made.config, made.config.algorithm
         self._rows: dict[int, TrainingRows] = {}
 
     def setup(self, context: StageContext) -> None:
@@ -83,20 +64,23 @@ class ActorStage(LearnerStage):
         """
         if self._algorithm.precision is Precision.bfloat16:
             require_autocast(context.device)
-        algorithm, shared = self._algorithm, shared_model(context, self._model)
+        algorithm, shared = self._algorithm, shared_model(context, self._made)
         self._is_sharded = algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
+        adam = AdamSettings(algorithm.lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
         shared.enter(self.user)
-        make = self._sharded if self._is_sharded else self._replicated
-        self._policy, self._learner = make(context, shared.policy)
+        if self._is_sharded:
+            self._policy, self._learner = self._sharded(context, shared.policy, adam)
+        else:
+            self._policy, parameters = shared.policy, shared.policy.parameters()
+            self._learner = ReplicatedLearner(parameters, adam, STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # its copy is on the device while another stage works with it
 
-    def _replicated(self, context: StageContext, policy: LanguagePolicy) -> tuple[LanguagePolicy, Learner]:
-        return policy, ReplicatedLearner(policy.parameters(), self._settings(), STATISTICS, self._reducer)
-
-    def _sharded(self, context: StageContext, view: LanguagePolicy) -> tuple[LanguagePolicy, Learner]:
+    def _sharded(
+        self, context: StageContext, view: LanguagePolicy, adam: AdamSettings
+    ) -> tuple[LanguagePolicy, Learner]:
         """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
@@ -107,10 +91,10 @@ class ActorStage(LearnerStage):
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
             "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
         )
-        model = self._model
-        policy = load_policy(model.policy, model.folder, model.seed, "cpu").policy
+        config = self._config
+        policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
         learner = ShardedLearner(
-            *(policy.module, policy.parameters, view.module, self._settings(), STATISTICS),
+            *(policy.module, policy.parameters, view.module, adam, STATISTICS),
             zero_loss=lambda: zero_loss(policy, context.device, self._algorithm.precision),
             group=context.group,
             device=context.device,
@@ -118,18 +102,19 @@ class ActorStage(LearnerStage):
         )
         return policy, learner
 
-    def _settings(self) -> AdamSettings:
-        return AdamSettings(self._algorithm.lr, (0.9, self._algorithm.beta2), self._algorithm.max_grad_norm)
-
     # -------------------------------------------------------------------------------------------------------- update
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Takes the blocks of a chunk, and with the last one makes the iteration's update.
+        """Takes the blocks of a chunk, and with the last one makes the iteration's update; reports its metrics.
 
         Raises:
             ObjectiveError: completions come from other weights, or their log-probs differ too much from training's.
         """
         if step_context.chunk == 0:
-            self._rows, self._objective = {}, self._new_objective()
+            generation = self._config.generation
+            self._rows = {}
+            self._objective = Objective(
+                self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {}
+            )
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
             self._learner.start()
@@ -138,23 +123,19 @@ class ActorStage(LearnerStage):
         for block in sorted(inputs):
             self._rows[block] = self._rows_of(step_context, block, inputs[block])
             if self._algorithm.num_steps == 1 and not warming:
-                self._begin(block)
+                self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
         made = dict.fromkeys(inputs)
         if step_context.chunk < step_context.num_chunks - 1:
-            return Output(made, ActorReport({}, self.shared.version))
+            return Output(made, {})
         metrics = {} if warming else self._update(step_context)
         metrics["rollout/useful_groups"] = self._total({b: r.num_groups for b, r in self._rows.items()})
         self._rows = {}
         self.shared.version = step_context.iteration + 1
-        return Output(made, ActorReport(metrics, self.shared.version))
-
-    def _new_objective(self) -> Objective:
-        generation = self._config.generation
-        return Objective(self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {})
+        return Output(made, metrics)
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
-        rounds = _rounds([to_device(payload, self.device) for payload in payloads], self._inputs)
-        versions = {r.completions.version for r in rounds}
+        rounds = _rounds([to_device(payload, self.device) for payload in payloads], actor_inputs(self._algorithm))
+        versions = {r.generation.version for r in rounds}
         versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
         require_version(versions, self.shared.version, step_context.staleness)
         kept = None
@@ -173,10 +154,7 @@ class ActorStage(LearnerStage):
         settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
         with computing(self._algorithm.precision, self.device):
             found = all_log_probs(self._policy, rows.sequences, *settings)
-        return replace(rows, old_log_probs=found.log_probs)
-
-    def _begin(self, block: int) -> None:
-        self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
+        return replace(rows, old_log_probs=found)
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self.device)
@@ -189,10 +167,9 @@ class ActorStage(LearnerStage):
             *(algorithm.lr, algorithm.lr_end_fraction, algorithm.lr_warmup_iterations),
         )
         self.sends_frozen = False
-        fitted = fit(self._learner, self._minibatches(step_context), self._passes, self._compared)
+        fitted = fit(self._learner, self._minibatches(step_context), self._passes, self._compare)
         self._learner.publish()
-        if self._differences is None:  # nothing was trained on
-            self._compare()
+        self._compare()  # where nothing was trained on
         return self._metrics(fitted)
 
     def _minibatches(self, step_context: StepContext) -> Iterable[Mapping[int, Tensor]]:
@@ -201,33 +178,26 @@ class ActorStage(LearnerStage):
         if algorithm.num_steps == 1:
             return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
         shuffled = lambda purpose, sizes: minibatches(  # noqa: E731
-            Shuffle(self._model.seed, purpose, step_context.iteration),
+            Shuffle(self._config.run.seed, purpose, step_context.iteration),
             sizes,
             algorithm.num_minibatches,
             algorithm.epochs,
         )
         trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})
         watched = shuffled("watched", {block: rows.num_watched for block, rows in blocks.items()})
-        return self._together(trained, watched)
+        return (
+            {block: torch.cat([rows, blocks[block].num_trained + second[block]]) for block, rows in first.items()}
+            for first, second in zip(trained, watched, strict=True)
+        )
 
-    def _together(
-        self, trained: Iterable[Mapping[int, Tensor]], watched: Iterable[Mapping[int, Tensor]]
-    ) -> Iterator[dict[int, Tensor]]:
-        for first, second in zip(trained, watched, strict=True):
-            yield {b: torch.cat([rows, self._rows[b].num_trained + second[b]]) for b, rows in first.items()}
-
-    def _compared(self, step: Step) -> bool:
-        """Compares log-probs before the first step, and never stops."""
-        if self._differences is None:
-            self._compare()
-        return False
-
-    def _compare(self) -> None:
-        """Measures what differs between passes over the same completions at the same weights.
+    def _compare(self, step: Step | None = None) -> bool:
+        """Measures, before the first step, what differs between passes at the same weights; never stops an update.
 
         Raises:
             ObjectiveError: it is more than rounding, on a CPU in float32.
         """
+        if self._differences is not None:
+            return False
         own = {block: self._objective.largest.get(block, torch.zeros(2)) for block in self._rows}
         found = torch.stack(list(self._reducer.gather_blocks(own).values())).amax(0)
         self._differences = (float(found[0]), float(found[1]))
@@ -236,6 +206,7 @@ class ActorStage(LearnerStage):
             if self._config.generation.engine is Engine.transformers:  # others round as they like
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
+        return False
 
     def _total(self, numbers: Mapping[int, int]) -> float:
         own = {block: torch.tensor([float(number)]) for block, number in numbers.items()}
@@ -301,16 +272,18 @@ class ActorStage(LearnerStage):
         self.sends_frozen = True
 
 
+def actor_inputs(algorithm: ReasoningAlgorithmConfig) -> list[str]:
+    """Returns the stages whose data an actor gets, in the order of the edges."""
+    needed = {
+        "old_log_probs": algorithm.num_steps > 1,
+        "reference": algorithm.kl_coef > 0,
+        "critic": algorithm.name is ReasoningName.ppo,
+    }
+    return ["generation", "reward", *(stage for stage, there in needed.items() if there)]
+
+
 def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:
     """Sorts a block's payloads (edge by edge, rounds within an edge) into rounds."""
     count = len(payloads) // len(inputs)
-    by_stage = {stage: payloads[i * count : (i + 1) * count] for i, stage in enumerate(inputs)}
-    names = {
-        "completions": "generation",
-        "rewards": "reward",
-        "old_log_probs": "old_log_probs",
-        "reference": "reference",
-    }
-    names["advantages"] = "critic"
-    found = {name: by_stage[stage] for name, stage in names.items() if stage in by_stage}
-    return [Round(**{name: parts[k] for name, parts in found.items()}) for k in range(count)]  # pyright: ignore[reportArgumentType]
+    by_round = [payloads[k::count] for k in range(count)]
+    return [Round(**dict(zip(inputs, parts, strict=True))) for parts in by_round]  # pyright: ignore[reportArgumentType]

@@ -1,13 +1,22 @@
-"""What flows through the reasoning workflow: prompts in blocks, how they are completed, and groups of completions."""
+"""What flows through the reasoning workflow: prompts, groups of completions, and microbatches of them.
+
+Dynamic batching: microbatches have a budget of tokens and are sorted by length, so that little of them is padding.
+Which rows share one is a function of the lengths and the budget alone, so a block's microbatches (and so the last bits
+of its log-probs and gradients) do not depend on the worker.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
+from rlinf_embodied.telemetry.progress import report_progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,16 +26,6 @@ class SamplingParams:
     max_new_tokens: int = 52
     temperature: float = 1.0  # 0: the likeliest token, always
     top_p: float = 1.0  # mass of the nucleus; 1: everything
-
-    def __post_init__(self) -> None:
-        checks = (
-            ("max_new_tokens", self.max_new_tokens >= 1, "at least one token is generated", "use 52"),
-            ("temperature", self.temperature >= 0, "it must not be negative", "use 1.0, or 0 for the likeliest token"),
-            ("top_p", 0 < self.top_p <= 1, "it lies in (0, 1]", "use 1.0 to keep every token"),
-        )
-        for name, holds, rule, action in checks:
-            if not holds:
-                raise ConfigError(f"generation.{name} is {getattr(self, name)!r}, but {rule}: {action}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +145,95 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class RewardReport:
-    """What the driver learns of rewards, by block."""
+class ScoredGroup:
+    """What the driver learns of a group's rewards."""
 
-    correct: dict[int, tuple[tuple[bool, ...], ...]]  # K tuples of G
-    zero_variance: dict[int, tuple[bool, ...]]  # K: whether the group's completions are all alike in the raw metric
-    rewards: dict[int, float]  # sums
-    formatted: dict[int, int]
-    shown: tuple[tuple[tuple[int, int], Sample], ...] = ()  # ((block, row), sample)
+    block: int
+    index: int  # within the block
+    correct: tuple[bool, ...]
+    zero_variance: bool  # whether the group's completions are all alike in the raw metric
+    reward: float  # sum
+    formatted: int  # number
+    shown: tuple[Sample, ...] = ()
+
+
+# --------------------------------------------------------------------------------------------------------- microbatches
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """B prompts with their completions, ragged: Sequences(((5, 6), (8,)), ((7, 1), (9, 1)))."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    completions: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(groups: Sequence[Group]) -> Sequences:
+        """Returns all completions of groups, sample by sample."""
+        prompts = [group.prompt.tokens for group in groups for _ in range(len(group.lengths))]
+        rows = [
+            tuple(row[:length])
+            for group in groups
+            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
+        ]
+        return Sequences(tuple(prompts), tuple(rows))
+
+    def select(self, rows: Sequence[int]) -> Sequences:
+        """Returns these sequences, in this order."""
+        return Sequences(tuple(self.prompts[row] for row in rows), tuple(self.completions[row] for row in rows))
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def lengths(self) -> list[int]:
+        """Returns tokens of prompt and completion together, by sequence."""
+        return [len(prompt) + len(rest) for prompt, rest in zip(self.prompts, self.completions, strict=True)]
+
+    def batch(self, rows: Sequence[int], pad_id: int) -> TokenBatch:
+        """Returns these sequences, padded on the right to the longest of them."""
+        whole = [[*self.prompts[row], *self.completions[row]] for row in rows]
+        longest = max(map(len, whole))
+        return TokenBatch(
+            tokens=torch.tensor([sequence + [pad_id] * (longest - len(sequence)) for sequence in whole]),
+            prompt_lengths=torch.tensor([len(self.prompts[row]) for row in rows]),
+            lengths=torch.tensor([len(sequence) for sequence in whole]),
+        )
+
+
+def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Returns row numbers of each microbatch, longest sequences first; rows x longest stays within the budget.
+
+    Raises:
+        ConfigError: a single sequence exceeds the budget.
+    """
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    if order and lengths[order[0]] > token_budget:
+        raise ConfigError(
+            f"algorithm.tokens_per_microbatch is {token_budget}, but sequence {order[0]} has {lengths[order[0]]} "
+            f"tokens and none is cut: use at least {lengths[order[0]]}"
+        )
+    batches: list[list[int]] = []
+    for row in order:
+        if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= token_budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return batches
+
+
+def microbatches(
+    sequences: Sequences, token_budget: int, pad_id: int, device: str = "cpu"
+) -> Iterator[tuple[list[int], TokenBatch]]:
+    """Yields (row numbers, batch) of each microbatch."""
+    for rows in dynamic_batches(sequences.lengths(), token_budget):
+        yield rows, sequences.batch(rows, pad_id).to(device)
+
+
+@torch.no_grad()
+def all_log_probs(policy: LanguagePolicy, sequences: Sequences, temperature: float, token_budget: int) -> Tensor:
+    """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
+    device = next(policy.module.parameters()).device
+    table = torch.zeros(len(sequences), max(map(len, sequences.completions)), device=device)
+    for rows, batch in microbatches(sequences, token_budget, policy.spec.pad_id, str(device)):
+        found = policy.log_probs(batch, temperature, with_entropy=False).log_probs
+        table[rows, : found.shape[1]] = found
+        report_progress()
+    return table

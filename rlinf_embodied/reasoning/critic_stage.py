@@ -21,7 +21,6 @@ from rlinf_embodied.algorithms.advantages import (
     std_of,
 )
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
-from rlinf_embodied.config import LanguagePolicyConfig, ReasoningAlgorithmConfig
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import copied, load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -31,31 +30,20 @@ from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import Completions, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches, microbatches
-from rlinf_embodied.reasoning.policy_folder import load_policy
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    Rewards,
+    Sequences,
+    TokenAdvantages,
+    dynamic_batches,
+    microbatches,
+)
+from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.telemetry.progress import report_progress
 
 OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class CriticStageConfig:
-    """What the stage needs to know."""
-
-    policy: LanguagePolicyConfig
-    folder: str  # the policy whose trunk the critic starts from
-    seed: int
-    algorithm: ReasoningAlgorithmConfig
-
-
-@dataclass(frozen=True, slots=True)
-class CriticReport:
-    """What the driver learns of an update."""
-
-    metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +65,14 @@ class CriticStage(LearnerStage):
 
     user = "critic"
 
-    def __init__(self, config: CriticStageConfig) -> None:
-        self._config, self._algorithm = config, config.algorithm
+    def __init__(self, made: StageConfig) -> None:
+        self._made, self._config, self._algorithm = made, made.config, made.config.algorithm
 
     def setup(self, context: StageContext) -> None:
         """Makes a critic from the policy's trunk, and its learner."""
         config, algorithm = self._config, self._algorithm
         kind = cast(type[ValueModel], load_target(config.policy.critic_target))
-        policy = load_policy(config.policy, config.folder, config.seed, "cpu").policy
+        policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
         self._pad_id = policy.spec.pad_id
         self._critic = kind.from_policy(policy)
         shared = SharedPolicy(self._critic, device=context.device)
@@ -95,7 +83,7 @@ class CriticStage(LearnerStage):
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the TokenAdvantages of each block, standardised over all of them, and then fits the values."""
+        """Returns the TokenAdvantages of each block, standardised over all of them; then fits the values."""
         blocks = {
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
@@ -105,7 +93,7 @@ class CriticStage(LearnerStage):
         deviations = {b: squared_deviations(r.advantages, r.mask, mean) for b, r in blocks.items()}
         std = std_of(sums, self._reducer.sum_blocks(deviations))
         made = {b: TokenAdvantages(normalize(r.advantages, mean, std) * r.mask) for b, r in blocks.items()}
-        return Output(made, CriticReport(self._fit(step_context, blocks)))
+        return Output(made, self._fit(step_context, blocks))
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
         sequences = Sequences.of(completions.groups)
@@ -137,7 +125,7 @@ class CriticStage(LearnerStage):
 
     # ----------------------------------------------------------------------------------------------------------- update
     def _fit(self, step_context: StepContext, blocks: Mapping[int, _Rows]) -> dict[str, float]:
-        algorithm, shuffle = self._algorithm, Shuffle(self._config.seed, "value", step_context.iteration)
+        algorithm, shuffle = self._algorithm, Shuffle(self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))

@@ -9,27 +9,36 @@ forced    greedy, with the first token of a chain of thought given (forced prefi
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import AnswerEvalConfig, DataConfig, GenerationConfig, RewardConfig
+from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import prompt_template
+from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.language import PromptCodec
 from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
-from rlinf_embodied.reasoning.generation_stage import LanguageStage, LanguageStageConfig
-from rlinf_embodied.reasoning.prompt_stage import Asked, PromptSource, codec_of, engine_limits, tightest
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.generation_stage import LanguageStage
+from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
+from rlinf_embodied.reasoning.prompt_stage import Asked, Prompts
+from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
+from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import Z95, Rate
+from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 STAGE = "answers"
@@ -43,25 +52,11 @@ class Mode(StrEnum):
     forced = "forced"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerStageConfig:
-    """What is evaluated, and on which problems."""
-
-    model: LanguageStageConfig
-    data: DataConfig
-    generation: GenerationConfig
-    reward: RewardConfig
-    eval: AnswerEvalConfig
-
-    def problems(self, codec: PromptCodec) -> PromptSource:
-        """Returns the held-out problems."""
-        limit = tightest(codec, self.generation.max_new_tokens, engine_limits(self.generation, self.eval.engine))
-        return PromptSource(self.data, self.data.seed, codec, limit)
-
-    def number(self, problems: PromptSource) -> int:
-        """Returns how many are asked."""
-        size = problems.size(Split.test)
-        return self.eval.num_problems if size is None else min(size, self.eval.num_problems)
+def held_out(made: StageConfig) -> tuple[Prompts, int]:
+    """Returns the held-out problems, and how many are asked."""
+    problems, most = Prompts.of(made.config, made.folder, Split.test), made.config.eval.num_problems
+    size = problems.size()
+    return problems, most if size is None else min(size, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +88,12 @@ class AnswerStage(LanguageStage):
 
     _user = STAGE
 
-    def __init__(self, config: AnswerStageConfig) -> None:
-        super().__init__(config.model)
-        self._config = config
-
     def setup(self, context: StageContext) -> None:
         """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
-        config = self._config
-        self._prompt_template = prompt_template(config.data.prompt_template)
-        self._source = config.problems(codec_of(config.model.policy, config.model.folder))
-        self._verifier = Verifier.of(config.reward, self._prompt_template)
+        self._prompt_template = prompt_template(self._config.data.prompt_template)
+        self._problems, self._number = held_out(self._made)
+        self._verifier = Verifier(self._prompt_template, self._config.reward)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -117,9 +107,9 @@ class AnswerStage(LanguageStage):
             self._shared.leave(self._user)
 
     def _run(self, mode: Mode, block: int) -> Answers:
-        per_block, number = self._config.eval.problems_per_block, self._config.number(self._source)
+        per_block = self._config.eval.problems_per_block
         first = block * per_block
-        asked = self._source.batch(Split.test, first, min(per_block, number - first))
+        asked = self._problems.batch(first, min(per_block, self._number - first))
         texts, lengths, ended = self._answers(asked, mode)
         size = len(texts) // len(asked)
         every = [problem for problem, _ in asked for _ in range(size)]
@@ -145,10 +135,10 @@ class AnswerStage(LanguageStage):
         sampled = mode is Mode.sampled
         longest = config.max_new_tokens - max(map(len, begun.values()))
         sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
-        noise = Noise(self._model.seed, 0, "evaluation")
+        noise = Noise(self._config.run.seed, 0, "evaluation")
         block = GenerationBlock(prompts, self._config.eval.num_samples if sampled else 1)
         texts, lengths, ended = [], [], []
-        for group in self._generate(block, sampling, noise, config, self._config.eval.engine):
+        for group in self._generate(block, sampling, noise, self._config.eval.engine):
             for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):
                 texts.append(policy.decode([*begun[group.prompt.id], *row[:length]]))
                 lengths.append(length)
@@ -263,7 +253,7 @@ class AnswerEvaluation:
 
     def __init__(
         self,
-        config: AnswerStageConfig,
+        made: StageConfig,
         session: Session,
         cluster: Cluster,
         last_step: int,
@@ -273,10 +263,10 @@ class AnswerEvaluation:
 
         `progress` is called with (mode, problems done, problems in all, "").
         """
-        self._config, self._last_step, self._progress = config, last_step, progress
-        self._number = config.number(config.problems(codec_of(config.model.policy, config.model.folder)))
-        blocks = -(-self._number // config.eval.problems_per_block)
-        workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", config)})
+        self._config, self._last_step, self._progress = made.config, last_step, progress
+        _, self._number = held_out(made)
+        blocks = -(-self._number // made.config.eval.problems_per_block)
+        workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
         owners = self.executor.plan.all_owners(workflow)[STAGE]
         self._rounds = max(owners.count(worker) for worker in owners)
@@ -314,3 +304,33 @@ class AnswerEvaluation:
                 done = sum(len(answers.correct) for answers in found.values())
                 self._progress(f"{mode.value} answers", done, self._number, "")
         return [answers for _, answers in sorted(found.items())]
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
+    """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, foreign or damaged.
+        ConfigError: reward._target_ or data._target_ cannot be used.
+    """
+    checkpoint = Path(config.checkpoint).expanduser()
+    if (checkpoint / FILE).exists():  # one of this project's
+        trained_on(checkpoint)
+    reward_function(config.reward)
+    problem_source(config.data, config.data.seed)
+    folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
+    cluster = find_cluster(config.cluster)
+    made = StageConfig(cast(MathConfig, config), str(checkpoint))  # it has the sections that an evaluation reads
+    with open_session(config.cluster) as session, LiveView(1, str(checkpoint)) as view:
+        run = lambda: AnswerEvaluation(made, session, cluster, last_step=0, progress=view.progress).run(0)  # noqa: E731
+        result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
+    content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
+    folder.write_json("eval_info.json", content)
+    folder.write_text("samples.md", result.table())
+    source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level
+    print(f"{source}: greedy {result}")
+    print(result.table(), end="")
+    print(f"written to {folder.path / 'eval_info.json'} and samples.md")
+    return folder.read_json("eval_info.json")

@@ -27,31 +27,10 @@ from rlinf_embodied.algorithms.log_probs import (
     log_softmax,
     restrict_to_nucleus,
 )
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 from rlinf_embodied.telemetry.progress import report_progress
-
-
-def require_context(policy: LanguagePolicy, prompts: Sequence[Prompt], sampling: SamplingParams) -> None:
-    """Checks that the longest prompt and its completion fit into the model's context.
-
-    Raises:
-        ConfigError: they do not, or a prompt has no tokens.
-    """
-    if empty := [prompt.id for prompt in prompts if not prompt.tokens]:
-        raise ConfigError(
-            f"prompts {empty[:5]} have no tokens, but the first token needs something to follow: drop them"
-        )
-    longest = max(prompts, key=lambda prompt: len(prompt.tokens))
-    limit, length = policy.spec.context_length, len(longest.tokens)
-    if limit is not None and length + sampling.max_new_tokens > limit:
-        raise ConfigError(
-            f"generation.max_new_tokens is {sampling.max_new_tokens}, but prompt {longest.id} has {length} tokens and "
-            f"the context of {policy.spec.name} holds {limit}: use at most {max(0, limit - length)} new tokens, "
-            "shorter prompts, or a model with a longer context"
-        )
 
 
 def generate(
@@ -61,9 +40,8 @@ def generate(
     noise: Noise,
     *,
     max_num_seqs: int,
-    in_order: bool = False,
 ) -> Iterator[Group]:
-    """Yields every group of a block as soon as it has ended; `in_order` holds back those that overtook an earlier one.
+    """Yields the groups of a block in the order of its prompts, each as soon as it and those before it have ended.
 
     Args:
         policy: its weights must stay as they are until the iterator is exhausted.
@@ -71,30 +49,15 @@ def generate(
         sampling: how.
         noise: keys of the uniforms.
         max_num_seqs: S, rows that decode together: memory against speed.
-        in_order: whether groups come in the order of `block.prompts`.
 
     Raises:
-        ConfigError: a prompt and its completion exceed the context, the block is empty, or S is.
         ObjectiveError: the model's logits are not finite.
     """
-    if block.num_rows < 1 or max_num_seqs < 1:
-        raise ConfigError(
-            f"{len(block.prompts)} prompts x {block.group_size} samples on {max_num_seqs} slots: each must be at least "
-            "1; use a larger generation.max_num_seqs, algorithm.group_size or block"
-        )
-    require_context(policy, block.prompts, sampling)
-    return _groups(_Decoding(policy, block, sampling, noise, max_num_seqs), in_order)
-
-
-def _groups(decoding: _Decoding, in_order: bool) -> Iterator[Group]:
-    held: list[int] = []
-    handed_out = 0
+    decoding, held, handed_out = _Decoding(policy, block, sampling, noise, max_num_seqs), set[int](), 0
     for finished in decoding.run():
-        held.extend(finished)
-        if in_order:
-            held.sort()
-        while held and (not in_order or held[0] == handed_out):
-            yield decoding.group(held.pop(0))
+        held.update(finished)
+        while handed_out in held:
+            yield decoding.group(handed_out)
             handed_out += 1
 
 

@@ -1,4 +1,6 @@
-"""Generation as a stage: the blocks of a batch are decoded at once, and each is handed on when its groups have ended.
+"""Stages that hold the language model: generation, and log-probs of finished completions.
+
+Generation decodes the blocks of a batch at once, and hands each on when its groups have ended:
 
     set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
     call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
@@ -12,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import cast
 
-from rlinf_embodied.config import Engine, GenerationConfig, LanguagePolicyConfig
+from rlinf_embodied.config import Engine
 from rlinf_embodied.interfaces.language import LanguagePolicy
+from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.reasoning.batch import (
@@ -25,30 +27,24 @@ from rlinf_embodied.reasoning.batch import (
     GenerationBlock,
     GenerationReport,
     Group,
+    LogProbs,
     Noise,
     PromptSet,
     SamplingParams,
+    Sequences,
+    all_log_probs,
 )
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.policy_folder import load_policy
+from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
-@dataclass(frozen=True, slots=True)
-class LanguageStageConfig:
-    """What a stage that holds the language model needs to know."""
-
-    policy: LanguagePolicyConfig
-    folder: str  # that it starts from
-    seed: int
-    share: str = "policy"  # stages of a worker with the same name here use one copy of the weights
-
-
-def shared_model(context: StageContext, model: LanguageStageConfig) -> SharedPolicy[LanguagePolicy]:
+def shared_model(context: StageContext, made: StageConfig) -> SharedPolicy[LanguagePolicy]:
     """Returns the worker's copy of a model, loaded on first use."""
-    make = lambda: load_policy(model.policy, model.folder, model.seed, context.device)  # noqa: E731
-    return cast(SharedPolicy[LanguagePolicy], context.share(model.share, make))
+    config = made.config
+    make = lambda: load_policy(config.policy, made.folder, config.run.seed, context.device)  # noqa: E731
+    return cast(SharedPolicy[LanguagePolicy], context.share(made.share, make))
 
 
 class LanguageStage:
@@ -56,12 +52,12 @@ class LanguageStage:
 
     _user = ""
 
-    def __init__(self, model: LanguageStageConfig) -> None:
-        self._model = model
+    def __init__(self, made: StageConfig) -> None:
+        self._made, self._config = made, made.config
 
     def setup(self, context: StageContext) -> None:
         """Loads the model, or takes the worker's copy."""
-        self._shared = shared_model(context, self._model)
+        self._shared = shared_model(context, self._made)
         self._shared.enter(self._user)
         self._device = context.device
 
@@ -71,13 +67,13 @@ class LanguageStage:
         self._shared.version = message.version
 
     def _generate(
-        self, block: GenerationBlock, sampling: SamplingParams, noise: Noise, config: GenerationConfig, engine: Engine
+        self, block: GenerationBlock, sampling: SamplingParams, noise: Noise, engine: Engine
     ) -> Iterator[Group]:
         """Completes a block with an engine; groups come in the order of the prompts."""
-        policy = self._shared.policy
+        policy, config = self._shared.policy, self._config.generation
         if engine is Engine.vllm:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs, in_order=True)
+        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs)
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
@@ -87,23 +83,13 @@ class LanguageStage:
         self._shared.enter(self._user)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationStageConfig:
-    """What the stage needs to know."""
-
-    model: LanguageStageConfig
-    generation: GenerationConfig
-    group_size: int
-
-
 class GenerationStage(LanguageStage):
     """Samples completions with keyed noise."""
 
     _user = "generation"
 
-    def __init__(self, config: GenerationStageConfig) -> None:
-        super().__init__(config.model)
-        self._config = config
+    def __init__(self, made: StageConfig) -> None:
+        super().__init__(made)
         self._under_way: tuple[tuple[int, ...], dict[int, Iterator[Group]]] = (), {}  # key, by the set's first block
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -145,12 +131,34 @@ class GenerationStage(LanguageStage):
 
         On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
         """
-        config = self._config.generation
+        config, group_size = self._config.generation, self._config.algorithm.group_size
         sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
         if self._device == "cpu" and config.engine is not Engine.vllm:
             sets = {first: sets[first]}
         rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
         sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
-        noise = Noise(self._model.seed, step_context.iteration)
-        block = GenerationBlock(rows, self._config.group_size)
-        return dict.fromkeys(sets, self._generate(block, sampling, noise, config, config.engine))
+        noise = Noise(self._config.run.seed, step_context.iteration)
+        return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise, config.engine))
+
+
+class LogProbStage(LanguageStage):
+    """Reads completions once, without gradients: under the weights that sampled them, or under those of the start.
+
+    The former are what a ratio is formed with where an iteration makes more than one optimizer step.  They come from
+    the training code, in training's batches; with one step the actor's own forward pass gives them for nothing.
+    """
+
+    _user = "log-probs"
+
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Returns the LogProbs of each block."""
+        algorithm, version, made = self._config.algorithm, self._shared.version, {}
+        settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
+        for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
+            if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
+                made[block] = LogProbs(None, version)
+                continue
+            with computing(algorithm.precision, self._device):
+                found = all_log_probs(self._shared.policy, Sequences.of(completions.groups), *settings)
+            made[block] = LogProbs(found, version)
+        return Output(made)

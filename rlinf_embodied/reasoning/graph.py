@@ -16,9 +16,9 @@ _CLASSES = {  # in the order of the data
     "prompts": "prompt_stage.PromptStage",
     "generation": "generation_stage.GenerationStage",
     "reward": "reward_stage.RewardStage",
-    "old_log_probs": "logprob_stage.LogProbStage",
-    "reference": "logprob_stage.LogProbStage",
-    "logprob": "logprob_stage.LogProbStage",
+    "old_log_probs": "generation_stage.LogProbStage",
+    "reference": "generation_stage.LogProbStage",
+    "logprob": "generation_stage.LogProbStage",
     "critic": "critic_stage.CriticStage",
     "actor": "actor_stage.ActorStage",
 }

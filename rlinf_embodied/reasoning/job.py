@@ -21,14 +21,13 @@ from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.planning.pricing import Standing
-from rlinf_embodied.reasoning.batch import RewardReport
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig
-from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.policy_folder import trained_on
-from rlinf_embodied.reasoning.prompt_stage import PromptSource, codec_of, engine_limits, tightest
-from rlinf_embodied.reasoning.verifier import reward_function
-from rlinf_embodied.reasoning.warm_start import starting_policy
-from rlinf_embodied.reasoning.workflow import run_iteration, training_limits, training_workflow
+from rlinf_embodied.reasoning.batch import ScoredGroup
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
+from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
+from rlinf_embodied.reasoning.prompt_stage import Prompts
+from rlinf_embodied.reasoning.reward_stage import reward_function
+from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
 from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -73,7 +72,6 @@ class ReasoningJob:
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._warned_of_cuts = False  # by the last iteration
-        self._warned_of_format = False
         self._left_out: list[str] = []  # which prompts
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
@@ -99,7 +97,15 @@ class ReasoningJob:
         parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
         parts += [f"{reward.format_reward:g} for the right format"] if reward.format_reward else []
         parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
-        return [f"reward   {', '.join(parts)} (reward.*)", *self._left_out]
+        notes = [f"reward   {', '.join(parts)} (reward.*)", *self._left_out]
+        algorithm = self.config.algorithm
+        if reward.format_reward and algorithm.drop_zero_variance_groups and algorithm.name is not ReasoningName.ppo:
+            notes.append(
+                "format   algorithm.drop_zero_variance_groups=true goes by right and wrong alone: groups that differ "
+                "only in their format leave the batch; to learn the format from all groups set it to false, with "
+                "algorithm.dynamic_sampling=false"
+            )
+        return notes
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
@@ -114,21 +120,17 @@ class ReasoningJob:
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()
-        elif config.policy.folder is not None:
-            self._require_folder(config.policy.folder)
+        elif config.policy.folder is not None and not Path(config.policy.folder).expanduser().is_dir():
+            raise ConfigError(
+                f"policy.folder is {config.policy.folder!r}, but there is no such folder: give one that "
+                "save_pretrained wrote (with config.json, model.safetensors and tokenizer.json)"
+            )
         given = checkpoint or config.policy.folder or config.warm_start.checkpoint
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
         reward_function(config.reward)
         self._require_problems()
-        self._require_context(None if given is None else str(Path(given).expanduser()))
-
-    def _require_folder(self, folder: str) -> None:
-        if not Path(folder).expanduser().is_dir():
-            raise ConfigError(
-                f"policy.folder is {folder!r}, but there is no such folder: give one that save_pretrained wrote (with "
-                "config.json, model.safetensors and tokenizer.json)"
-            )
+        self._count_too_long(None if given is None else str(Path(given).expanduser()))
 
     def _reference_of(self, checkpoint: Path) -> str:
         """Returns where the policy is that a run started from: inside its folder it moves with that."""
@@ -151,29 +153,19 @@ class ReasoningJob:
             held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
             require_laws(data._target_, first, trained, held_out)
 
-    def _require_context(self, folder: str | None) -> None:
-        """Counts the prompts that are too long; of the policy only the tokenizer is loaded.
+    def _count_too_long(self, folder: str | None) -> None:
+        """Notes how many problems are left out since their prompts are too long.
 
         Raises:
             ConfigError: none fits.
         """
-        config, codec = self.config, codec_of(self.config.policy, folder)
-        new_tokens = config.generation.max_new_tokens
-        for split, seed, most, limits in (
-            (Split.train, config.run.seed, None, training_limits(config)),
-            (
-                Split.test,
-                config.data.seed,
-                config.eval.num_problems,
-                engine_limits(config.generation, config.eval.engine),
-            ),
-        ):
-            limit = tightest(codec, new_tokens, limits)
-            too_long, number = PromptSource(config.data, seed, codec, limit).too_long(split, most)
-            if too_long and limit is not None:
+        for split, most in ((Split.train, None), (Split.test, self.config.eval.num_problems)):
+            prompts = Prompts.of(self.config, folder, split)
+            too_long, number = prompts.too_long(most)
+            if too_long and (limit := prompts.limit) is not None:
                 self._left_out.append(
                     f"prompts  {too_long} of {number} ({split.value}) have more than {limit.prompt} tokens and are "
-                    f"left out ({limit.path}, less generation.max_new_tokens={new_tokens})"
+                    f"left out ({limit.reason}, less generation.max_new_tokens={limit.new_tokens})"
                 )
 
     def _problems(self, split: Split, seed: int, most: int) -> list[Problem]:
@@ -197,10 +189,8 @@ class ReasoningJob:
         """See Job; there is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
-        config = self.config
-        model = LanguageStageConfig(config.policy, policy_folder, config.run.seed)
-        evaluated = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
-        return AnswerEvaluation(evaluated, session, cluster, config.run.num_iterations)
+        made = StageConfig(self.config, policy_folder)
+        return AnswerEvaluation(made, session, cluster, self.config.run.num_iterations)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
         """There is no goal to check."""
@@ -242,26 +232,10 @@ class ReasoningJob:
         progress.counts[_IDLE] = number
 
     def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; each is reported when it becomes true, not in every iteration."""
-        found = [] if self._warned_of_format else self._format_is_dropped()
-        self._warned_of_format = True
-        return found + self._many_are_cut(metrics)
-
-    def _format_is_dropped(self) -> list[str]:
-        algorithm, reward = self.config.algorithm, self.config.reward
-        if not reward.format_reward or not algorithm.drop_zero_variance_groups or algorithm.name is ReasoningName.ppo:
-            return []
-        return [
-            f"reward.format_reward is {reward.format_reward:g}, but algorithm.drop_zero_variance_groups=true goes by "
-            "right and wrong alone: groups that differ only in their format leave the batch, so it is learned from the "
-            "others; to learn it from all set algorithm.drop_zero_variance_groups=false and "
-            "algorithm.dynamic_sampling=false"
-        ]
-
-    def _many_are_cut(self, metrics: Mapping[str, float]) -> list[str]:
-        cut, told = metrics["rollout/truncated"], self._warned_of_cuts
+        """See Job; it is reported when it becomes true, not in every iteration."""
+        cut, before = metrics["rollout/truncated"], self._warned_of_cuts
         self._warned_of_cuts = cut > _MANY_CUT
-        if told or not self._warned_of_cuts:
+        if before or not self._warned_of_cuts:
             return []
         return [
             f"{100 * cut:.0f} % of the completions were cut off at generation.max_new_tokens="
@@ -271,8 +245,9 @@ class ReasoningJob:
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
         """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
-        shown = [item for report in result.all_of("reward", RewardReport) for item in report.shown]
-        return [asdict(sample) for _, sample in sorted(shown, key=lambda item: item[0])]
+        groups: list[ScoredGroup] = [group for report in result.all_of("reward", list) for group in report]
+        shown = sorted((group for group in groups if group.shown), key=lambda group: (group.block, group.index))
+        return [asdict(sample) for group in shown for sample in group.shown]
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""

@@ -1,14 +1,18 @@
-"""The policy's loss over a microbatch of completions, as sums: blocks and microbatches add up exactly."""
+"""What an actor trains on: the completions of a block with their advantages, and the policy's loss over them.
+
+The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
 from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
@@ -16,14 +20,142 @@ from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.update import POLICY_STATISTICS
-from rlinf_embodied.reasoning.dynamic_batching import dynamic_batches
-from rlinf_embodied.reasoning.training_rows import TrainingRows
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    LogProbs,
+    Rewards,
+    Sequences,
+    TokenAdvantages,
+    dynamic_batches,
+)
 
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
 _WATCHED = 8  # rows without a gradient of a block and minibatch that are read for the metrics, at most
 
 
+# ---------------------------------------------------------------------------------------------------------------- rows
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What each stage before the actor made of a block in one round, by the stage's name; None: there is none."""
+
+    generation: Completions
+    reward: Rewards
+    old_log_probs: LogProbs | None = None
+    reference: LogProbs | None = None
+    critic: TokenAdvantages | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """B completions, those that are trained on first; tables are float32 [B, R], anything behind a row's length."""
+
+    sequences: Sequences
+    rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
+    log_mass: Tensor  # of the nucleus that it was restricted to; rollout_log_probs + log_mass is what training computes
+    advantages: Tensor
+    old_log_probs: Tensor | None
+    reference: Tensor | None
+    num_trained: int  # the rows behind are looked at only: metrics are of all that was sampled
+    num_groups: int  # with a completion that is trained on and has an advantage
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def num_watched(self) -> int:
+        """Rows that are looked at only."""
+        return len(self) - self.num_trained
+
+    def tables(self) -> dict[str, Tensor | None]:
+        """Returns the tables by name."""
+        names = [field.name for field in fields(self) if field.name not in ("sequences", "num_trained", "num_groups")]
+        return {name: getattr(self, name) for name in names}
+
+    def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
+        """Returns these rows, in this order, of which the first `num_trained` are trained on."""
+        tables = {name: None if table is None else table[list(rows)] for name, table in self.tables().items()}
+        chosen = self.sequences.select(rows)
+        return TrainingRows(chosen, **tables, num_trained=num_trained, num_groups=num_groups)  # pyright: ignore[reportArgumentType]
+
+
+def training_rows(
+    rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, kept: Collection[tuple[int, int]] | None
+) -> TrainingRows:
+    """Returns all completions of a block, those that are trained on in the order of rounds and groups.
+
+    Args:
+        rounds: all rounds of the block.
+        algorithm: whose advantages they get.
+        kept: (round, group within the block) of what counts; None: every group, or those with nonzero variance where
+            the others are dropped.
+    """
+    groups = [(number, k, group) for number, r in enumerate(rounds) for k, group in enumerate(r.generation.groups)]
+    every = _every_row(rounds, algorithm, Sequences.of([group for *_, group in groups]))
+    if kept is None:
+        kept = [(number, group) for number, r in enumerate(rounds) for group in _nonzero_variance(r, algorithm)]
+    places, start = {}, 0
+    for number, k, group in groups:
+        numbers = range(start, start + len(group.lengths))
+        places[number, k] = [row for row in numbers if group.ended[row - start] or not algorithm.mask_truncated]
+        start = numbers.stop
+    chosen = [places[key] for key in sorted(kept, key=lambda key: key[0])]
+    trained = [row for group in chosen for row in group]
+    watched = sorted(set(range(len(every))) - set(trained))
+    moved = (every.advantages != 0).any(dim=1).tolist()
+    useful = sum(any(moved[row] for row in group) for group in chosen)
+    return every.select(trained + watched, len(trained), useful)
+
+
+def _nonzero_variance(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
+    every = range(len(round_.generation.groups))
+    if algorithm.name is ReasoningName.ppo or not algorithm.drop_zero_variance_groups:
+        return list(every)
+    spread = nonzero_variance_groups(round_.reward.raw)
+    return [group for group in every if spread[group]]
+
+
+def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, sequences: Sequences) -> TrainingRows:
+    """Returns the completions of all rounds, in order."""
+    width, groups = max(map(len, sequences.completions)), [group for r in rounds for group in r.generation.groups]
+    table = lambda parts: torch.cat([_widened(part, width) for part in parts])  # noqa: E731
+
+    def of_stage(name: str) -> Tensor | None:
+        found = [part.log_probs for r in rounds if (part := getattr(r, name)) is not None]
+        return None if not found or found[0] is None else table(found)
+
+    return TrainingRows(
+        sequences=sequences,
+        rollout_log_probs=table([group.log_probs for group in groups]),
+        log_mass=table([group.log_mass for group in groups]),
+        advantages=torch.cat([_advantages(r, algorithm, width) for r in rounds]),
+        old_log_probs=of_stage("old_log_probs"),
+        reference=of_stage("reference"),
+        num_trained=len(sequences),
+        num_groups=len(groups),
+    )
+
+
+def _advantages(round_: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> Tensor:
+    """Advantages of all completions of a round, [K x G, R]."""
+    if round_.critic is not None:
+        return _widened(round_.critic.advantages, width)
+    rewards = round_.reward.rewards
+    if algorithm.name is ReasoningName.rloo:
+        found = leave_one_out_advantages(rewards)
+    else:
+        found = group_advantages(rewards, scale_by_std=algorithm.scale_by_std)
+    return found.reshape(-1, 1).expand(-1, width)
+
+
+def _widened(table: Tensor, width: int) -> Tensor:
+    """Returns a table [B, R] with `width` columns: zeros added, or those cut off that no row needs."""
+    if table.shape[1] >= width:
+        return table[:, :width]
+    return torch.nn.functional.pad(table, (0, width - table.shape[1]))
+
+
+# ---------------------------------------------------------------------------------------------------------------- loss
 @dataclass(frozen=True, slots=True)
 class Objective:
     """The inputs of a loss other than its rows."""

@@ -1,4 +1,4 @@
-"""A language policy in a folder, with what it was trained on.
+"""A language policy in a folder, with what it was trained on, and what stages are made from.
 
 config.json  model.safetensors  tokenizer.json ...     as save_pretrained writes them
 evaluation.json                                        data, policy, generation and reward sections
@@ -22,6 +22,15 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 FILE = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StageConfig:
+    """What a stage of the workflow is made from."""
+
+    config: MathConfig
+    folder: str  # of the model that it starts from
+    share: str = "policy"  # stages of a worker with the same name here use one copy of the weights; or "reference"
 
 
 def load_policy(

@@ -1,94 +1,212 @@
-"""Rewards as a stage: which completions are right, and what long ones cost."""
+"""Rewards as a stage: which completions are right, or what a function of the user's says they earn.
+
+What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
+bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
+`verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.
+A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit; several
+calls of it at once in threads, if it waits for others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
-from rlinf_embodied.config import RewardConfig, SamplesConfig
-from rlinf_embodied.data.prompt_templates import prompt_template
-from rlinf_embodied.reasoning.batch import Completions, RewardReport, Rewards, Sample
-from rlinf_embodied.reasoning.verifier import Verification, Verifier
+from rlinf_embodied.config import RewardConfig
+from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.data.prompt_templates import PromptTemplate, prompt_template
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
+from rlinf_embodied.reasoning.answers import decide, solves
+from rlinf_embodied.reasoning.batch import Completions, Rewards, Sample, ScoredGroup
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.verifier_pool import VerifierPool
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.telemetry.progress import report_progress
+
+RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
+_RIGHT = 1.0  # what a function gives a right answer, at least
+_RIGHT_BY_TEXT = RewardConfig()
+
+
+def reward_function(config: RewardConfig) -> RewardFunction | None:
+    """Returns the function that reward._target_ names, None otherwise.
+
+    Raises:
+        ConfigError: it cannot be imported, or does not take (completion, problem).
+    """
+    if config._target_ is None:
+        return None
+    return cast(RewardFunction, load_plug_in(config._target_, "reward._target_", "completion", "problem"))
 
 
 @dataclass(frozen=True, slots=True)
-class RewardStageConfig:
-    """What the stage needs to know."""
+class Verification:
+    """What was found about B completions, in their order."""
 
-    reward: RewardConfig
-    prompt_template: str
-    max_new_tokens: int
-    samples: SamplesConfig
+    correct: np.ndarray  # bool [B]: the final answer is right and the completion came to its end
+    formatted: np.ndarray  # bool [B]: it came to its end and follows the template
+    raw: np.ndarray  # float32 [B]: 1 where correct, or the value of the user's function; 0 where it did not end
+    rewards: np.ndarray  # float32 [B]: raw + format_reward * formatted
+
+
+class Verifier:
+    """Verifies completions of one prompt template; a context manager.
+
+    Its processes start when a first answer needs them, on the machine where it is called.  One caller at a time.
+    """
+
+    def __init__(
+        self, template: PromptTemplate, config: RewardConfig = _RIGHT_BY_TEXT, function: RewardFunction | None = None
+    ) -> None:
+        """Starts nothing yet; `function` takes the place of the one that the config names.
+
+        Raises:
+            ConfigError: see `reward_function`.
+        """
+        self._template, self._format_reward = template, config.format_reward
+        self._function = function or reward_function(config)
+        self._threads = ThreadPoolExecutor(config.concurrency, "reward") if config.concurrency > 1 else None
+        self._pool = VerifierPool(config.num_workers, config.timeout_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the processes that were started."""
+        return self._pool.pids
+
+    def verify(
+        self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
+    ) -> Verification:
+        """Verifies each completion by its problem.
+
+        Args:
+            completions: B texts, without the end-of-sequence token.
+            problems: B problems; the same one may stand several times.
+            ended: B flags, whether the end-of-sequence token came; a truncated completion earns nothing.  None: it came
+                everywhere.
+
+        Raises:
+            WorkerError: math-verify is needed and no process for it can be started.
+            ConfigError: the user's function raised, or returned something else than a finite number.
+        """
+        complete = np.ones(len(completions), bool) if ended is None else np.asarray(ended, bool)
+        formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
+        asked = list(zip(completions, problems, complete, strict=True))
+        if self._function is None:
+            correct = self._asked_about([whole and self._decide(text, problem) for text, problem, whole in asked])
+            raw = correct.astype(np.float32)
+        else:
+            raw = np.array(self._earned(self._function, asked), np.float32)
+            correct = raw >= _RIGHT
+        rewards = raw + np.float32(self._format_reward) * formatted
+        return Verification(correct, formatted, raw, rewards.astype(np.float32))
+
+    def close(self) -> None:
+        """Ends the processes; a later call starts new ones."""
+        self._pool.close()
+
+    def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
+        one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
+        found = []
+        for value in map(one, asked) if self._threads is None else self._threads.map(one, asked):
+            found.append(value)
+            report_progress()
+        return found
+
+    def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
+        answer = self._template.final_answer(completion)
+        if answer is None:
+            return False
+        return decide(answer, problem.answer) if problem.rule is None else solves(answer, problem.rule)
+
+    def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
+        """Asks math-verify about what is undecided, once for each different pair."""
+        pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
+        equal = dict(zip(pairs, self._pool.equal(pairs), strict=True))
+        return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
+
+
+def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
+    asked = f"asked about {completion[:80]!r} as a completion of {problem.question[:80]!r}"
+    action = "Correct it there: it returns a number for every completion"
+    with named_when_raised(lambda raised: ConfigError(f"reward._target_, {asked}, raised {raised}\n{action}")):
+        found = function(completion, problem)
+    try:
+        number = float(found)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ConfigError(
+            f"reward._target_ returned {found!r} for a completion of {problem.question[:80]!r}, but what it earns is a "
+            "finite number: return one for every completion"
+        )
+    return number
 
 
 class RewardStage:
-    """Scores completions."""
+    """Scores completions, and takes from the reward what long ones cost."""
 
-    def __init__(self, config: RewardStageConfig) -> None:
-        self._config = config
+    def __init__(self, made: StageConfig) -> None:
+        self._config = made.config
 
     def setup(self, context: StageContext) -> None:
         """Makes the verifier; its processes start when an answer needs them."""
-        reward, template = self._config.reward, prompt_template(self._config.prompt_template)
-        self._verifier = Verifier.of(reward, template, reward.format_reward)
+        self._verifier = Verifier(prompt_template(self._config.data.prompt_template), self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the Rewards of each block."""
-        made: dict[int, Rewards] = {}
-        correct: dict[int, tuple[tuple[bool, ...], ...]] = {}
-        zero_variance: dict[int, tuple[bool, ...]] = {}
-        sums: dict[int, float] = {}
-        formatted: dict[int, int] = {}
-        shown: list[tuple[tuple[int, int], Sample]] = []
+        """Returns the Rewards of each block; reports its groups."""
+        made, groups, samples = {}, list[ScoredGroup](), self._config.samples
+        shows = samples.every > 0 and step_context.iteration % samples.every == 0 and step_context.round == 0
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            made[block], verified = self._rewards(completions)
-            shape = made[block].raw.shape
-            correct[block] = tuple(tuple(row) for row in verified.correct.reshape(shape).tolist())
-            zero_variance[block] = tuple((~nonzero_variance_groups(made[block].raw)).tolist())
-            formatted[block] = int(verified.formatted.sum())
-            sums[block] = float(made[block].rewards.sum())
-            if self._shows(step_context):
-                shown += self._shown(block, completions, made[block], correct[block])
-        return Output(made, RewardReport(correct, zero_variance, sums, formatted, tuple(shown)))
+            verified = self._verified(completions)
+            shape = (len(completions.groups), -1)
+            rewards = (torch.from_numpy(verified.rewards) - self._penalty(completions)).reshape(shape)
+            made[block] = Rewards(rewards, torch.from_numpy(verified.raw).reshape(shape))
+            correct, formatted = verified.correct.reshape(shape).tolist(), verified.formatted.reshape(shape)
+            alike = (~nonzero_variance_groups(made[block].raw)).tolist()
+            number = max(0, samples.num_prompts - block * len(completions.groups)) if shows else 0
+            for k, row in enumerate(correct):
+                shown = _shown(completions, k, rewards[k], row) if k < number else ()
+                sums = float(rewards[k].sum()), int(formatted[k].sum())
+                groups.append(ScoredGroup(block, k, tuple(row), alike[k], *sums, shown))
+        return Output(made, groups)
 
-    def _shows(self, step_context: StepContext) -> bool:
-        every = self._config.samples.every
-        return every > 0 and step_context.iteration % every == 0 and step_context.round == 0
-
-    def _shown(
-        self, block: int, completions: Completions, rewards: Rewards, correct: Sequence[Sequence[bool]]
-    ) -> list[tuple[tuple[int, int], Sample]]:
-        """Returns the completions of those prompts of a block that are among the first of all blocks."""
-        prompts, size = rewards.rewards.shape
-        number = min(prompts, max(0, self._config.samples.num_prompts - block * prompts)) * size
-        earned, right = rewards.rewards.flatten().tolist(), [value for row in correct for value in row]
-        problems = [completions.problems[row // size] for row in range(number)]
-        return [
-            ((block, row), Sample(p.question, p.answer, completions.texts[row], earned[row], float(right[row])))
-            for row, p in enumerate(problems)
-        ]
-
-    def _rewards(self, completions: Completions) -> tuple[Rewards, Verification]:
-        size = len(completions.groups[0].lengths)
-        problems = [problem for problem in completions.problems for _ in range(size)]
+    def _verified(self, completions: Completions) -> Verification:
+        problems = [p for p, group in zip(completions.problems, completions.groups, strict=True) for _ in group.lengths]
         ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
-        verified = self._verifier.verify(completions.texts, problems, ended)
-        rewards = torch.from_numpy(verified.rewards)
-        if self._config.reward.overlong_tokens:
-            lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
-            reward, longest = self._config.reward, self._config.max_new_tokens
-            rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
-        shape = (len(completions.groups), size)
-        return Rewards(rewards.reshape(shape), torch.from_numpy(verified.raw).reshape(shape)), verified
+        return self._verifier.verify(completions.texts, problems, ended)
+
+    def _penalty(self, completions: Completions) -> Tensor | float:
+        """Returns what long completions of a block lose."""
+        reward, longest = self._config.reward, self._config.generation.max_new_tokens
+        if not reward.overlong_tokens:
+            return 0.0
+        lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
+        return overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory: it holds none."""
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back."""
+        """See `offload`."""
+
+
+def _shown(completions: Completions, k: int, rewards: Tensor, correct: Sequence[bool]) -> tuple[Sample, ...]:
+    """Returns the completions of a group for people to read."""
+    problem, texts = completions.problems[k], completions.texts[k * len(correct) : (k + 1) * len(correct)]
+    rows = zip(texts, rewards.tolist(), correct, strict=True)
+    return tuple(Sample(problem.question, problem.answer, text, reward, float(right)) for text, reward, right in rows)

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
+from typing import Self
 
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.telemetry.progress import report_progress
@@ -48,12 +48,10 @@ class VerifierPool:
         self._busy: list[_Process] = []
         self._closing = False
 
-    def __enter__(self) -> VerifierPool:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

@@ -36,9 +36,15 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.generation import require_context
+from rlinf_embodied.reasoning.batch import (
+    GenerationBlock,
+    Group,
+    Noise,
+    Prompt,
+    SamplingParams,
+    Sequences,
+    all_log_probs,
+)
 from rlinf_embodied.reasoning.vllm_model import end_with, model_dtype, process_tied
 from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.telemetry.progress import report_progress
@@ -75,11 +81,9 @@ def generate_with_vllm(
         settings: of a new engine.
 
     Raises:
-        ConfigError: vLLM is not installed or does not start, a prompt with its completion exceeds the context, or top_p
-            is not 1.
+        ConfigError: vLLM is not installed or does not start, or top_p is not 1.
         ObjectiveError: the engine does not compute with the policy's weights.
     """
-    require_context(policy, block.prompts, sampling)
     rule = "vLLM does not return the mass of a nucleus, without which its log-probs are not comparable"
     require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
     vllm = _package()
@@ -170,7 +174,8 @@ class VllmEngine:
                 f"generation.vllm is {settings}, but vLLM does not start on {policy.spec.name} with it ({error}): what "
                 "it wrote above says why; use settings and a model that it takes, or generation.engine=transformers"
             ) from error
-        self.checked, self.rounding = False, None
+        self.checked = False
+        self.rounding: float | None = None
         self.llm.llm_engine.step = _reporting(self.llm.llm_engine.step)  # what LLM.generate calls in a loop
         self.dtype = str(self.llm.apply_model(model_dtype)[0])
         others = {*self.llm.apply_model(partial(end_with, os.getpid()))} - {os.getpid()}
@@ -281,7 +286,7 @@ def _difference(policy: LanguagePolicy, groups: Sequence[Group], temperature: fl
     rows = Sequences.of(groups)
     firsts = [sum(len(group.lengths) for group in groups[:number]) for number in range(len(groups))]
     compared = rows.select(firsts)
-    own = all_log_probs(policy, compared, temperature, max(compared.lengths())).log_probs  # a row at a time
+    own = all_log_probs(policy, compared, temperature, max(compared.lengths()))  # a row at a time
     pairs = zip(groups, own, compared.completions, strict=True)
     apart = [(group.log_probs[0, : len(tokens)] - row[: len(tokens)]).abs() for group, row, tokens in pairs]
     return float(torch.cat(apart).mean())

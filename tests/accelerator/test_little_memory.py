@@ -17,7 +17,7 @@ from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked
-from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import Workflow

@@ -15,6 +15,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import stacked
 
 _FORKS = pytest.mark.filterwarnings("ignore:SIM reports that you have")  # ManiSkill's resets, of all generators
 pytestmark = [pytest.mark.accelerator, pytest.mark.sim, _FORKS]
@@ -57,9 +58,8 @@ def test_the_gpu_simulator_shows_films_and_answers_on_the_device() -> None:
     env = make_device_env(config, 4, "sim:1", True)
     env.record([1], 32)
     seen = env.reset([1, 2, 2, 3])
-    assert seen.images is not None
     where = torch.device("sim:1")
-    assert {seen.images.device, seen.proprio.device, env.expert_actions().device} == {where}
+    assert {stacked(seen).device, seen.proprio.device, env.expert_actions().device} == {where}
     physx, controller = env._sim._task.scene.px, env._sim._task.agent.controller.controllers["arm"]
     assert {physx.cuda_rigid_body_data.torch().device, physx.cuda_articulation_qpos.torch().device} == {where}
     assert controller.kinematics.use_gpu_ik

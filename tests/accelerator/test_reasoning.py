@@ -14,7 +14,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning import job as job_module
-from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession
 

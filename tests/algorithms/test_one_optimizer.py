@@ -24,10 +24,11 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.learning.update import fit
+from tests.observations import env_spec
 
 STATE, ACTION, ROWS, EPOCHS, PIXELS = 5, 2, 24, 6, 36
-SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, (), "cpu")
-SEEN = replace(SPEC, cameras=("one",))  # the state and an image
+SPEC = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, ())
+SEEN = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, ("one",))  # the state and an image
 WORDS = ["policy=actor_critic", "env.cameras=[]", "warm_start.from_nothing=true"]
 
 

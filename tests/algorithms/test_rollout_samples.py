@@ -18,6 +18,7 @@ from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPO
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import ExactReducer
+from tests.observations import observed, stacked
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -26,8 +27,7 @@ class ReadsItsInput:
     """A critic whose value of a state is written in the state: as privileged state, or as a pixel."""
 
     def encode(self, observation: Observation) -> dict[str, Tensor]:
-        assert observation.images is not None
-        return {"v": observation.images[:, 0, 0, 0, 0].to(torch.float32) / 100}
+        return {"v": stacked(observation)[:, 0, 0, 0, 0].to(torch.float32) / 100}
 
     def value(self, features: dict[str, Tensor], privileged: Tensor | None) -> Tensor:
         if privileged is not None:
@@ -95,7 +95,7 @@ def showing(values: Tensor, sees: bool) -> Observation:
     n = len(values)
     images = values.reshape(n, 1, 1, 1, 1).expand(n, 1, 1, 1, 3).contiguous()
     privileged = torch.stack([values.to(torch.float32) / 100, torch.zeros(n)], 1)
-    return Observation(torch.zeros(n, 1), ("",) * n, images if sees else None, None if sees else privileged)
+    return observed(torch.zeros(n, 1), ("",) * n, images if sees else None, None if sees else privileged)
 
 
 def algorithm(**changes) -> OnPolicyConfig:
@@ -222,7 +222,7 @@ def round_of(lengths: list[int], rewards: list[float], success: list[bool], numb
         truncated=torch.zeros(h, b, c, dtype=torch.bool),
         valid=steps <= last,
         privileged=None,
-        last=Observation(torch.zeros(b, 1), ("",) * b),
+        last=observed(torch.zeros(b, 1), ("",) * b),
         final_index=torch.zeros(0, 2, dtype=torch.long),
         final=None,
         success=torch.tensor(success),

@@ -8,12 +8,13 @@ import pytest
 import torch
 from control_runs import reach, small
 
-from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, IMAGES, INSTRUCTION, STATE, observation_of
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, STATE, observation_of, seen_columns
 from rlinf_embodied.config import SACConfig
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context
+from tests.observations import stacked
 
 STEPS, ROWS = 7, 4
 
@@ -115,18 +116,18 @@ def test_an_env_without_an_expert_says_so() -> None:
 def test_transitions_hold_images_as_bytes_and_the_instruction() -> None:
     env = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
     env.cameras, env.instruction = ["base_camera"], "reach the point"
-    stage = EnvStage(EnvStageConfig(env, 3, transitions=(STATE, EXPERT_ACTION, IMAGES, INSTRUCTION)))
+    stage = EnvStage(EnvStageConfig(env, 3, transitions=(STATE, EXPERT_ACTION, *seen_columns(env.cameras))))
     stage.setup(solo_context((0, 1)))
     first = stage.open(StepContext(0), (0, 1))
     for step in range(STEPS):
         stage.step(StepContext(0), {block: chosen(block, 0, step, 2) for block in (0, 1)})
     columns = stage.close(StepContext(0), {0: None, 1: None}).blocks[1]
     size = env.obs_size
-    assert columns[IMAGES].shape == (2 * STEPS, 1, size, size, 3)
-    assert columns[IMAGES].dtype == torch.uint8
+    assert columns["images.base_camera"].shape == (2 * STEPS, size, size, 3)
+    assert columns["images.base_camera"].dtype == torch.uint8
     seen = observation_of({name: column[:2] for name, column in columns.items()})
     shown = first[1]
     assert shown is not None
-    assert torch.equal(seen.images, shown.images)
+    assert torch.equal(stacked(seen), stacked(shown))
     assert torch.equal(seen.proprio, shown.proprio)
     assert seen.instruction == shown.instruction

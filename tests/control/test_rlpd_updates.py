@@ -19,12 +19,12 @@ from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import SACConfig
 from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayStage, ReplayStageConfig
-from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext, solo_context
+from tests.observations import env_spec
 
 STATE, ACTION, ROWS, UPDATES, CRITICS, SUBSET, PERIOD, SEED = 3, 2, 32, 6, 5, 2, 3, 5
-SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, (), "cpu")
+SPEC = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, ())
 WORDS = [
     *("algorithm=rlpd", "algorithm.expert_steps=0", "algorithm.updates_per_step=1", "algorithm.gamma=0.9"),
     *(f"algorithm.num_critics={CRITICS}", f"algorithm.target_critics={SUBSET}", f"algorithm.policy_period={PERIOD}"),

@@ -17,12 +17,12 @@ from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
+from tests.observations import env_spec
 
 STATE, ACTION, ROWS, UPDATES = 3, 2, 32, 6
-SPEC = EnvSpec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, (), "cpu")
+SPEC = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, 64, ())
 
 
 class Space(gymnasium.Env):

@@ -11,10 +11,10 @@ from rlinf_embodied.algorithms.imitation import Imitation
 from rlinf_embodied.algorithms.iql import IQL
 from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.algorithms.transitions import Columns
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.runtime.host import StepContext
+from tests.observations import env_spec, observed
 
-SPEC = EnvSpec("Bandit-v0", 8, 1, 10, 1, 2, 4, 64, (), "cpu")
+SPEC = env_spec("Bandit-v0", 8, 1, 10, 1, 2, 4, 64, ())
 UPDATES, ROWS = 400, 32
 
 
@@ -36,7 +36,7 @@ CRITICS = ("algorithm.value_lr=3e-3", "algorithm.tau=0.1")
 
 
 def greedy(policy: SoftActor) -> float:
-    seen = Observation(torch.zeros(1, 2), ("",))
+    seen = observed(torch.zeros(1, 2), ("",))
     return float(policy.act(policy.encode(seen), None, 1.0).actions)
 
 

@@ -33,6 +33,7 @@ from rlinf_embodied.interfaces.policies import (
     Record,
 )
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import env_spec, observed
 
 APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
 TOGETHER = (1, trees("all", "all", "all"))
@@ -102,7 +103,7 @@ def importable(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-ENV = EnvSpec("PointReach-v0", 4, 4, 12, 2, 6, 9, 16, (), "a toy")
+ENV = env_spec("PointReach-v0", 4, 4, 12, 2, 6, 9, 16, ())
 
 
 def gaussian(*overrides: str) -> TrainConfig:
@@ -128,7 +129,7 @@ def test_it_is_no_policy_that_can_be_cloned_and_passes_the_check() -> None:
     assert isinstance(policy, Policy)
     assert not isinstance(policy, ImitationPolicy)
     draw = torch.Generator().manual_seed(0)
-    shown = Observation(torch.randn(4, 6, generator=draw), ("reach",) * 4, None, torch.randn(4, 9, generator=draw))
+    shown = observed(torch.randn(4, 6, generator=draw), ("reach",) * 4, None, torch.randn(4, 9, generator=draw))
     check_policy(policy, config, ENV, shown)
 
 

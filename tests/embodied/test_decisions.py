@@ -14,6 +14,7 @@ from rlinf_embodied.algorithms.ppo import ppo_block
 from rlinf_embodied.config import Critic, PPOConfig
 from rlinf_embodied.embodied.hierarchy import Decisions
 from rlinf_embodied.interfaces.envs import Observation
+from tests.observations import observed
 
 
 class SeesValues:
@@ -38,7 +39,7 @@ class Rollout:
 
 
 def shown(*values: float) -> Observation:
-    return Observation(torch.tensor([[value] for value in values]), ("",) * len(values))
+    return observed(torch.tensor([[value] for value in values]), ("",) * len(values))
 
 
 def drawn(seed: int) -> Rollout:

@@ -19,10 +19,12 @@ from rlinf_embodied.data.maniskill_h5 import read_recording
 from rlinf_embodied.embodied import export
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.recorded import open_recorded
 from rlinf_embodied.embodied.warm_start_source import file_source
 from rlinf_embodied.embodied.warm_start_stage import for_demonstrations
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
+from tests.observations import stacked
 
 OF_ENV = {key: value for key, value in TINY.items() if key.startswith(("env", "run.seed"))}
 
@@ -53,7 +55,7 @@ def test_both_forms_are_cloned_alike(tmp_path: Path) -> None:
     read = [open_recorded(file_source(str(tmp_path / name), "data")) for name in ("demos.h5", "set")]
     for ours, theirs in zip(*(recorded.demonstrate(env, range(20)) for recorded in read), strict=True):
         assert torch.equal(ours.actions, theirs.actions)
-        assert torch.equal(ours.observation.images, theirs.observation.images)
+        assert torch.equal(stacked(ours.observation), stacked(theirs.observation))
 
 
 def test_states_are_those_of_the_simulator_before_each_action_and_at_the_end(tmp_path: Path) -> None:
@@ -103,6 +105,23 @@ def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_writte
             True,
             False,
         )
+
+
+def test_a_checkpoint_predicts_again_after_the_steps_that_are_executed(tmp_path: Path) -> None:
+    section = ["env.execute_steps=3"]  # of chunks of four
+    folder = clone(tiny(*section))
+    run = [f"checkpoint={folder}", "policy=checkpoint", "num_episodes=2", "successes_only=false", "greedy=true"]
+    config = asked(tmp_path / "all.h5", *run, *section)
+    export_dataset(config, silent)
+    policy = load_policy(tiny().policy, str(folder), "cpu").policy
+    env = make_env(replace(for_demonstrations(config.env), chunk=1), 1, "cpu")
+    for episode in read_recording(tmp_path / "all.h5", "data").episodes:
+        seen = env.reset([episode.seed])
+        for step, action in enumerate(torch.from_numpy(episode.actions)):
+            if step % 3 == 0:
+                chunk = policy.act(policy.encode(seen), None, 1.0).actions[0].clamp(-1.0, 1.0)
+            torch.testing.assert_close(action, chunk[step % 3], rtol=0, atol=1e-4)
+            seen = env.step_chunk(action[None, None]).observation
 
 
 def test_nothing_solved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

@@ -22,12 +22,13 @@ from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession, Session
+from tests.observations import observed
 
 ANY = HierarchyConfig(every=2, columns=[2, 0], goal_low=[-1.0, 0.0], goal_high=[1.0, 4.0])
 
 
 def seen(*rows: list[float]) -> Observation:
-    return Observation(torch.tensor(rows), tuple(f"task {k}" for k in range(len(rows))))
+    return observed(torch.tensor(rows), tuple(f"task {k}" for k in range(len(rows))))
 
 
 # --------------------------------------------------------------------------------------------------- what a choice is

@@ -26,9 +26,10 @@ from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
+from tests.observations import env_spec, observed, stacked
 
 ROWS = 3
-ENV = EnvSpec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",), "a toy")
+ENV = env_spec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",))
 LORA = {"rank": 4, "alpha": 8.0}
 PARALLEL = {"decoding": "parallel", "prompt_length": 24}
 LOW = ["algorithm.precision=bfloat16", "algorithm.ratio_tolerance=0.5"]
@@ -63,7 +64,7 @@ def shown(size: int = 20) -> Observation:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (ROWS, 1, size, size, 3), generator=draw, dtype=torch.uint8)
     proprio = torch.randn(ROWS, 5, generator=draw)
-    return Observation(proprio, ("lift cube?", "drop cup?", "lift"), images, torch.randn(ROWS, 9, generator=draw))
+    return observed(proprio, ("lift cube?", "drop cup?", "lift"), images, torch.randn(ROWS, 9, generator=draw))
 
 
 # ------------------------------------------------------------------------------------------------------------- as it is
@@ -79,9 +80,8 @@ def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
     told = shown(size=36)
     actions = policy.act(policy.encode(told), None, 1.0).actions
     alone = OpenVLAPredictor(published)
-    assert told.images is not None
     for row, text in enumerate(told.instruction):
-        expected = alone.act(told.images[row, 0].numpy(), text)
+        expected = alone.act(stacked(told)[row, 0].numpy(), text)
         np.testing.assert_allclose(actions[row, 0].numpy(), expected.clip(-1, 1), atol=1e-6)
 
 
@@ -296,7 +296,7 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
         ({**PARALLEL, "decoding": "diffusion"}, ENV, r"policy.options.decoding is 'diffusion', but"),
         ({**PARALLEL, "unnorm_key": "there"}, ENV, "unnorm_key is 'there', but the checkpoint has statistics of here"),
         (PARALLEL, replace(ENV, action_dim=7), "action statistics of 2 dimensions, but 7 are needed"),
-        (PARALLEL, replace(ENV, cameras=()), r"env.cameras is \[\], but the policy sees"),
+        (PARALLEL, replace(ENV, features=ENV.features[1:]), r"env.cameras is \[\], but the policy sees"),
         (ONE_BY_ONE, ENV, r"env.chunk is 4, but autoregressive OpenVLA decides on one action at a time"),
         ({**ONE_BY_ONE, "film": True}, ENV, r"policy.options.film is True, but only OpenVLA-OFT has such a part"),
         (

@@ -20,6 +20,7 @@ from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput, Record
+from tests.observations import env_spec, observed
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 sys.path.append(str(EXAMPLES))
@@ -27,7 +28,7 @@ sys.path.append(str(EXAMPLES))
 from own_policy import ProprioPolicy  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 ROWS = 4
-ENV = EnvSpec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, (), "physx_cpu")
+ENV = env_spec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, ())
 CONFIG = PolicyConfig(
     _target_=f"{__name__}.Right", name="mine", num_bins=5, critic=Critic.observation, options={"width": 8}
 )
@@ -147,9 +148,7 @@ class ForgetsConfig(ProprioPolicy):
 
 def seen() -> Observation:
     draw = torch.Generator().manual_seed(0)
-    return Observation(
-        torch.randn(ROWS, 8, generator=draw), ("push",) * ROWS, None, torch.randn(ROWS, 12, generator=draw)
-    )
+    return observed(torch.randn(ROWS, 8, generator=draw), ("push",) * ROWS, None, torch.randn(ROWS, 12, generator=draw))
 
 
 def check(kind: type[ProprioPolicy], config: PolicyConfig = CONFIG) -> None:

@@ -19,13 +19,14 @@ from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
 from rlinf_embodied.learning.gradients import LossSums, Pass, block_sums
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import env_spec, observed
 
 ROWS = 8
 SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
@@ -45,13 +46,13 @@ def _no_group_stays():
 def pair(kind: str, critic: Critic = Critic.privileged) -> tuple[Policy, Policy, Observation]:
     """Returns a policy, the same one in bfloat16, and what it sees."""
     cameras = () if kind == "state" else ("base_camera",)
-    env = EnvSpec("PickCube-v1", ROWS, 3, 12, 2, 6, 9, 16, cameras, "random numbers")
+    env = env_spec("PickCube-v1", ROWS, 3, 12, 2, 6, 9, 16, cameras)
     config = PolicyConfig(name=kind, critic=critic, **SMALL)
     policy = POLICIES[kind](config, env, 3)
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (ROWS, 1, 16, 16, 3), generator=draw, dtype=torch.uint8) if cameras else None
     proprio, state = torch.randn(ROWS, 6, generator=draw), torch.randn(ROWS, 9, generator=draw)
-    shown = Observation(proprio, ("pick up the cube",) * ROWS, images, state)
+    shown = observed(proprio, ("pick up the cube",) * ROWS, images, state)
     return policy, computed_in(Precision.bfloat16, policy, config, "cpu"), shown
 
 
@@ -97,7 +98,7 @@ def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
 def test_a_frozen_parts_features_take_half_and_a_critic_reads_them() -> None:
     plain, low, shown = pair("tiny", Critic.observation)
     features = low.encode(shown)
-    assert features["maps"].dtype is torch.bfloat16
+    assert features["maps.base_camera"].dtype is torch.bfloat16
     values = low.value(features, None)
     assert values.dtype is torch.float32
     torch.testing.assert_close(values, plain.value(plain.encode(shown), None), rtol=0.05, atol=0.05)

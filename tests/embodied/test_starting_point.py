@@ -116,7 +116,8 @@ def test_a_policy_of_other_sizes_is_refused_before_stages_are_built(tmp_path: Pa
     folder = tmp_path / "of another"
     shutil.copytree(clone(config), folder)
     described = json.loads((folder / "config.json").read_text())
-    described["env"] |= {"privileged_dim": 44, "proprio_dim": 22}
+    for feature, size in zip(described["env"]["features"][1:], (22, 44), strict=True):
+        feature["shape"] = [size]
     (folder / "config.json").write_text(json.dumps(described))
     start, run = replace(smaller.warm_start, checkpoint=str(folder)), replace(smaller.run, dir=f"{tmp_path}/b")
     other = replace(smaller, warm_start=start, run=run)
@@ -124,7 +125,7 @@ def test_a_policy_of_other_sizes_is_refused_before_stages_are_built(tmp_path: Pa
         train(other)
     parts = [
         f"warm_start.checkpoint is {str(folder)!r}, a policy for PointReach-v0, but PointReach-v1 has other sizes",
-        "proprioception has 22 numbers there and 4 here; the state that a critic sees has 44 numbers there and 8 here",
+        "state is proprio [22] there and proprio [4] here; privileged is privileged [44] there and privileged [8] here",
         "docs/warm_start.md",
     ]
     assert [part for part in parts if part not in str(caught.value)] == [], caught.value

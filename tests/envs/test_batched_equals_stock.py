@@ -179,12 +179,12 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 @pytest.mark.parametrize("package", ["mani_skill", "sapien"])
 def test_another_version_is_refused_with_the_way_out(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import checks
-    from envs.batched.build import how_to_run
+    from envs.batched.build import check_equal
     from rlinf_embodied.errors import SimulatorError
 
     monkeypatch.setattr(checks, "TESTED_VERSIONS", {package: ("2.0.1", "2.0.2")})
     expected = rf"{package} 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*{package}==2\.0\.2.*env.backend=stock"
     with pytest.raises(SimulatorError, match=expected):
-        how_to_run("PickCube-v1")
+        check_equal("PickCube-v1")
     with pytest.raises(SimulatorError, match=expected):
         make_batched("PickCube-v1", 1, "pd_joint_delta_pos")

@@ -11,6 +11,7 @@ import trimesh
 from envs.batched import decimate, meshes
 from envs.batched.meshes import Mesh, decimated
 from rlinf_embodied.cache import cached
+from tests.observations import stacked
 
 
 def _mesh(vertices: np.ndarray, triangles: np.ndarray) -> Mesh:
@@ -123,7 +124,7 @@ def test_the_decimated_images_look_like_the_full_ones() -> None:
     images, triangles = {}, {}
     for size, decimated_too in ((64, False), (64, True), (256, True)):
         env = make_env(EnvConfig(decimate=decimated_too, obs_size=size, **views), 1)
-        images[size, decimated_too] = env.reset([1]).images.float()
+        images[size, decimated_too] = stacked(env.reset([1])).float()
         triangles[size, decimated_too] = _triangles(env._sim._task.scene.sub_scenes[0])
         env.close()
     assert triangles[64, False] > 400_000

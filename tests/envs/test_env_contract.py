@@ -21,8 +21,9 @@ from envs import point_reach
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import RlinfError, SimulatorError
-from rlinf_embodied.interfaces.envs import ChunkResult, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.interfaces.envs import ChunkResult, FeatureKind, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target
+from tests.observations import stacked
 
 N, CHUNK = 3, 5
 POINT = EnvConfig(
@@ -65,6 +66,7 @@ DOT = EnvConfig(  # an image and nothing else, and no episode ends by itself
     options={"history_free": True},
 )
 CONFIGS["dot"] = DOT
+TWO_VIEWS = Path(__file__).resolve().parents[1] / "two_views.yaml"  # cameras of two sizes, two state vectors
 HANDOVER = Path(__file__).with_name("handover.yaml")  # all that tells its starts apart is the picture
 SIM = pytest.mark.sim
 KINDS = [
@@ -74,6 +76,7 @@ KINDS = [
     pytest.param("batched", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
     pytest.param(str(HANDOVER), id="handover"),
+    pytest.param(str(TWO_VIEWS), id="two_views"),
 ]
 STOCK = pytest.param("stock", marks=SIM)
 
@@ -216,13 +219,13 @@ def to_the_horizon(env: VectorEnv, next_seeds: list[int] | None = None) -> list[
 
 
 def same_observation(left: Observation, right: Observation) -> bool:
-    assert (left.images is None) == (right.images is None)
+    assert list(left.images) == list(right.images)
     assert left.privileged is not None
     assert right.privileged is not None
     return (
         torch.equal(left.proprio, right.proprio)
         and torch.equal(left.privileged, right.privileged)
-        and (left.images is None or right.images is None or torch.equal(left.images, right.images))
+        and all(torch.equal(shown, right.images[name]) for name, shown in left.images.items())
         and left.instruction == right.instruction
     )
 
@@ -236,17 +239,16 @@ def same_result(left: ChunkResult, right: ChunkResult) -> bool:
 
 def test_an_env_is_a_vector_env_with_the_shapes_of_its_spec(name: str, env: VectorEnv) -> None:
     assert isinstance(env, VectorEnv)
-    spec, size = env.spec, env.spec.obs_size
+    spec = env.spec
     seen = env.reset(range(N))
     result = env.step_chunk(random_actions(env, 0))
-    if spec.cameras:
-        assert seen.images is not None
-        assert seen.images.shape == (N, len(spec.cameras), size, size, 3)
-        assert seen.images.dtype == torch.uint8
-    else:
-        assert seen.images is None
-    assert seen.proprio.dtype == result.rewards.dtype == torch.float32
-    assert seen.proprio.shape == (N, spec.proprio_dim)
+    shown = {FeatureKind.image: seen.images, FeatureKind.state: seen.state}
+    for kind, tensors in shown.items():
+        assert list(tensors) == [feature.name for feature in spec.of_kind(kind)]
+        for feature in spec.of_kind(kind):
+            assert tuple(tensors[feature.name].shape) == (N, *feature.shape)
+            assert tensors[feature.name].dtype == getattr(torch, feature.dtype)
+    assert result.rewards.dtype == torch.float32
     assert result.privileged is not None
     assert result.privileged.shape == (N, CHUNK, spec.privileged_dim)
     assert result.rewards.shape == result.valid.shape == result.success.shape == (N, CHUNK)
@@ -264,8 +266,8 @@ def test_what_repeats_nothing_is_not_asked_to() -> None:
 
 def test_images_change_when_the_state_does(env: VectorEnv) -> None:
     require_cameras(env)
-    before = env.reset(range(N)).images
-    after = env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation.images
+    before = stacked(env.reset(range(N)))
+    after = stacked(env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation)
     assert before is not None
     assert after is not None
     assert (before != after).flatten(1).any(1).all()
@@ -351,7 +353,7 @@ def test_without_next_seeds_rows_freeze_at_the_horizon_and_are_not_valid_any_mor
     assert frozen.privileged is not None
     assert frozen.privileged.abs().sum() == 0
     assert torch.equal(frozen.observation.proprio, last.observation.proprio)
-    assert frozen.observation.images is None or frozen.observation.images.sum() == 0
+    assert not frozen.observation.images or stacked(frozen.observation).sum() == 0
     assert frozen.final_rows == ()
     assert frozen.episodes == ()
 
@@ -381,8 +383,7 @@ def test_a_solved_episode_terminates_and_its_later_sub_steps_are_not_valid(name:
         assert end.metrics["reward"] == pytest.approx(end.metrics["return"] / end.metrics["episode_len"])
         assert result.final_observation is not None
         final = result.final_observation.rows([result.final_rows.index(row)])
-        assert final.images is not None
-        assert final.images.float().std() > 1
+        assert stacked(final).float().std() > 1
 
 
 @pytest.mark.usefixtures("repeats")

@@ -15,6 +15,7 @@ from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS
+from tests.observations import stacked
 
 
 class Scripted:
@@ -37,8 +38,8 @@ class Scripted:
         solved, failed = (torch.tensor([now == sign]) for sign in "1x")
         return Measurement(torch.zeros(1), solved, nothing, failed, nothing)
 
-    def images(self, rows: Sequence[int]) -> Tensor:
-        return torch.zeros(len(rows), 1, 4, 4, 3, dtype=torch.uint8)
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return {"base_camera": torch.zeros(len(rows), 4, 4, 3, dtype=torch.uint8)}
 
     def object_positions(self) -> None:
         return None
@@ -121,7 +122,7 @@ TWO = EnvConfig(num_envs=2, block_size=2, horizon=10, chunks_per_rollout=2, came
 def test_what_a_simulator_leaves_out_has_a_default() -> None:
     env = EpisodeEnv(TWO, Bare(), "wait", False)
     seen = env.reset([0, 1])
-    assert seen.images is None
+    assert not seen.images
     assert seen.privileged is not None
     assert seen.privileged.shape == (2, 4 + CLOCK_COLUMNS)
     assert env.object_positions() is None
@@ -180,6 +181,6 @@ def test_a_chunk_is_executed_in_part_and_a_horizon_is_no_multiple_of_it() -> Non
             assert torch.equal(column[:, :2], getattr(theirs, name))
             assert not column[:, 2:].any()
         assert torch.equal(ours.observation.privileged, theirs.observation.privileged)
-        assert torch.equal(ours.observation.images, theirs.observation.images)
+        assert torch.equal(stacked(ours.observation), stacked(theirs.observation))
         assert ours.truncated[:, 0].tolist() == [k == 3] * 2
     assert [end.metrics["episode_len"] for end in ours.episodes] == [7.0, 7.0]

@@ -20,6 +20,7 @@ from envs.gym.spaces import ActionCode, ObservationCode, taken_as_numbers
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from tests.observations import stacked
 
 CHEETAH = compose_train(["env=gymnasium", "policy=state", "env.id=HalfCheetah-v5"]).env
 WALK = replace(CHEETAH, task="gym_envs:Walk-v0", horizon=10, carry_over=False, chunks_per_rollout=10)
@@ -114,7 +115,7 @@ def test_success_that_is_told_at_the_end_alone_has_to_be_asked_for() -> None:
         env.reset([1, 2])
         return [end.metrics.get("success_once") for _ in range(3) for end in env.step_chunk(forward()).episodes]
 
-    with pytest.raises(SimulatorError, match=r"info tells success now.*env\.options\.success=true .*or false"):
+    with pytest.raises(SimulatorError, match=r"info reports success now.*env\.options\.success=true .*or false"):
         ended(walk(options=late))
     for success in (True, False):
         env = make_env(replace(WALK, options={"make": late, "success": success}), 2)
@@ -128,7 +129,7 @@ def test_an_env_of_the_old_interface_is_told_so() -> None:
 
 def test_pixels_that_are_not_what_the_space_says_are_refused() -> None:
     floats = {"task": "gym_envs:Picture-v0", "cameras": ["rgb_array"], "options": {"make": {"dtype": "float32"}}}
-    with pytest.raises(SimulatorError, match="says that its image is uint8, from 0 to 255, but the env shows float32"):
+    with pytest.raises(SimulatorError, match="declares a uint8 image, but the env returns float32"):
         make_env(replace(WALK, **floats), 2)
 
 
@@ -191,7 +192,7 @@ def test_images_of_floats_are_named_once(monkeypatch, caplog) -> None:
     monkeypatch.setitem(gymnasium.registry, "Floats-v0", gymnasium.envs.registration.EnvSpec("Floats-v0", Floats))
     make_env(replace(WALK, task="Floats-v0"), 2)
     (told,) = [record.getMessage() for record in caplog.records if "uint8" in record.getMessage()]
-    assert told.startswith("Floats-v0 shows a Box of float32 [9, 9, 3], which is taken as a state")
+    assert told.startswith("Floats-v0 observes a Box of float32 [9, 9, 3], which is used as a state")
 
 
 def picture(**changes: object) -> EpisodeEnv:
@@ -204,9 +205,8 @@ def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> No
     seen = env.reset([0, 1])
     where = [row_of(env, row).where for row in (0, 1)]
     assert seen.proprio.shape == (2, 0)
-    assert seen.images is not None
-    assert seen.images.shape == (2, 1, 3, 3, 3)
-    assert [int(image[0, 0].sum(-1).argmax()) for image in seen.images] == where
+    assert stacked(seen).shape == (2, 1, 3, 3, 3)
+    assert [int(image[0, 0].sum(-1).argmax()) for image in stacked(seen)] == where
     assert env.spec.categorical
     assert env.spec.action_dim == 3
 
@@ -237,8 +237,8 @@ def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
     [
         ({"task": "NoSuch-v0"}, "env.task is 'NoSuch-v0', which gymnasium.make refuses"),
         ({"cameras": ["base_camera"]}, r"env.cameras is \['base_camera'\], but a Gymnasium env has one"),
-        ({"task": "gym_envs:Picture-v0"}, r"shows nothing but an image: set env.cameras=\[rgb_array\]"),
-        ({"cameras": ["rgb_array"]}, "shows no image and has no render mode"),
+        ({"task": "gym_envs:Picture-v0"}, r"observes only an image: set env.cameras=\[rgb_array\]"),
+        ({"cameras": ["rgb_array"]}, "neither an image in its observation nor the render mode"),
         ({"options": {"thread": 2}}, "env.options.thread is 2"),
         ({"options": {"threads": 0}}, "env.options.threads is 0"),
         ({"options": {"make": {"max_episode_steps": 5}}}, "env.options.make"),

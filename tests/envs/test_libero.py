@@ -98,7 +98,7 @@ def test_each_row_has_the_task_and_state_of_its_seed_and_its_own_actions(simulat
 
 def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: ForeignSimulator) -> None:
     simulator.reset([0, 1, 2], [5, 6, 8])
-    seen = simulator.images([2, 0])
+    seen = torch.stack(list(simulator.images([2, 0]).values()), 1)
     assert seen.shape == (2, 2, 4, 4, 3)
     assert seen[:, :, 3, 3, 0].tolist() == [[255, 200], [255, 200]]  # turned by 180 degrees
     assert seen[:, 0, 0, 0, 0].tolist() == [8, 5]
@@ -108,7 +108,7 @@ def test_images_are_turned_for_the_policy_and_upright_for_people(simulator: Fore
 def test_images_can_be_upside_down_as_mujoco_has_them() -> None:
     simulator = make(rotate=0)
     simulator.reset([0], [0])
-    assert simulator.images([0])[0, 0, 0, 0].tolist() == [255] * 3
+    assert next(iter(simulator.images([0]).values()))[0, 0, 0].tolist() == [255] * 3
     simulator.close()
 
 
@@ -145,7 +145,7 @@ def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: ForeignS
         simulator.reset([0, 1], [0, libero_stand_in.DIES])
     text = str(error.value)
     assert "LIBERO process 1 (rows 1-2), pid" in text
-    assert "ended with code 13 when it was asked for 'reset'" in text
+    assert "ended with code 13 during 'reset'" in text
     assert "the memory is full" in text
     with pytest.raises(SimulatorError, match="ended with code 13"):
         simulator.step(torch.zeros(3, 7), [1])

@@ -21,6 +21,7 @@ from envs.foreign.process import environment_of
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.interfaces.envs import VectorEnv
+from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
 STEPS, CHUNK = 5, 5
@@ -51,7 +52,7 @@ def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndar
     """Returns proprioception and images of an episode at its start and after each chunk."""
     seen = [env.reset([seed])]
     seen += [env.step_chunk(chunk[None]).observation for chunk in actions.split(CHUNK)]
-    return np.stack([o.proprio[0].numpy() for o in seen]), np.stack([o.images[0].numpy() for o in seen])
+    return np.stack([o.proprio[0].numpy() for o in seen]), np.stack([stacked(o)[0].numpy() for o in seen])
 
 
 def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:

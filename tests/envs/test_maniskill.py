@@ -9,6 +9,7 @@ import torch
 
 from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from tests.observations import stacked
 
 pytestmark = pytest.mark.sim
 
@@ -82,7 +83,7 @@ def test_goal_markers_are_seen_only_if_asked(task: str, goal: str) -> None:
     images = {}
     for shown in (False, True):
         env = make(replace(SMALL, task=task, obs_size=64, show_goal=shown), 4)
-        images[shown] = env.reset(range(4)).images
+        images[shown] = stacked(env.reset(range(4)))
         assert getattr(env._sim._task, goal).px_body_type == "kinematic"
         env.close()
     assert (images[True] != images[False]).any(-1).sum() > 10
@@ -94,29 +95,10 @@ def test_the_camera_fov_is_that_of_the_first_camera_only() -> None:
     seen = {}
     for fov in (None, 0.8):
         env = make(replace(config, camera_fov=fov))
-        seen[fov] = env.reset([3]).images
+        seen[fov] = stacked(env.reset([3]))
         env.close()
     assert (seen[None][:, 0] != seen[0.8][:, 0]).any()
     assert torch.equal(seen[None][:, 1], seen[0.8][:, 1])
-
-
-def test_a_task_whose_code_knows_a_single_env_only_is_batched_all_the_same() -> None:
-    config = replace(SMALL, task="DrawTriangle-v1", robot=None, reward=Reward.sparse, obs_size=16)
-    env = make(replace(config, cameras=_cameras("DrawTriangle-v1"), control_mode="pd_ee_delta_pos"), 2)
-    assert env.spec.backend == "physx_cpu (batched)"
-    env.reset([1, 2])
-    assert env.step_chunk(torch.zeros(2, 5, env.spec.action_dim)).valid.all()
-    env.close()
-
-
-def _cameras(task: str) -> list[str]:
-    import mani_skill.envs  # noqa: F401
-    from mani_skill.utils.registration import REGISTERED_ENVS
-
-    env = REGISTERED_ENVS[task].cls(obs_mode="none", sim_backend="physx_cpu", render_backend="cpu")
-    names = list(env._sensors)[:1]
-    env.close()
-    return names
 
 
 @pytest.mark.slow
@@ -199,8 +181,7 @@ def test_without_a_vulkan_device_the_fix_is_named(monkeypatch: pytest.MonkeyPatc
 def test_the_expert_solves_the_task_on_a_cuda_simulator() -> None:
     env = make(replace(SMALL, backend=Backend.gpu), 8, device="cuda:0")
     seen = env.reset(range(8))
-    assert seen.images is not None
-    assert seen.images.is_cuda
+    assert stacked(seen).is_cuda
     ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     env.close()
     assert sum(end.metrics["success_once"] for end in ends) >= 6

@@ -22,6 +22,7 @@ from policies.tokenizer import WordTokenizer
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "metaworld_reference.py"
 INSTALLED = pytest.mark.skipif(bool(missing("metaworld")), reason=missing("metaworld"))
@@ -111,7 +112,7 @@ def test_episodes_are_the_benchmarks_whatever_ran_before(tasks: tuple[str, ...],
 @INSTALLED
 def test_pictures_can_be_the_benchmarks_own_and_are_lit_alike(env: EpisodeEnv) -> None:
     full = make_env(section(options={"pictures": "benchmark"}), 2)
-    ours, theirs = env.reset([0, 4]).images, full.reset([0, 4]).images
+    ours, theirs = stacked(env.reset([0, 4])), stacked(full.reset([0, 4]))
     full.close()
     assert ours is not None
     assert theirs is not None

@@ -13,6 +13,7 @@ import torch
 from envs.point_reach import PointSimulator, make_env, read_options
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
+from tests.observations import stacked
 
 CONFIG = EnvConfig(task="PointReach-v0", num_envs=4, block_size=4, horizon=20, obs_size=16)
 STILL = torch.zeros(4, 5, 2)
@@ -65,8 +66,7 @@ def test_an_unknown_option_is_an_error_with_a_suggestion() -> None:
 def test_the_image_shows_point_and_goal() -> None:
     env = make_env(CONFIG, 1)
     seen = env.reset([3])
-    assert seen.images is not None
-    image = seen.images[0, 0].float()
+    image = stacked(seen)[0, 0].float()
     red = (image[..., 0] > 200).nonzero().float().mean(0)  # row, column
     x, y = seen.proprio[0, :2].tolist()
     assert red[1] == pytest.approx((x + 1) / 2 * 16 - 0.5, abs=1)

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from experiments.bench.harness.trainings import COLLOCATED, digest_of, in_this_process, iterations, job_of, one_device
+from policies.vision import MAPS, of_cameras
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
@@ -23,15 +24,20 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.warm_start_stage import NUM_DATA_BLOCKS, WarmStartStage, WarmStartStageConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.reasoning import workflow as reasoning
-from rlinf_embodied.reasoning.warm_start import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import Workflow
+from tests.observations import stacked
+
+
+def _maps(features: Features) -> torch.Tensor:
+    return torch.stack(of_cameras(features, MAPS), 1)
 
 
 def _words(text: str) -> list[str]:
@@ -104,11 +110,11 @@ def clone(stages: Stages) -> None:
     data = stage._blocks_data.values()
     stages.add("initial weights", *_weights(stage._policy.module))
     stages.add("demonstrations", *(part.actions for part in data))
-    stages.add("images", *(part.observation.images for part in data))
+    stages.add("images", *(stacked(part.observation) for part in data))
     for whole, epochs in ((True, config.warm_start.epochs), (False, config.warm_start.head_epochs)):
         stage.begin_phase(StepContext(0), whole)
         if not whole:
-            stages.add("features", *(part["maps"] for part in stage._cloning._features.values()))
+            stages.add("features", *(_maps(part) for part in stage._cloning._features.values()))
         losses = [stage.fit(StepContext(epoch), (epoch, epoch + 1)) for epoch in range(epochs)]
         stages.add("losses of the whole" if whole else "losses of the head", losses)
         stages.add("cloned weights" if whole else "weights of the clone", *_weights(stage._policy.module))
@@ -123,13 +129,13 @@ def pick(stages: Stages) -> None:
     env = make_env(replace(config.env, auto_reset=False, hold_steps=0), 4, "cpu")
     observation = env.reset([int(reset_seed(3, number)) for number in range(4)], list(range(4)))
     stages.add("states at reset", observation.proprio, observation.privileged)
-    stages.add("images at reset", observation.images)
+    stages.add("images at reset", stacked(observation))
     for number in range(6):
         observation = env.step_chunk(lambda _: env.expert_actions().clamp(-1.0, 1.0)).observation
         stages.add(f"states after chunk {number}", observation.proprio, observation.privileged)
-        stages.add(f"images after chunk {number}", observation.images)
+        stages.add(f"images after chunk {number}", stacked(observation))
     policy = load_target(config.policy._target_)(config.policy, env.spec, config.run.seed)
-    stages.add("features", policy.encode(observation)["maps"])  # pyright: ignore[reportAttributeAccessIssue]
+    stages.add("features", _maps(policy.encode(observation)))  # pyright: ignore[reportAttributeAccessIssue]
     env.close()
     with tempfile.TemporaryDirectory() as folder:
         save_policy(cast(Policy, policy), Path(folder), config.env, config.policy)

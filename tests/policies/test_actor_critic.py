@@ -24,9 +24,10 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import HasRunningStatistics, ImitationPolicy
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import env_spec, observed
 
-STATE = EnvSpec("Task-v0", 4, 1, 10, 2, 5, 7, 16, (), "numbers")
-IMAGE = replace(STATE, cameras=("rgb_array",), proprio_dim=0, privileged_dim=2, obs_size=16)
+STATE = env_spec("Task-v0", 4, 1, 10, 2, 5, 7, 16, ())
+IMAGE = env_spec("Task-v0", 4, 1, 10, 2, 0, 2, 16, ("rgb_array",))
 CHOICE = replace(STATE, action_dim=3, categorical=True)
 CONFIG = compose_train(["env=gymnasium", "policy=actor_critic", "algorithm=ppo_mujoco"]).policy
 APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
@@ -38,9 +39,9 @@ def drawn(*shape: int) -> torch.Tensor:
 
 
 def seen(env: EnvSpec, rows: int = 4) -> Observation:
-    size = (rows, len(env.cameras), env.obs_size, env.obs_size, 3)
+    size = (rows, len(env.cameras), 16, 16, 3)
     images = torch.randint(0, 256, size, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    return Observation(drawn(rows, env.proprio_dim), ("",) * rows, images if env.cameras else None, None)
+    return observed(drawn(rows, env.proprio_dim), ("",) * rows, images if env.cameras else None, None)
 
 
 def made(env: EnvSpec, **options: object) -> ActorCritic:
@@ -157,7 +158,7 @@ def test_a_folder_restores_weights_and_statistics(tmp_path: Path) -> None:
         (CHOICE, {"options": {"distribution": "gaussian"}}, "policy.options.distribution is 'gaussian'"),
         (STATE, {"options": {"distribution": "beta"}}, "it is one of auto, gaussian"),
         (STATE, {"options": {"normalise": True}}, "policy.options.normalise is True"),
-        (replace(STATE, proprio_dim=0), {}, "env.cameras"),
+        (env_spec("Task-v0", 4, 1, 10, 2, 0, 7), {}, "env.cameras"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_key_to_change(env: EnvSpec, changes: dict, message: str) -> None:

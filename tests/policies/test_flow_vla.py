@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from policies.flow_vla import FlowVLA
 from rlinf_embodied.config import PolicyConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import env_spec, observed
 
 ROWS, CHUNK, ACTION = 4, 3, 2
-ENV = EnvSpec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera",), "random numbers")
+ENV = env_spec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera",))
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
 APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
 TOGETHER = (1, trees("all", "all", "all"))
@@ -32,7 +33,7 @@ def seen(rows: int = ROWS) -> Observation:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (rows, 1, 16, 16, 3), generator=draw, dtype=torch.uint8)
     proprio = torch.randn(rows, 6, generator=draw)
-    return Observation(proprio, ("pick up the cube",) * rows, images, torch.randn(rows, 9, generator=draw))
+    return observed(proprio, ("pick up the cube",) * rows, images, torch.randn(rows, 9, generator=draw))
 
 
 class ToNormal(nn.Module):

@@ -24,9 +24,10 @@ from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy
+from tests.observations import env_spec, observed
 
 ROWS = 6
-PICK = EnvSpec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",), "random numbers")
+PICK = env_spec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",))
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy.yaml"
 SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
 KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", "soft_actor"]
@@ -66,7 +67,7 @@ def shown(config: PolicyConfig, request: pytest.FixtureRequest) -> tuple[EnvSpec
     try:
         new_policy(config, PICK, 0, "cpu")
     except ConfigError:  # it takes no cameras
-        return replace(PICK, cameras=()), drawn(0)
+        return replace(PICK, features=PICK.features[1:]), drawn(0)
     return PICK, drawn(1)
 
 
@@ -74,7 +75,7 @@ def drawn(cameras: int) -> Observation:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (ROWS, cameras, 64, 64, 3), generator=draw, dtype=torch.uint8) if cameras else None
     proprio = torch.randn(ROWS, PICK.proprio_dim, generator=draw)
-    return Observation(proprio, ("pick up the cube",) * ROWS, images, torch.randn(ROWS, 50, generator=draw))
+    return observed(proprio, ("pick up the cube",) * ROWS, images, torch.randn(ROWS, 50, generator=draw))
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces.envs import Observation
+from tests.observations import observed
 
 POINT = EnvConfig(
     task="PointReach-v0", chunk=1, horizon=6, cameras=[], hold_steps=0, reward=Reward.dense, success_bonus=0.0
 )
 ON_POINT = ["env=point_reach", "env.chunk=1", "env.horizon=6", "env.cameras=[]", "cluster=serial"]
-SEEN = Observation(torch.tensor([[0.1, 0.2, -0.4, 0.5], [0.3, 0.1, 0.0, 0.9]]), ("", ""), None, torch.ones(2, 8))
+SEEN = observed(torch.tensor([[0.1, 0.2, -0.4, 0.5], [0.3, 0.1, 0.0, 0.9]]), ("", ""), None, torch.ones(2, 8))
 
 
 def rows() -> StableBaselinesVec:
@@ -104,7 +104,7 @@ def test_an_evaluation_gives_sb3s_own_returns(tmp_path: Path) -> None:
 
 def test_an_observation_that_the_env_does_not_show_is_named(tmp_path: Path) -> None:
     PPO("MlpPolicy", rows(), seed=1).save(tmp_path / "model.zip")
-    other = Observation(torch.zeros(2, 3), ("", ""), None, torch.zeros(2, 7))
+    other = observed(torch.zeros(2, 3), ("", ""), None, torch.zeros(2, 7))
     with pytest.raises(CheckpointError, match=r"sees an observation of shape \[4\], but the env shows .*\[3\]"):
         read(tmp_path / "model.zip").encode(other)
 

@@ -19,15 +19,16 @@ from policies.smolvla.shape import SmolVLAOptions, read_shapes
 from rlinf_embodied.compose import CONFIG_DIR, compose_train
 from rlinf_embodied.config import Critic
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
+from tests.observations import env_spec, observed, stacked
 
 TOY = Path(__file__).with_name("smolvla_toy.yaml")
 PUBLISHED = CONFIG_DIR / "models" / "smolvla.json"
 # num_total_params and num_learnable_params that LeRobot's training prints for lerobot/smolvla_base, and its tensors
 TOTAL, LEARNABLE, TENSORS = 450_046_176, 99_880_992, 500
 ROWS, CHUNK, ACTION = 4, 3, 2
-ENV = EnvSpec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera", "hand_camera"), "random numbers")
+ENV = env_spec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera", "hand_camera"))
 
 
 def published_tensors() -> dict[str, tuple[int, ...]]:
@@ -155,7 +156,7 @@ def seen(rows: int = ROWS) -> Observation:
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (rows, 2, 16, 16, 3), generator=draw, dtype=torch.uint8)
     said = ("pick up the cube", "lift", "push", "pull the red cube")[:rows]
-    return Observation(torch.randn(rows, 6, generator=draw), said, images, torch.randn(rows, 9, generator=draw))
+    return observed(torch.randn(rows, 6, generator=draw), said, images, torch.randn(rows, 9, generator=draw))
 
 
 @torch.no_grad()
@@ -178,13 +179,12 @@ def test_keys_and_values_made_once_give_what_one_pass_over_all_tokens_gives():
 @torch.no_grad()
 def test_the_eyes_are_transformers_own():
     policy = policy_of()
-    net, images = policy.module.model, seen().images
-    assert images is not None
+    net, images = policy.module.model, stacked(seen())
     model = net.vlm_with_expert.vlm.model
     pixels = images.flatten(0, 1).permute(0, 3, 1, 2) / 127.5 - 1.0
     pixels = torch.nn.functional.interpolate(pixels, size=(32, 32), mode="bilinear", align_corners=False)
     found = model.connector(model.vision_model(pixel_values=pixels).last_hidden_state)
-    torch.testing.assert_close(net.see(images), found.reshape(ROWS, 8, 24))
+    torch.testing.assert_close(net.see(list(images.unbind(1))), found.reshape(ROWS, 8, 24))
 
 
 @torch.no_grad()

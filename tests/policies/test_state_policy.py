@@ -13,8 +13,10 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Policy
+from tests.observations import env_spec, observed
 
-ENV = EnvSpec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, (), "physx_cpu")
+ENV = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ())
+SEES = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ("base_camera",))
 CONFIG = PolicyConfig(_target_="policies.state_policy.StatePolicy", name="state", hidden_size=16, num_bins=9)
 ROWS, SHAPE = 8, (8, 2, 3)
 
@@ -27,7 +29,7 @@ def policy() -> StatePolicy:
 def observe(seed: int = 0) -> Observation:
     drawn = torch.Generator().manual_seed(seed)
     state = torch.randn(ROWS, 12, generator=drawn)
-    return Observation(torch.randn(ROWS, 19, generator=drawn), ("push",) * ROWS, None, state)
+    return observed(torch.randn(ROWS, 19, generator=drawn), ("push",) * ROWS, None, state)
 
 
 def noise() -> torch.Tensor:
@@ -111,8 +113,12 @@ def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) 
 @pytest.mark.parametrize(
     ("config", "env", "words"),
     [
-        (CONFIG, replace(ENV, cameras=("base_camera",)), r"env.cameras is \['base_camera'\], .* set env.cameras=\[\]"),
-        (CONFIG, replace(ENV, privileged_dim=0), "PushCube-v1 shows no state"),
+        (
+            CONFIG,
+            env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ("base_camera",)),
+            r"env.cameras is \['base_camera'\], .* set env.cameras=\[\]",
+        ),
+        (CONFIG, replace(ENV, features=ENV.features[:-1]), "PushCube-v1 shows no state"),
         (replace(CONFIG, critic=Critic.observation), ENV, "leave policy.critic=privileged"),
     ],
 )

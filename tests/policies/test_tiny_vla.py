@@ -12,10 +12,11 @@ from policies.tiny_vla import TinyVLA
 from policies.tokenizer import PAD, WORDS, WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy
+from tests.observations import env_spec, observed, stacked
 
-ENV = EnvSpec("PickCube-v1", 16, 5, 50, 7, 19, 45, 64, ("base_camera", "hand_camera"), "physx_cpu")
+ENV = env_spec("PickCube-v1", 16, 5, 50, 7, 19, 45, 64, ("base_camera", "hand_camera"))
 ROWS, CHUNK, ACTION, BINS = 8, 5, 7, 33
 
 
@@ -34,7 +35,7 @@ def policy() -> TinyVLA:
 
 def observe(rows: int = ROWS, text: str = "pick up the cube", seed: int = 0) -> Observation:
     g = torch.Generator().manual_seed(seed)
-    return Observation(
+    return observed(
         proprio=torch.randn(rows, 19, generator=g),
         instruction=(text,) * rows,
         images=torch.randint(0, 256, (rows, 2, 64, 64, 3), dtype=torch.uint8, generator=g),
@@ -167,16 +168,15 @@ def test_a_row_depends_neither_on_its_neighbours_nor_on_its_position(policy: Tin
 
 def test_instruction_image_of_each_camera_and_body_change_the_distribution(policy: TinyVLA) -> None:
     base = observe(2)
-    assert base.images is not None
-    wrist, third = base.images.clone(), base.images.clone()
+    wrist, third = stacked(base).clone(), stacked(base).clone()
     third[:, 0], wrist[:, 1] = 255 - third[:, 0], 255 - wrist[:, 1]
     tokens = torch.zeros(2, CHUNK, ACTION, dtype=torch.long)
     reference = policy.evaluate(policy.encode(base), {"tokens": tokens}, 0.6).log_probs
     for change in (
         {"instruction": ("push the cube to the goal",) * 2},
-        {"images": third},
-        {"images": wrist},
-        {"proprio": base.proprio + 0.5},
+        {"images": dict(zip(base.images, third.unbind(1), strict=True))},
+        {"images": dict(zip(base.images, wrist.unbind(1), strict=True))},
+        {"state": {"proprio": base.proprio + 0.5}},
     ):
         changed = policy.evaluate(policy.encode(replace(base, **change)), {"tokens": tokens}, 0.6).log_probs
         assert (changed - reference).abs().max() > 1e-4, change.keys()
@@ -303,7 +303,7 @@ def test_settings_of_use_may_change_on_loading_but_not_the_shape(tmp_path: Path,
     policy.save(tmp_path)
     loaded = TinyVLA.from_folder(tmp_path, config=PolicyConfig(temperature=1.3, freeze_stem=False))
     assert loaded.config.temperature == 1.3
-    assert "images" in loaded.encode(observe(1))
+    assert "images.base_camera" in loaded.encode(observe(1))
     with pytest.raises(CheckpointError, match=r"policy\.hidden_size is 64.*was made with 128"):
         TinyVLA.from_folder(tmp_path, config=PolicyConfig(hidden_size=64))
 
@@ -324,8 +324,8 @@ def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, po
 
 def test_a_privileged_critic_needs_privileged_state() -> None:
     with pytest.raises(ConfigError, match=r"policy\.critic.*set policy\.critic=observation"):
-        TinyVLA(PolicyConfig(), replace(ENV, privileged_dim=0), seed=0)
-    TinyVLA(PolicyConfig(critic=Critic.observation), replace(ENV, privileged_dim=0), seed=0)
+        TinyVLA(PolicyConfig(), replace(ENV, features=ENV.features[:-1]), seed=0)
+    TinyVLA(PolicyConfig(critic=Critic.observation), replace(ENV, features=ENV.features[:-1]), seed=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------- words

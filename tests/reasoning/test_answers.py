@@ -156,34 +156,6 @@ def test_what_textbooks_ask_for_is(text):
     assert within_limits(text)
 
 
-def test_hostile_texts_are_decided_at_once():
-    pieces = [
-        "9",
-        "(",
-        "{",
-        "9^",
-        "9**",
-        "1/",
-        "\\frac{",
-        "\\boxed{",
-        "$",
-        "-",
-        "x",
-        "!",
-        ",",
-        ".",
-        " ",
-        "\x00",
-        "\u0664",
-        "=",
-        "1,",
-    ]
-    for text in [piece * (10**6 // len(piece)) for piece in pieces] + [piece * (256 // len(piece)) for piece in pieces]:
-        assert decide(text, "6") is False
-        assert decide(text, "0.5") is False
-        assert not solves(text, Countdown(24, (3, 8)))
-
-
 def test_a_reference_beyond_the_limits_is_compared_as_text():
     reference = "\\int_0^1 f(x) dx"
     assert decide(reference, reference) is True

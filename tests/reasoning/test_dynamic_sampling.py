@@ -7,19 +7,22 @@ from math_runs import DAPO, iterate_math, math_executor, tiny_math
 
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.reasoning.actor_stage import ActorStage
-from rlinf_embodied.reasoning.batch import PromptSet, RewardReport
+from rlinf_embodied.reasoning.batch import GenerationReport, PromptSet, ScoredGroup
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
+from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter, rollout_metrics
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
 MIXED, RIGHT, WRONG = (True, False), (True, True), (False, False)
 
 
-def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> RewardReport:
-    zero_variance = {block: tuple(len(set(group)) == 1 for group in groups) for block, groups in correct.items()}
-    return RewardReport(correct, zero_variance, dict.fromkeys(correct, 0.0), dict.fromkeys(correct, 0))
+def report(correct: dict[int, tuple[tuple[bool, ...], ...]]) -> list[ScoredGroup]:
+    return [
+        ScoredGroup(block, k, group, len(set(group)) == 1, float(sum(group)), 0)
+        for block, groups in correct.items()
+        for k, group in enumerate(groups)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- filter
@@ -31,6 +34,13 @@ def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_
     second = [report({0: (MIXED, MIXED), 1: (MIXED, RIGHT)})]
     decision = decide([first, second])
     assert (decision.enough, decision.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
+
+
+def test_the_metrics_count_the_groups_of_every_round():
+    generated = [GenerationReport(40, 4, 1, 9, {})] * 2
+    groups = report({0: (MIXED, WRONG)}) + report({0: (RIGHT, RIGHT)})  # two rounds of one block
+    found = rollout_metrics(generated, groups)
+    assert (found["rollout/accuracy"], found["rollout/reward"], found["rollout/uniform_groups"]) == (5 / 8, 5 / 8, 0.75)
 
 
 @pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),

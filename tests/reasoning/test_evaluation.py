@@ -15,9 +15,8 @@ from runs import cluster
 
 from rlinf_embodied.compose import compose_answers
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.reasoning.evaluate import evaluate_command
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, AnswerStageConfig, sampled_result
-from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult, evaluate_command, sampled_result
+from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import Rate
 
@@ -26,9 +25,8 @@ NUMBER = 20
 
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
-    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
-    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
-    return AnswerEvaluation(asked, SerialSession(), cluster(devices), last_step=7).run(step)
+    made = StageConfig(config, str(warm(tiny_math())))
+    return AnswerEvaluation(made, SerialSession(), cluster(devices), last_step=7).run(step)
 
 
 def settings(*overrides: str) -> MathConfig:

@@ -11,8 +11,15 @@ from rlinf_embodied.algorithms.log_probs import sample_tokens
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import (
+    GenerationBlock,
+    Group,
+    Noise,
+    Prompt,
+    SamplingParams,
+    Sequences,
+    all_log_probs,
+)
 from rlinf_embodied.reasoning.generation import generate
 
 NOISE = Noise(seed=3, iteration=2)
@@ -95,13 +102,6 @@ def assert_naive(policy, groups: dict[int, Group], sampling: SamplingParams, noi
             assert (group.tokens[sample, length:] == policy.spec.pad_id).all()
 
 
-def assert_same_tokens(one: dict[int, Group], other: dict[int, Group], tolerance: float) -> None:
-    assert one.keys() == other.keys()
-    for prompt in one:
-        assert torch.equal(one[prompt].tokens, other[prompt].tokens)
-        assert (one[prompt].log_probs - other[prompt].log_probs).abs().max() <= tolerance
-
-
 # ---------------------------------------------------------------------------------------------------------- the oracle
 @pytest.mark.parametrize(("decoder", "architecture"), ARCHITECTURES)
 @pytest.mark.parametrize("max_num_seqs", [4, 100])
@@ -139,54 +139,7 @@ def test_greedy_tokens_are_those_of_transformers():
             assert group.tokens[sample, : group.lengths[sample]].tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
-def test_lean_logits_are_those_of_the_forward_pass(architecture):
-    policy = language_model(architecture)
-    texts = [list(prompt.tokens) for prompt in BLOCK.prompts]
-    decoder = policy.decoder(6, 30)
-    prefix = decoder.prefill(texts)
-    decoder.join(prefix, torch.tensor([0, 1, 2]), torch.tensor([0, 1, 2]))
-    rows = [list(texts[i]) for i in (0, 1, 2)]
-    for step in range(20):
-        if step == 3:  # one leaves and another takes its slot, one joins at the end
-            decoder.join(prefix, torch.tensor([3, 4]), torch.tensor([1, 3]))
-            rows[1], rows = list(texts[3]), [*rows, list(texts[4])]
-            rows[1] = list(texts[3])
-        if step == 9:  # the last row moves into a gap
-            decoder.move(torch.tensor([3]), torch.tensor([0]))
-            rows[0] = rows.pop()
-        tokens = [2 + (5 * step + i) % 23 for i in range(len(rows))]
-        logits = decoder.step(torch.tensor(tokens))
-        for row, token, found in zip(rows, tokens, logits, strict=True):
-            row.append(token)
-            with torch.no_grad():
-                expected = policy.model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1]
-            torch.testing.assert_close(found[1:], expected[1:], atol=2e-5, rtol=0)
-            assert found[0] == -torch.inf
-
-
 # ------------------------------------------------------------------------------------------------ what has no influence
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 7])
-def test_fewer_slots_change_last_bits_at_most(max_num_seqs):
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    assert_same_tokens(run(policy), run(policy, max_num_seqs=max_num_seqs), 2e-6)
-
-
-def test_a_row_does_not_depend_on_the_rest_of_the_block():
-    policy = language_model("qwen2")
-    whole = run(policy)
-    for prompt in BLOCK.prompts:
-        alone = run(policy, GenerationBlock((prompt,), BLOCK.group_size))
-        assert_same_tokens({prompt.id: whole[prompt.id]}, alone, 5e-6)
-
-
-def test_iteration_and_prompt_id_and_sample_key_the_noise():
-    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    prompt = BLOCK.prompts[0].tokens
-    block = GenerationBlock((Prompt(1, prompt), Prompt(2, prompt)), 2)
-    first, second = run(policy, block), run(policy, block, noise=Noise(3, 3))
-    texts = [g.tokens[s, : g.lengths[s]].tolist() for run_ in (first, second) for g in run_.values() for s in (0, 1)]
-    assert len({tuple(text) for text in texts}) == 8
 
 
 # ------------------------------------------------------------------------------------------------------------- streams
@@ -213,17 +166,12 @@ class CountingPolicy(CausalLM):
         return Counting()
 
 
-def test_groups_come_while_others_still_decode_and_in_order_where_asked():
+def test_groups_come_in_order_while_others_still_decode():
     policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
     block, sampling = block_of([3] * 12, group_size=2), SamplingParams(max_new_tokens=20)
-    seen = []
-    for group in generate(policy, block, sampling, NOISE, max_num_seqs=8):
-        seen.append((group.prompt.id, policy.steps))
-    total = policy.steps
-    assert seen[0][1] < total / 2
-    assert [prompt for prompt, _ in seen] != sorted(prompt for prompt, _ in seen)
-    ordered = [g.prompt.id for g in generate(policy, block, sampling, NOISE, max_num_seqs=8, in_order=True)]
-    assert ordered == [prompt.id for prompt in block.prompts]
+    seen = [(g.prompt.id, policy.steps) for g in generate(policy, block, sampling, NOISE, max_num_seqs=8)]
+    assert seen[0][1] < policy.steps / 2
+    assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
 
 
 def test_only_live_rows_are_stepped():
@@ -241,9 +189,6 @@ def test_only_live_rows_are_stepped():
     groups = run(policy, max_num_seqs=6)
     lengths = torch.cat([group.lengths for group in groups.values()])
     assert sum(widths) == int((lengths - 1).sum())  # the first token comes from the prompt's own forward pass
-
-
-# -------------------------------------------------------------------------------------------------------------- the end
 
 
 def test_rows_end_at_any_end_token_and_otherwise_by_length():
@@ -264,7 +209,7 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
 def recorded_and_trained(policy, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
     groups = run(policy, sampling=sampling, max_num_seqs=6).values()
     rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
-    trained = all_log_probs(policy, Sequences.of(list(groups)), sampling.temperature, token_budget=100).log_probs
+    trained = all_log_probs(policy, Sequences.of(list(groups)), sampling.temperature, token_budget=100)
     recorded = torch.zeros_like(trained)
     for number, (group, sample) in enumerate(rows):
         whole = group.log_probs[sample] + group.log_mass[sample]
@@ -307,30 +252,6 @@ def test_half_precision_weights_decode_in_slots_and_agree_to_rounding():
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-def test_a_prompt_that_leaves_no_room_is_refused_with_the_numbers():
-    policy = language_model("qwen2")
-    block = block_of([5, 90])
-    with pytest.raises(
-        ConfigError, match=r"max_new_tokens is 14, but prompt 41 has 90 tokens .* holds 96: use at most 6"
-    ):
-        generate(policy, block, SamplingParams(14), NOISE, max_num_seqs=4)
-    assert len(run(policy, block_of([5, 90], 1), SamplingParams(6))) == 2  # the last one that fits
-
-
-@pytest.mark.parametrize(
-    ("block", "slots", "words"),
-    [
-        (GenerationBlock((), 4), 4, "0 prompts"),
-        (block_of([3], 0), 4, "1 prompts x 0 samples"),
-        (block_of([3]), 0, "on 0 slots"),
-        (GenerationBlock((Prompt(9, ()),), 2), 4, r"prompts \[9\] have no tokens"),
-    ],
-)
-def test_empty_blocks_are_refused(block, slots, words):
-    with pytest.raises(ConfigError, match=words):
-        generate(language_model("qwen2"), block, SamplingParams(14), NOISE, max_num_seqs=slots)
-
-
 def test_weights_that_are_not_finite_are_reported():
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
     with torch.no_grad():

@@ -15,10 +15,11 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.optimizer import FlatOptimizer
 from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.reasoning.batch import Completions, GenerationReport, PromptSet
-from rlinf_embodied.reasoning.generation_stage import GenerationStage, GenerationStageConfig, LanguageStageConfig
+from rlinf_embodied.reasoning.batch import Completions, GenerationReport
+from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
-from rlinf_embodied.reasoning.prompt_stage import PromptStage, PromptStageConfig
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -42,16 +43,13 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 
 def stage_of(config: MathConfig) -> GenerationStage:
-    model = LanguageStageConfig(config.policy, str(warm(config)), config.run.seed)
-    stage = GenerationStage(GenerationStageConfig(model, config.generation, config.algorithm.group_size))
+    stage = GenerationStage(StageConfig(config, str(warm(config))))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
-    made = training_workflow(config, str(warm(config))).stages["prompts"].config
-    assert isinstance(made, PromptStageConfig)
-    stage = PromptStage(made)
+    stage = PromptStage(StageConfig(config, str(warm(config))))
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
@@ -84,18 +82,6 @@ def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
         same(made[block], whole.blocks[block])
 
 
-def test_blocks_of_a_set_share_its_steps(decoder_steps):
-    config = tiny_math()
-    stage_of(config).run(StepContext(0), prompts_of(config))
-    together = len(decoder_steps)
-    assert max(decoder_steps) == 16
-    decoder_steps.clear()
-    config = tiny_math("generation.rows_per_batch=8")
-    stage_of(config).run(StepContext(0), prompts_of(config))
-    assert max(decoder_steps) == 8
-    assert len(decoder_steps) > together
-
-
 def test_sets_of_a_call_share_its_steps_on_accelerators(decoder_steps):
     """A long answer of one set holds up no slot of the next one."""
     config = tiny_math("generation.max_num_seqs=8")
@@ -121,16 +107,6 @@ def test_an_attempt_made_again_starts_anew():
         found = stage.run(step_context, prompts)
         for block in BLOCKS:
             same(found.blocks[block], expected.blocks[block])
-
-
-def test_noise_is_keyed_by_iteration_and_problem_not_by_place():
-    config = tiny_math()
-    stage, prompts = stage_of(config), prompts_of(config)
-    texts = lambda step_context, given: [t for b in stage.run(step_context, given).blocks.values() for t in b.texts]  # noqa: E731
-    first = texts(StepContext(0), prompts)
-    assert texts(StepContext(1), prompts) != first
-    moved = {b: [PromptSet(p.blocks[::-1], p.index)] for b, (p,) in prompts.items() if isinstance(p, PromptSet)}
-    assert sorted(texts(StepContext(0), moved)) == sorted(first)
 
 
 def test_the_report_counts_what_was_generated():

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from math_runs import tiny_math
+from math_runs import PPO, tiny_math
 
 from rlinf_embodied.reasoning.job import ReasoningJob
 
+OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
+FORM = ["reward.format_reward=0.25"]
+
 
 @pytest.mark.parametrize(
-    ("chosen", "said"),
+    ("chosen", "said", "drops"),
     [
-        ([], "1 for a right answer, 0 for another"),
-        (["reward._target_=my_rewards.short_and_right"], "what my_rewards.short_and_right returns"),
-        (["reward.format_reward=0.25"], "1 for a right answer, 0 for another, 0.25 for the right format"),
-        (
-            ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"],
-            "1 for a right answer, 0 for another, up to -0.5 for length",
-        ),
-        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another"),
-        (
-            ["reward._target_=my_rewards.f", "reward.format_reward=2", "reward.overlong_tokens=4"],
-            "what my_rewards.f returns, 2 for the right format, up to -1 for length",
-        ),
+        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another", False),
+        (FORM, "1 for a right answer, 0 for another, 0.25 for the right format", True),
+        ([*FORM, *PPO], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        ([*FORM, "algorithm=grpo"], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        (["reward._target_=my.f", *OVERLONG], "what my.f returns, up to -0.5 for length", False),
     ],
-    ids=["right", "own", "form", "length", "length that is off", "all"],
 )
-def test_what_is_rewarded_is_said(chosen: list[str], said: str) -> None:
-    assert ReasoningJob(tiny_math(*chosen)).launch_notes() == [f"reward   {said} (reward.*)"]
+def test_what_is_rewarded_and_dropped_is_said(chosen: list[str], said: str, drops: bool) -> None:
+    reward, *others = ReasoningJob(tiny_math(*chosen)).launch_notes()
+    assert reward == f"reward   {said} (reward.*)"
+    assert len(others) == drops
+    assert all("groups that differ only in their format leave the batch" in note for note in others)

@@ -10,21 +10,23 @@ import torch
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.config import (
-    LossLevel,
-    ReasoningAlgorithmConfig,
-    ReasoningName,
-    RewardConfig,
-    SamplesConfig,
-    TinyLMConfig,
-)
+from rlinf_embodied.compose import compose_math
+from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.gradients import block_sums
-from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.reward_stage import RewardStage, RewardStageConfig
-from rlinf_embodied.reasoning.training_rows import Round, TrainingRows, training_rows
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    Group,
+    LogProbs,
+    Prompt,
+    Rewards,
+    Sequences,
+    TokenAdvantages,
+    all_log_probs,
+)
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.reward_stage import RewardStage
 from rlinf_embodied.runtime.host import StepContext, solo_context
 
 TEMPERATURE, LONGEST = 0.8, 12
@@ -44,7 +46,7 @@ def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
     tokens = lambda n: tuple(torch.randint(1, 25, (n,), generator=draw).tolist())  # noqa: E731
     sequences = Sequences(tuple(map(tokens, PROMPTS)), tuple(map(tokens, COMPLETIONS)))
     noise = lambda scale: scale * torch.randn(len(PROMPTS), LONGEST, generator=draw)  # noqa: E731
-    now = all_log_probs(policy, sequences, TEMPERATURE, 1000).log_probs
+    now = all_log_probs(policy, sequences, TEMPERATURE, 1000)
     old = now + noise(0.3)
     return TrainingRows(
         sequences=sequences,
@@ -234,7 +236,7 @@ def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
     for one in objective.passes(7, rows, torch.arange(6), "cpu"):
         one.run()
     mask = torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None]
-    now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000).log_probs
+    now = all_log_probs(policy, rows.sequences, TEMPERATURE, 1000)
     assert rows.old_log_probs is not None
     apart = [
         (rows.old_log_probs - rows.rollout_log_probs).abs()[mask].max(),
@@ -281,7 +283,7 @@ def test_groups_that_do_not_differ_leave_the_loss():
 
 
 def test_groups_are_told_apart_by_being_right_whatever_their_form_earned():
-    shaped = Round(FIRST.completions, Rewards(torch.tensor([[1.0, 1.0], [1.0, 1.2]]), FIRST.rewards.raw))
+    shaped = Round(FIRST.generation, Rewards(torch.tensor([[1.0, 1.0], [1.0, 1.2]]), FIRST.reward.raw))
     rows = training_rows([shaped], ReasoningAlgorithmConfig(group_size=2), None)
     assert of_prompts(rows) == ([1, 1], [2, 2])
 
@@ -308,7 +310,7 @@ def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
 def test_advantages_are_those_of_the_algorithm():
     rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0]])
     done = round_of([[True, False, False, True]], [[1, 2, 2, 3]], [[True] * 4], 1)
-    done = Round(done.completions, Rewards(rewards, done.rewards.raw))
+    done = Round(done.generation, Rewards(rewards, done.reward.raw))
     std = math.sqrt((0.25**2 + 0.75**2 * 2 + 1.25**2) / 3)
     expected = {
         "grpo": [0.25 / std, -0.75 / std, -0.75 / std, 1.25 / std],
@@ -326,7 +328,7 @@ def test_advantages_are_those_of_the_algorithm():
 def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
     tables = [torch.arange(20.0).reshape(4, 5) + 100 * k for k in range(3)]
     done = Round(
-        FIRST.completions, FIRST.rewards, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
+        FIRST.generation, FIRST.reward, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
     )
     rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 3
     for found, table in zip((rows.old_log_probs, rows.reference, rows.advantages), tables, strict=True):
@@ -336,8 +338,8 @@ def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
 
 # ------------------------------------------------------------------------------------------------------------- rewards
 def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
-    config = RewardConfig(overlong_tokens=4, overlong_penalty=0.8)
-    stage = RewardStage(RewardStageConfig(config, "compact", max_new_tokens=10, samples=SamplesConfig()))
+    overlong = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.8", "generation.max_new_tokens=10"]
+    stage = RewardStage(StageConfig(compose_math(overlong), ""))
     stage.setup(solo_context([0]))
     lengths, ended = [3, 6, 7, 9, 10, 10], [True] * 5 + [False]
     group = group_of(1, lengths, ended)

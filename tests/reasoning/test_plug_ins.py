@@ -23,7 +23,7 @@ from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, DataError
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.verifier import Verifier, reward_function
+from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
 
 DOCS = (Path(__file__).resolve().parents[2] / "docs/reasoning.md").read_text()
 COMMANDS = [
@@ -73,7 +73,7 @@ def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
     function = reward_function(config.reward)
-    with Verifier(PROMPT_TEMPLATES["compact"], function=function, format_reward=0.25) as verifier:
+    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(format_reward=0.25), function) as verifier:
         texts = ["#6", "7+8=15;15-9=6;" + "=" * 24 + "#6", "#7", "#6"]
         verified = verifier.verify(texts, [SIX] * 4, [True, True, True, False])
     assert verified.raw.tolist() == [1.0, 0.5, 0.0, 0.0]
@@ -280,7 +280,7 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
         together.wait()  # or breaks, where fewer than three run at once
         return float(completion)
 
-    with Verifier(PROMPT_TEMPLATES["compact"], function=judged, concurrency=3) as verifier:
+    with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
         assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
 
 

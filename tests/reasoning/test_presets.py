@@ -15,10 +15,17 @@ from rlinf_embodied.compose import choices, compose_math
 from rlinf_embodied.config import MathConfig, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.gradients import block_sums
-from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, TokenAdvantages
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
-from rlinf_embodied.reasoning.objective import STATISTICS, Objective
-from rlinf_embodied.reasoning.training_rows import Round, training_rows
+from rlinf_embodied.reasoning.batch import (
+    Completions,
+    Group,
+    LogProbs,
+    Prompt,
+    Rewards,
+    Sequences,
+    TokenAdvantages,
+    all_log_probs,
+)
+from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, training_rows
 
 LONGEST = 9  # max_new_tokens
 PROMPTS = ((5, 6, 7), (8, 9))
@@ -46,7 +53,7 @@ class Batch:
             tuple(prompt for prompt in PROMPTS for _ in LENGTHS[0]),
             tuple(c for group in self.completions for c in group),
         )
-        now = all_log_probs(policy, every, 1.0, 1000).log_probs
+        now = all_log_probs(policy, every, 1.0, 1000)
         noise = lambda scale: scale * torch.randn(now.shape, generator=draw)  # noqa: E731
         self.old, self.reference, self.critic = now + noise(0.3), now + noise(0.4), noise(1.0)
 
@@ -58,7 +65,7 @@ class Batch:
             Rewards(torch.tensor(REWARDS), torch.tensor(RAW)),
             old_log_probs=LogProbs(self.old, 0) if several_steps else None,
             reference=LogProbs(self.reference, 0) if with_reference else None,
-            advantages=TokenAdvantages(self.critic) if with_critic else None,
+            critic=TokenAdvantages(self.critic) if with_critic else None,
         )
 
     def _group(self, k: int, old: Tensor) -> Group:

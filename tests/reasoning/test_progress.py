@@ -8,11 +8,12 @@ import pytest
 from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, warm
 from runs import cluster
 
+from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerStageConfig
-from rlinf_embodied.reasoning.generation_stage import LanguageStageConfig
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.telemetry.progress import progress_reported_to
@@ -43,9 +44,8 @@ def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
 def test_sampled_answers_report_progress_as_greedy_ones_do(reports) -> None:
     """Each of 32 samples per problem takes a slot: their decoding takes many times as long as one greedy answer's."""
     config = tiny_math("eval.num_problems=4", "eval.num_samples=32", "eval.forced_prefix=false")
-    model = LanguageStageConfig(config.policy, str(warm(tiny_math())), config.run.seed)
-    asked = AnswerStageConfig(model, config.data, config.generation, config.reward, config.eval)
-    evaluation = AnswerEvaluation(asked, SerialSession(), cluster(1), last_step=7)
+    made = StageConfig(config, str(warm(tiny_math())))
+    evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=7)
     evaluation.run(3)
     greedy = reports["answers.run"]
     evaluation.run(7)
@@ -57,10 +57,10 @@ def test_each_answer_of_a_users_reward_is_progress() -> None:
     done = []
     problem = Problem(0, "7+8-9=", "6", None, "sum", "sum2-2-9")
     for concurrency in (1, 3):
-        options = {"function": lambda completion, problem: 1.0, "concurrency": concurrency}
+        config = RewardConfig(_target_="a.user's", concurrency=concurrency)
         with (
             progress_reported_to(lambda: done.append(1)),
-            Verifier(PROMPT_TEMPLATES["compact"], **options) as verifier,
+            Verifier(PROMPT_TEMPLATES["compact"], config, lambda completion, problem: 1.0) as verifier,
         ):
             verifier.verify(["#6"] * 5, [problem] * 5)
     assert len(done) == 10

@@ -20,7 +20,7 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.prompt_stage import Limit, PromptSource
+from rlinf_embodied.reasoning.prompt_stage import Limit, Prompts
 from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer
 
@@ -151,9 +151,9 @@ def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(
         TextCodec(char_tokenizer(ASCII), 200),
     )
     lengths = sorted(len(row["question"]) for row in gsm8k_rows(0, 20))
-    source = PromptSource(data, 3, codec, Limit(lengths[6] + 5, "x is 1", 5))  # about a third fits
-    whole = source.batch(Split.train, 0, 40)
-    assert [source.batch(Split.train, place, 1)[0] for place in range(40)] == whole
+    prompts = Prompts(Split.train, data, 3, codec, Limit(lengths[6] + 5, "x is 1", 5))  # about a third fits
+    whole = prompts.batch(0, 40)
+    assert [prompts.batch(place, 1)[0] for place in range(40)] == whole
     assert len({prompt.id for _, prompt in whole}) == 40
     assert max(len(prompt.tokens) for _, prompt in whole) <= lengths[6]
 

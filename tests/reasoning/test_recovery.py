@@ -12,7 +12,7 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.critic_stage import CriticStage
 from rlinf_embodied.reasoning.evaluation import AnswerStage
-from rlinf_embodied.reasoning.fine_tuning_stage import FineTuningStage
+from rlinf_embodied.reasoning.fine_tuning import FineTuningStage
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]

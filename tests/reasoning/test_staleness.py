@@ -10,7 +10,7 @@ from runs import digest
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning import logprob_stage
+from rlinf_embodied.reasoning import generation_stage
 from rlinf_embodied.runtime.session import SerialSession
 
 CORRECTED = ["algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"]
@@ -60,8 +60,8 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, 
 
 
 def test_log_probs_of_weights_that_are_not_trained_any_more_are_not_computed(monkeypatch) -> None:
-    read, all_log_probs = [], logprob_stage.all_log_probs
-    monkeypatch.setattr(logprob_stage, "all_log_probs", lambda *asked: read.append(asked) or all_log_probs(*asked))
+    read, all_log_probs = [], generation_stage.all_log_probs
+    monkeypatch.setattr(generation_stage, "all_log_probs", lambda *asked: read.append(asked) or all_log_probs(*asked))
     _, metrics = trained("grpo, several steps", "collocated", 1, 1)
     assert [row["rollout/staleness"] for row in metrics] == [0.0, 1.0, 1.0, 1.0]
     assert len(read) == tiny_math(*TWO_STEPS).num_blocks  # of the first iteration alone

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import stopped_runs
 import torch
-from math_runs import PPO, iterate_math, math_executor, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from math_runs import PPO, iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
 from runs import digest
 from stopped_runs import straight_runs
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
+from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning import job as job_module
@@ -115,37 +111,6 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
     assert all(AnswerStage._user not in stage._shared.users for stage in stages)  # it holds no memory afterwards
 
 
-def test_what_was_learnt_is_kept_where_nothing_is_left_to_learn(straight, monkeypatch, tmp_path) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 3, error=DataError("every group is right"))
-        with pytest.raises(DataError):
-            Trainer(four(tmp_path)).run()
-    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 3
-    train_math(four(tmp_path))
-    same_end(tmp_path, straight())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["reward.format_reward=0.2"], True),
-        (["reward.format_reward=0.2", "algorithm=dapo"], True),
-        (["reward.format_reward=0.2", "algorithm=grpo"], False),
-        (["reward.format_reward=0.2", *PPO], False),
-        ([], False),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_a_run_says_that_groups_are_dropped_whatever_their_form_earns(overrides, said) -> None:
-    job = ReasoningJob(tiny_math(*overrides))
-    warnings = job.warnings({"rollout/truncated": 0.0})
-    assert len(warnings) == said
-    if said:
-        assert "reward.format_reward is 0.2, but algorithm.drop_zero_variance_groups=true goes by" in warnings[0]
-        assert "set algorithm.drop_zero_variance_groups=false" in warnings[0]
-    assert job.warnings({"rollout/truncated": 0.0}) == []  # once
-
-
 def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
     cut = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
     said = (
@@ -179,55 +144,6 @@ def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) 
         assert digest(executor) == start
     with pytest.raises(DataError, match="the last 3 iterations trained on nothing"):
         iterate_math(config, executor, 3)
-
-
-def test_ctrl_c_between_two_checkpoints_writes_one_of_its_own(straight, monkeypatch, tmp_path) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 2)
-        train_math(four(tmp_path, "plan=hybrid", "cluster.num_devices=2"), code=130)
-    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 3
-    train_math(four(tmp_path))
-    same_end(tmp_path, straight())
-
-
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch, tmp_path) -> None:
-    variant = "ppo"
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 3, error=SimulatorError("the machine is gone"))
-        with pytest.raises(SimulatorError):
-            Trainer(four(tmp_path, *VARIANTS[variant])).run()
-    assert len(untimed_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
-    train_math(four(tmp_path, *VARIANTS[variant]))
-    same_end(tmp_path, straight(variant))
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path) -> None:
-    """The whole process, at any moment after its first checkpoint."""
-    chosen = ["run.num_iterations=24", "checkpoint.every=2", "eval.num_problems=8", "eval.num_samples=0"]
-    warm(tiny_math())  # the process finds it in the cache
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    script = Path(__file__).resolve().parents[2] / "experiments/train_llm_math.py"
-    command = [sys.executable, str(script), *tiny_math_overrides(f"run.dir={killed}", *chosen)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    patience = time.monotonic() + 120
-    while not list(killed.glob("checkpoints/step_*/COMPLETE")):
-        assert process.poll() is None
-        assert time.monotonic() < patience
-        time.sleep(0.005)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert not (killed / "summary.json").exists()
-    for folder in (killed, straight):
-        train_math(tiny_math(f"run.dir={folder}", *chosen))
-    same_end(killed, straight)
-
-
-def test_a_finished_run_started_again_only_evaluates(straight, monkeypatch, tmp_path) -> None:
-    shutil.copytree(straight(), tmp_path, dirs_exist_ok=True, symlinks=True)
-    interrupt_in(monkeypatch, 0, error=AssertionError("nothing is left to do"))
-    train_math(four(tmp_path))
-    same_end(tmp_path, straight())
 
 
 def test_it_trains_and_says_so(straight, tmp_path) -> None:

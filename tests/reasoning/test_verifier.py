@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
 SIX = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
@@ -21,7 +22,7 @@ def verifier():
 
 @pytest.fixture(scope="module")
 def natural():
-    with Verifier(NATURAL, timeout_s=0.5) as made:
+    with Verifier(NATURAL, RewardConfig(timeout_s=0.5)) as made:
         yield made
 
 
@@ -41,7 +42,7 @@ def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
 
 def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
     texts = ["7+8=15;15-9=6;#6", "#7", "#5#6", "6", "#6", "#6"]
-    with Verifier(COMPACT, format_reward=0.25) as verifier:
+    with Verifier(COMPACT, RewardConfig(format_reward=0.25)) as verifier:
         verified = verifier.verify(texts, [SIX] * 6, ended=[True, True, True, True, True, False])
         assert verified.correct.tolist() == [True, False, True, False, True, False]
         assert verified.formatted.tolist() == [True, True, False, False, True, False]

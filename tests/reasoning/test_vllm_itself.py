@@ -9,8 +9,7 @@ import torch
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import TinyLMConfig, VllmConfig, WeightUpdate
 from rlinf_embodied.reasoning import vllm_engine
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, all_log_probs
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams, Sequences, all_log_probs
 
 pytest.importorskip("vllm", reason="needs vLLM in an environment of its own: docs/reasoning.md")
 
@@ -35,7 +34,7 @@ def largest_difference(policy, temperature, version, update):
     groups = list(vllm_engine.generate_with_vllm(policy, BLOCK, sampling, Noise(3, 0), version, settings))
     assert [len(group.lengths) for group in groups] == [4, 4, 4]
     rows = Sequences.of(groups)
-    expected = all_log_probs(policy, rows, temperature or 1.0, token_budget=1000).log_probs
+    expected = all_log_probs(policy, rows, temperature or 1.0, token_budget=1000)
     found = torch.cat([torch.nn.functional.pad(g.log_probs, (0, 20 - g.log_probs.shape[1])) for g in groups])
     return float((found[:, : expected.shape[1]] - expected).abs().max())
 

@@ -15,9 +15,8 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.learning.checkpoint import weights_sha256
-from rlinf_embodied.reasoning.fine_tuning_stage import NUM_BLOCKS, FineTuningStage
+from rlinf_embodied.reasoning.fine_tuning import NUM_BLOCKS, FineTuningStage, cache_folder, starting_policy
 from rlinf_embodied.reasoning.policy_folder import trained_on
-from rlinf_embodied.reasoning.warm_start import cache_folder, starting_policy
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 

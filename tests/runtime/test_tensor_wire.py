@@ -19,6 +19,7 @@ from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
 from rlinf_embodied.workflow.graph import StageSpec
+from tests.observations import observed
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.bool]
 tensors = st.builds(
@@ -67,7 +68,7 @@ def test_a_payload_comes_back_as_it_was(value: object) -> None:
 
 
 def test_dataclasses_keep_their_type_and_what_is_no_tensor() -> None:
-    observation = Observation(torch.rand(2, 3), ("a", "b"), torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8))
+    observation = observed(torch.rand(2, 3), ("a", "b"), torch.zeros(2, 1, 4, 4, 3, dtype=torch.uint8))
     back = unpack(pack({"seen": observation, "episode": RunningEpisode(7, torch.rand(3, 2))}))
     assert isinstance(back, dict)
     assert isinstance(back["seen"], Observation)

@@ -30,8 +30,7 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 from sapien import physx
 from torch import Tensor
 
-from envs.batched.build import FAILURES, build_somehow, compare_ways, make_batched_task, robot_name
-from envs.batched.single import Alone
+from envs.batched.build import FAILURES, build_somehow, first_difference, make_batched_task, robot_name
 from envs.comparison import Outcome, Pair, compare_episodes, simulated, wild_actions
 from envs.maniskill import reward_mode
 from envs.stock import build_task, check_assets, check_renderer, no_questions, task_actions
@@ -106,7 +105,6 @@ class Comparison:
     checked: bool  # whether the short check is run too
     build_s: float = 0.0
     blind: str = "none"  # the render backend where no pictures are taken
-    start: Alone = Alone.nothing
     kwargs: dict[str, object] = field(default_factory=dict)  # what is not the default
 
     def modes(self) -> tuple[str, list[str]]:
@@ -132,12 +130,8 @@ class Comparison:
             runs += [partial(self._run, rows, compared, SHORT_STEPS) for rows, compared in ALSO.items()]
         short: dict = {}
         if not slow and self.checked:
-            short = {"short_check": compare_ways(self.task, reward_mode=reward_mode(self.task), **self._robot())}
-            self.start = Alone(short["short_check"]["alone"] or Alone.nothing)
-        row = self._first_equal(runs) | {"horizon": horizon, "steps": steps, **short}
-        if self.start is not Alone.nothing:
-            row["reason"] = "; ".join(filter(None, [short["short_check"]["reason"], row["reason"]]))
-        self.start = Alone(row["alone"] or Alone.nothing)
+            short = {"short_check": first_difference(self.task, reward_mode=reward_mode(self.task), **self._robot())}
+        row = self._compared(runs) | {"horizon": horizon, "steps": steps, **short}
         return row | {"seconds": round(time.monotonic() - start, 1)}
 
     def other_mode(self, mode: str) -> dict:
@@ -152,26 +146,20 @@ class Comparison:
         except FAILURES as error:
             return {"verdict": "not in stock", "reason": _why_not_built(error)}
         slow = self.build_s > SLOW_BUILD_S
-        row = self._first_equal([partial(self._run, OTHER_ROWS, None, SHORT_STEPS if slow else OTHER_STEPS)])
+        row = self._compared([partial(self._run, OTHER_ROWS, None, SHORT_STEPS if slow else OTHER_STEPS)])
         return row | {"seconds": round(time.monotonic() - start, 1)}
 
-    def _first_equal(self, runs: list[Callable[[Alone], dict]]) -> dict:
-        """Returns the first way in which all runs are equal, and why not those before it."""
-        reasons: list[str] = []
-        ways = list(Alone)[list(Alone).index(self.start) :]
-        for alone in ways:
-            totals: dict = {}
-            for run in runs:
-                part = run(alone)
-                totals = {name: totals.get(name, 0) + part[name] for name in part if name != "difference"}
-                if part["difference"]:
-                    reasons.append(f"with {alone.value} alone: {part['difference']}")
-                    break
-            else:
-                return {"verdict": "equal", "alone": alone.value, "reason": "; ".join(reasons), **totals}
-        if self._stock_envs_differ():
-            reasons.insert(0, "stock envs with one seed and the same actions differ from each other")
-        return {"verdict": "fallback", "alone": None, "reason": "; ".join(reasons)}
+    def _compared(self, runs: list[Callable[[], dict]]) -> dict:
+        """Returns the totals of all runs, or what differs in the first one that is not equal."""
+        totals: dict = {}
+        for run in runs:
+            part = run()
+            if part["difference"]:
+                stock = "stock envs with one seed and the same actions differ from each other; "
+                reason = stock * self._stock_envs_differ() + part["difference"]
+                return {"verdict": "fallback", "reason": reason}
+            totals = {name: totals.get(name, 0) + part[name] for name in part if name != "difference"}
+        return {"verdict": "equal", "reason": "", **totals}
 
     def _stock_envs_differ(self) -> bool:
         """Whether a stock env draws from torch's global generator while it runs, or is not deterministic otherwise."""
@@ -186,10 +174,10 @@ class Comparison:
             env.close()
         return any(not torch.equal(states[0][name], states[1][name]) for name in states[0])
 
-    def _run(self, rows: int, compared: Sequence[int] | None, steps: int, alone: Alone, pictures: bool = False) -> dict:
+    def _run(self, rows: int, compared: Sequence[int] | None, steps: int, pictures: bool = False) -> dict:
         try:
             backend = "cpu" if pictures else self.blind
-            batched = make_batched_task(self.task, rows, pictures, alone, render_backend=backend, **self._arguments())
+            batched = make_batched_task(self.task, rows, pictures, render_backend=backend, **self._arguments())
             touches = Touches(wild_actions(batched, seed=rows), batched.scene.px.systems)
             steps = self._let_expert_act(batched, touches, steps)
             build = partial(self._stock, render=pictures)

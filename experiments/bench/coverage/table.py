@@ -8,13 +8,8 @@ from typing import Any
 
 from experiments.bench.harness import Table, command_text
 
-COLUMNS = ("task", "robots (control modes)", "verdict", "row steps", "pictures", "touch", "the task's own code")
+COLUMNS = ("task", "robots (control modes)", "verdict", "row steps", "pictures", "touch")
 VERDICTS = ("equal", "fallback", "different", "not in stock", "needs files")
-CODE_RUNS = {  # what of a task's own code runs row by row, see envs/batched/single.py
-    "nothing": "for all rows at once",
-    "initialisation": "episodes initialised row by row",
-    "everything": "row by row",
-}
 HEADER = """# Every ManiSkill task on the batched CPU backend, compared with stock ManiSkill
 
 {command}, {date}, {processor}, {versions}.
@@ -33,8 +28,7 @@ of ink instead of 300 or 1010, both sides, and episodes of 40 steps. Tasks that 
 needs `pip install svgpathtools`, which is not among this project's packages.
 
 *equal*: bit for bit. *fallback*: the plain backend is used instead, by itself, with this reason in the log.
-*not in stock*: stock ManiSkill itself raises with this robot or mode. The last column says what of the task's own
-code runs row by row (controllers, kinematics, physics and rendering are always those of the batch), and why.
+*not in stock*: stock ManiSkill itself raises with this robot or mode.
 """
 
 
@@ -92,11 +86,9 @@ def _row(name: str, task: dict) -> tuple[str, ...]:
     robots = ", ".join(f"{robot} ({len(modes)})" for robot, modes in task["robots"].items())
     results = [result for _, _, result in results_of(task)]
     looked, touching = (sum(result.get(key, 0) for result in results) for key in ("looked", "touching"))
-    ways = Counter(CODE_RUNS[result["alone"]] for result in results if result["verdict"] == "equal")
-    ways_text = "; ".join(way if len(ways) == 1 else f"{way} ({count})" for way, count in ways.items())
     steps, pictures = (sum(result.get(key, 0) for result in results) for key in ("row_steps", "pictures"))
     touch = f"{touching / looked:.0%}" if looked else "-"
-    return name, robots, headline(task), f"{steps:,}", str(pictures), touch, ways_text or "-"
+    return name, robots, headline(task), f"{steps:,}", str(pictures), touch
 
 
 def _details(tasks: Mapping[str, dict]) -> Iterator[str]:
@@ -106,8 +98,8 @@ def _details(tasks: Mapping[str, dict]) -> Iterator[str]:
         for robot, mode, result in results_of(task):
             if result["reason"]:
                 places.setdefault((name, result["verdict"], result["reason"]), []).append(f"{robot}/{mode}")
-            if "short_check" in result and result["short_check"]["alone"] != result["alone"]:
-                key = (name, "the short check finds another way", str(result["short_check"]["alone"]))
+            if "short_check" in result and bool(result["short_check"]) != (result["verdict"] == "fallback"):
+                key = (name, "the short check disagrees", result["short_check"] or "equal")
                 places.setdefault(key, []).append(f"{robot}/{mode}")
     for (name, verdict, reason), where in places.items():
         listed = ", ".join(where[:3]) + (f" and {len(where) - 3} more" if len(where) > 3 else "")

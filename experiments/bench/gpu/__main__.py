@@ -92,12 +92,6 @@ def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tenso
     return untrained(config, rows), observation, tokens
 
 
-def to_device(observation: Observation, device: str) -> Observation:
-    """Returns the observation on a device."""
-    move = {name: getattr(observation, name).to(device) for name in ("proprio", "images")}
-    return dataclasses.replace(observation, **move)
-
-
 def milliseconds(work: Callable[[], object], repeat: int = 20) -> float:
     """Returns milliseconds per call on the GPU."""
 
@@ -117,7 +111,7 @@ def policy(config: TrainConfig) -> dict[str, object]:
     for rows in (16, 256, 1024):
         vla, observation, tokens = example(config, rows)
         vla.module.cuda()
-        shown, tokens = to_device(observation, "cuda"), tokens.cuda()
+        shown, tokens = observation.to("cuda"), tokens.cuda()
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
 
             def forward(shown=shown, tokens=tokens, vla=vla, dtype=dtype):
@@ -141,7 +135,7 @@ def agrees(config: TrainConfig) -> dict[str, object]:
     score = lambda shown, chosen: vla.evaluate(vla.encode(shown), {"tokens": chosen}, config.policy.temperature)  # noqa: E731
     here = score(observation, tokens).log_probs
     vla.module.cuda()
-    there = score(to_device(observation, "cuda"), tokens.cuda()).log_probs
+    there = score(observation.to("cuda"), tokens.cuda()).log_probs
     return {"max_abs_log_prob_difference": float((here - there.cpu()).abs().max())}
 
 

@@ -23,9 +23,8 @@ from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Group
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.batch import Group, Sequences, microbatches
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

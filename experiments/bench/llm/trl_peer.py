@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from experiments.bench.llm.work import FORM, Ranks, StepLog, run_ranks, step_problems
 from policies.language_folder import read_tokenizer
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]

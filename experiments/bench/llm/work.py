@@ -33,10 +33,18 @@ from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, Rewards, SamplingParams
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, microbatches
+from rlinf_embodied.reasoning.batch import (
+    GenerationBlock,
+    Group,
+    Noise,
+    Prompt,
+    Rewards,
+    SamplingParams,
+    Sequences,
+    microbatches,
+)
 from rlinf_embodied.reasoning.generation import generate
-from rlinf_embodied.reasoning.verifier import Verifier
+from rlinf_embodied.reasoning.reward_stage import Verifier
 
 FORM = CompactTemplate()
 _Settings = TypeVar("_Settings", bound="Ranks")
@@ -153,7 +161,7 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
     """Returns the groups of a step, in the order of its problems."""
     prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
     block = GenerationBlock(prompts, work.group)
-    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots, in_order=True))
+    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots))
 
 
 def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:

@@ -12,14 +12,14 @@ from experiments.bench.coverage import __main__ as script
 from experiments.bench.coverage.table import page
 from experiments.bench.harness import command
 
-EQUAL = {"verdict": "equal", "alone": "nothing", "reason": "", "row_steps": 90, "looked": 20, "touching": 5}
+EQUAL = {"verdict": "equal", "reason": "", "row_steps": 90, "looked": 20, "touching": 5}
 TASKS = {
     "A-v1": {
         "reason": "",
         "default_robot": "panda",
         "robots": {
-            "panda": {"joints": {**EQUAL, "default": True, "pictures": 10}, "hand": {**EQUAL, "alone": "everything"}},
-            "fetch": {"joints": {"verdict": "fallback", "alone": None, "reason": "cube of row 1 differs"}},
+            "panda": {"joints": {**EQUAL, "default": True, "pictures": 10}, "hand": EQUAL},
+            "fetch": {"joints": {"verdict": "fallback", "reason": "cube of row 1 differs"}},
             "far": {"default": {"verdict": "needs files", "reason": "needs `download far`"}},
         },
     },
@@ -34,7 +34,7 @@ def test_the_table_counts_verdicts_and_gives_reasons() -> None:
     assert "**1 tasks, 4 combinations" in text
     assert "2 equal, 1 fallback, 0 different" in text
     line = next(line for line in text.splitlines() if line.startswith("| A-v1"))
-    assert "| 180 | 10 | 25% | for all rows at once (1); row by row (1) |" in line
+    assert "| 180 | 10 | 25% |" in line
     assert "- A-v1 (fetch/joints): fallback: cube of row 1 differs" in text
     assert "- B-v1: needs `download B`" in text
 
@@ -65,7 +65,7 @@ def test_a_process_that_dies_leaves_what_it_had_found_and_the_reason(
 def test_results_of_named_modes_join_those_that_were_there() -> None:
     new = {"reason": "", "robots": {"panda": {"hand": EQUAL}, "so100": {"joints": EQUAL}}}
     joined = script.merged(TASKS["A-v1"], new)["robots"]
-    assert joined["panda"]["hand"]["alone"] == "nothing"
+    assert joined["panda"]["hand"] == EQUAL
     assert joined["panda"]["joints"] == TASKS["A-v1"]["robots"]["panda"]["joints"]
     assert set(joined) == {"panda", "fetch", "far", "so100"}
 

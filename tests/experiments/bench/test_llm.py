@@ -24,7 +24,7 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.compose import compose
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError, ObjectiveError
-from rlinf_embodied.reasoning import training_rows
+from rlinf_embodied.reasoning import objective
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
@@ -129,7 +129,7 @@ def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
     found = trl_losses.compare(replace(work, prompts=8))
     assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
     assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
-    monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
+    monkeypatch.setattr(objective, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
     exact = trl_losses.compare(replace(work, prompts=8))
     assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
 
@@ -138,7 +138,7 @@ def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
 def test_unequal_losses_are_refused(work, monkeypatch):
     with pytest.raises(ObjectiveError, match="the objectives differ"):
         trl_losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
-    monkeypatch.setattr(training_rows, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
+    monkeypatch.setattr(objective, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
     with pytest.raises(ObjectiveError, match="the objectives differ"):
         trl_losses.compare(replace(work, prompts=8))
 

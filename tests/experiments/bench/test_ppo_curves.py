@@ -15,6 +15,7 @@ from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.plug_ins import load_target
+from tests.observations import stacked
 
 PENDULUM = ppo_curves.Case("Pendulum-v1", ("env=gymnasium",), 1, ppo_curves.STEPS, ("sb3",))
 
@@ -46,9 +47,9 @@ def test_the_peer_on_our_rows_sees_what_ours_sees_with_as_many_weights(name: str
         spaces = getattr(train.observation_space, "spaces", {"proprio": train.observation_space})
         assert spaces["proprio"].shape == shown.proprio.shape[1:]
         assert torch.equal(torch.from_numpy(seen["proprio"]), shown.proprio)
-        assert ("image" in seen) == (shown.images is not None)
-        if shown.images is not None:
-            assert torch.equal(torch.from_numpy(seen["image"]), shown.images[:, 0])
+        assert ("image" in seen) == bool(shown.images)
+        if shown.images:
+            assert torch.equal(torch.from_numpy(seen["image"]), stacked(shown)[:, 0])
         policy = load_target(config.policy._target_)(config.policy, ours.spec, 0)
         peer = ppo_curves.Peer().model("sb3 on ours", case, 1, train)
         assert count(policy.module) == count(peer.policy)

@@ -11,13 +11,13 @@ from conftest import REPOSITORY
 from experiments.setup import covered as script
 from rlinf_embodied.errors import DataError
 
-EQUAL = {"verdict": "equal", "alone": "nothing", "reason": ""}
+EQUAL = {"verdict": "equal", "reason": ""}
 TASKS = {
     "PickCube-v1": {
         "default_robot": "panda",
         "robots": {
-            "panda": {"joints": {**EQUAL, "default": True}, "hand": {**EQUAL, "alone": "everything"}},
-            "fetch": {"joints": {"verdict": "fallback", "alone": None, "reason": "cube of row 1 differs"}},
+            "panda": {"joints": {**EQUAL, "default": True}, "hand": EQUAL},
+            "fetch": {"joints": {"verdict": "fallback", "reason": "cube of row 1 differs"}},
             "far": {"default": {"verdict": "needs files", "reason": "needs `download far`"}},
         },
     },
@@ -35,11 +35,11 @@ def test_what_was_found_is_what_the_backend_looks_up(tmp_path: Path, monkeypatch
     script.write(script.Options(results=str(tmp_path / "found.json")))
     build._table.cache_clear()
     try:
-        assert build.how_to_run("PickCube-v1") == "nothing"
-        assert build.how_to_run("PickCube-v1", control_mode="hand", obs_mode="rgb") == "everything"
-        assert build.how_to_run("PickCube-v1", robot_uids="panda", control_mode="joints") == "nothing"
+        build.check_equal("PickCube-v1")
+        build.check_equal("PickCube-v1", control_mode="hand", obs_mode="rgb")
+        build.check_equal("PickCube-v1", robot_uids="panda", control_mode="joints")
         with pytest.raises(SimulatorError, match=r"PickCube-v1.*cube of row 1 differs.*use env.backend=stock"):
-            build.how_to_run("PickCube-v1", robot_uids="fetch", control_mode="joints")
+            build.check_equal("PickCube-v1", robot_uids="fetch", control_mode="joints")
     finally:
         build._table.cache_clear()
 

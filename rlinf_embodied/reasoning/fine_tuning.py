@@ -1,9 +1,12 @@
-"""Supervised fine-tuning as a stage: direct answers and chains of thought to generated problems, block by block."""
+"""What a training starts from: a model folder, a checkpoint, or a small model fine-tuned once and cached.
+
+Fine-tuning is a stage: direct answers and chains of thought to generated problems, block by block.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -11,22 +14,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import LoraSettings, MathConfig
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.interfaces.language import TokenBatch
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import ExactReducer
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.dynamic_batching import Sequences, dynamic_batches
+from rlinf_embodied.reasoning.batch import Sequences, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
 from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.training import warm_start as common
+from rlinf_embodied.workflow.graph import StageSpec
 
 NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
+_VERSION = 1  # of what a cached policy depends on in addition to its key
+_STAGE = StageSpec("fine_tuning", f"{__name__}.FineTuningStage", None, collective=True)
+_STEPS_PER_CALL = 50
+_OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
 _FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
+
+
+def starting_policy(
+    config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
+) -> Path:
+    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now.
+
+    That one is kept in the cache; below `spare` where the cache cannot be written.
+    """
+    given = config.policy.folder or config.warm_start.checkpoint
+    if given is not None:
+        return Path(given).expanduser()
+
+    def teach(executor: Executor) -> None:
+        common.fit(executor, _STAGE.name, config.warm_start.steps, _STEPS_PER_CALL, "fine-tuning", progress)
+
+    cached, stage = cache_folder(config, cluster.kind == "cpu"), replace(_STAGE, config=config)
+    return common.made_once(cached, stage, NUM_BLOCKS, session, cluster, teach, spare)
+
+
+def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
+    """Returns where the fine-tuned model of this configuration is cached: keyed by all that it is a function of."""
+    key = {
+        "version": _VERSION,
+        "data": {"level": config.data.level, "prompt_template": config.data.prompt_template},
+        "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
+        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
+        "seed": config.run.seed,
+        "cpu": exact_cpu,
+    }
+    name = config.data.level.replace(",", "+")
+    return common.cache_folder(config.warm_start.cache_dir, name, key, ("torch", "transformers"))
 
 
 class FineTuningStage:
@@ -42,12 +86,8 @@ class FineTuningStage:
         self._policy = load_policy(whole, None, config.run.seed, context.device).policy
         self._device, self._rank = context.device, context.group.rank
         self._examples = {block: self._drawn(block) for block in context.blocks}
-        adam = AdamSettings(
-            settings.lr,
-            (settings.betas[0], settings.betas[1]),
-            settings.max_grad_norm,
-            weight_decay=settings.weight_decay,
-        )
+        betas = (settings.betas[0], settings.betas[1])
+        adam = AdamSettings(settings.lr, betas, settings.max_grad_norm, weight_decay=settings.weight_decay)
         reducer = ExactReducer(context.group, context.owners)
         self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
@@ -96,7 +136,7 @@ class FineTuningStage:
         ]
 
     def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:
-        batch: TokenBatch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
+        batch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
         found = self._policy.log_probs(batch, 1.0, with_entropy=False)
         loss = -found.log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))

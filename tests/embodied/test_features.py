@@ -1,0 +1,107 @@
+"""Named features through env, rollout, replay and learner: two cameras of different sizes and two state vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import control_runs
+import pytest
+import torch
+from runs import clone, digest, executor_for, iterate, tiny, train, trees
+from two_views import SIZES, Arm, make_env
+
+from rlinf_embodied.compose import compose_evaluate
+from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.embodied.sizes import require_acting
+from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
+from rlinf_embodied.interfaces.envs import FeatureKind, Observation
+from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.runtime.session import SerialSession
+
+SECTION = Path(__file__).resolve().parents[1] / "two_views.yaml"
+
+
+def views(*overrides: str) -> TrainConfig:
+    return tiny(f"env={SECTION}", *overrides)
+
+
+def section(*overrides: str) -> EnvConfig:
+    return compose_evaluate([f"env={SECTION}", "policy=random", *overrides]).env
+
+
+def test_helpers_keep_every_feature_with_its_size_and_order() -> None:
+    seen = make_env(section(), 3).reset([1, 2, 3])
+    assert {name: tuple(images.shape) for name, images in seen.images.items()} == {
+        "front": (3, 16, 24, 3),
+        "wrist": (3, 12, 12, 3),
+    }
+    assert torch.equal(seen.proprio, torch.cat([seen.state["tip"], seen.state["target"]], 1))
+    back = Observation.concatenate([seen.rows([2, 0]), seen.rows(slice(1, 2))]).rows([1, 2, 0]).padded(5).to("cpu")
+    assert list(back.images) == ["front", "wrist"]
+    for name, images in seen.images.items():
+        assert torch.equal(back.images[name], images[[0, 1, 2, 2, 2]])
+    moved = seen.with_proprio(seen.proprio + 1.0)
+    assert torch.equal(moved.state["target"], seen.state["target"] + 1.0)
+    assert not seen.without_images().images
+
+
+def test_states_are_chosen_by_name_in_the_policys_order() -> None:
+    env = make_env(section("env.states=[target,tip]", "env.cameras=[wrist]"), 2)
+    assert [str(feature) for feature in env.spec.features] == [
+        "image wrist [12, 12, 3]",
+        "state target [3]",
+        "state tip [2]",
+        "privileged privileged [7]",
+    ]
+    assert list(env.reset([1, 2]).state) == ["target", "tip"]
+    with pytest.raises(ConfigError, match=r"env\.states is 'elbow', but the state vectors of TwoViews-v0 are tip, tar"):
+        make_env(section("env.states=[elbow]"), 1)
+
+
+@pytest.mark.parametrize("images", [{}, {"front": torch.zeros(1, 4, 4, 3), "wrist": torch.zeros(1, 4, 4, 3)}])
+def test_images_that_are_not_those_of_the_spec_are_refused(images, monkeypatch) -> None:
+    env = make_env(section(), 1)
+    monkeypatch.setattr(Arm, "images", lambda self, rows: images)
+    with pytest.raises(SimulatorError, match=r"Arm\.images returned .* for camera front, but uint8 \[1, 16, 24, 3\]"):
+        env.reset([1])
+
+
+@pytest.mark.parametrize("critic", ["privileged", "observation"])
+def test_the_same_weights_under_two_plans(critic: str) -> None:
+    config = views(f"policy.critic={critic}", "algorithm.bootstrap_at_timeout=true")
+    folder, digests = clone(config), []
+    for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
+        executor = executor_for(config, plan, devices, SerialSession(), folder)
+        iterate(executor, 2)
+        digests.append(digest(executor))
+    assert digests[0] == digests[1]
+
+
+def test_a_run_saves_what_its_policy_reads_and_another_env_is_refused(tmp_path) -> None:
+    config = views(f"run.dir={tmp_path}", "run.num_iterations=1")
+    train(config)
+    folder = tmp_path / "checkpoints/latest"
+    policy = load_policy(config.policy, str(folder), "cpu").policy
+    env = make_env(config.env, 1)
+    assert policy.env.features == env.spec.features  # pyright: ignore[reportAttributeAccessIssue]
+    assert [f.shape[:2] for f in policy.env.of_kind(FeatureKind.image)] == list(SIZES.values())  # pyright: ignore
+    require_acting(folder, env.spec)
+    for change, there, here in (
+        ("env.states=[target,tip]", r"tip \[2\], target \[3\]", r"target \[3\], tip \[2\]"),
+        ("env.cameras=[wrist,front]", r"front \[16, 24, 3\], wrist \[12, 12, 3\]", r"wrist \[12, 12, 3\], front"),
+    ):
+        with pytest.raises(CheckpointError, match=f"{there} there and .*{here}"):
+            require_acting(folder, make_env(section(change), 1).spec)
+
+
+def test_replay_keeps_each_camera_and_a_policy_that_sees_learns_from_it(tmp_path) -> None:
+    sizes = ["hidden_size=16", "num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=5"]
+    env = [f"env={SECTION}", "env.id=None", "env.chunk=1", "env.horizon=10"]
+    policy = ["policy=tiny_vla", *(f"policy.{size}" for size in sizes)]
+    control_runs.train(control_runs.small(*env, *policy, *control_runs.DAGGER, f"run.dir={tmp_path}"))
+    replay = load_tensors(tmp_path / "checkpoints/latest", "replay")
+    kept = {name.split(".", 2)[2]: tuple(tensor.shape[1:]) for name, tensor in replay.items() if name.startswith("0.")}
+    assert kept["images.front"] == (16, 24, 3)
+    assert kept["images.wrist"] == (12, 12, 3)
+    assert kept["state"] == (5,)
