@@ -7,7 +7,8 @@ python experiments/evaluate.py checkpoint=models/qwen data.files.all=gsm8k.jsonl
 """
 
 from rlinf_embodied import evaluate
-from rlinf_embodied.command_line import compose_evaluation, main
+from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import compose_evaluation
 from rlinf_embodied.config import EvaluateConfig
 
 if __name__ == "__main__":

@@ -106,7 +106,6 @@ class CausalLM:
 
     @classmethod
     def codec_from_config(cls, config: LanguagePolicyConfig, folder: Path | None) -> TextCodec:
-        """See LanguagePolicy."""
         return TextCodec.from_config(config, folder)
 
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
@@ -123,7 +122,6 @@ class CausalLM:
         return self.codec.tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """See TextCodec."""
         return self.codec.encode(text)
 
     def encode_completion(self, text: str) -> list[int]:
@@ -131,7 +129,6 @@ class CausalLM:
         return [*self.codec.encode_answer(text), self.spec.eos_ids[0]]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See TextCodec."""
         return self.codec.decode(tokens)
 
     # ----------------------------------------------------------------------------------------------------------- model
@@ -179,7 +176,7 @@ class CausalLM:
         )
 
     def parameters(self) -> list[nn.Parameter]:
-        """Returns what RL trains, in a fixed order: all parameters, or the adapters where there are any."""
+        """Returns what RL trains, in a fixed order: all parameters, or the adapters of an adapted model."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
 

@@ -135,7 +135,7 @@ class Ring:
 
     @property
     def length(self) -> int:
-        """Columns that there are so far; what was not written is masked."""
+        """Number of columns so far; what was not written is masked."""
         return self.hidden.shape[1]
 
     def open_column(self, num_rows: int) -> int:
@@ -185,7 +185,7 @@ class _RingLayer(CacheLayerMixin):
         return self._ring.length, 0
 
     def get_seq_length(self) -> int:
-        """Returns how many columns there are besides this step's."""
+        """Returns the number of columns before this step's."""
         return self._ring.length - 1
 
     def get_max_length(self) -> int:

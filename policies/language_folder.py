@@ -66,7 +66,7 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
             f"{folder} holds no causal language model that transformers can load ({error}): give another folder"
         ) from error
     if missing := sorted(found["missing_keys"]):
-        # transformers only warns, and goes on with random numbers
+        # transformers only warns, and uses random numbers
         raise CheckpointError(
             f"the weights in {folder} lack {len(missing)} parameters of the model, first {missing[:3]}: "
             "the folder is incomplete or of another architecture; copy it again"

@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
-from rlinf_embodied.compose import choices, compose, compose_answers, compose_evaluate, groups, to_yaml
-from rlinf_embodied.config import ClusterConfig, EvaluateAnswersConfig, EvaluateConfig, Exactness, RunConfig
+from rlinf_embodied.compose import choices, compose, groups, to_yaml
+from rlinf_embodied.config import ClusterConfig, Exactness, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
+    CheckpointWriteError,
     ConfigError,
     DataError,
     ObjectiveError,
@@ -36,8 +36,8 @@ from rlinf_embodied.errors import (
 from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
 
 STARTED = time.time()  # of the command: imports count
-# the input was wrong, not the machine
-USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)
+USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)  # the input was wrong
+FAULTS = (CheckpointWriteError, ObjectiveError, PlugInError, RunFileError, SimulatorCallError)  # the work failed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _NO_TEMPORARY = "No usable temporary directory"
 _Config = TypeVar("_Config")
@@ -52,8 +52,8 @@ def main(
     """Composes the config from the command line, runs `work` with it and exits; see the module for the exit codes.
 
     Args:
-        work: returns an exit code, or something else for 0.  It imports what is heavy itself, so that a typing error
-            is reported at once.
+        work: returns an exit code, or something else for 0.  It imports what is heavy, so that a typing error is
+            reported at once.
         schema: of the config.
         composer: makes the config of the command's words; None: `compose` does.
         words: None: those of `sys.argv`.
@@ -72,46 +72,25 @@ def main(
             pin(config, words)
             code = work(config)
             sys.exit(code if isinstance(code, int) else 0)
-    except USAGE_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (*USAGE_ERRORS, *FAULTS) as error:
+        _exit(f"error: {error}", 2 if isinstance(error, USAGE_ERRORS) else 1)
     except OSError as error:
         if error.errno not in _FULL and _NO_TEMPORARY not in str(error):
             raise
         where = error.filename or "a file of this run"
-        print(
+        _exit(
             f"error: {where} cannot be written ({error.strerror}): free space on the disks of run.dir, the cache and "
             "temporary files (TMPDIR moves those), then give the same command again",
-            file=sys.stderr,
+            1,
         )
-        sys.exit(1)
-    except (PlugInError, SimulatorCallError, ObjectiveError, RunFileError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
     except KeyboardInterrupt as error:
         stop = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
-        print(stop, file=sys.stderr)
-        sys.exit(stop.exit_code)
+        _exit(str(stop), stop.exit_code)
 
 
-def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
-    """Returns the config that fits the workflow of the checkpoint.
-
-    Raises:
-        ConfigError: as for `compose`; there is no such checkpoint.
-    """
-    answers = compose_answers(overrides)
-    if answers is not None:
-        return answers
-    for text in overrides:
-        key, _, value = text.partition("=")
-        folder = Path(value.strip("'\"")).expanduser()
-        if key == "checkpoint" and not folder.exists():
-            raise ConfigError(
-                f"checkpoint is {str(folder)!r}, but there is no such folder: give a checkpoint folder, for example "
-                "<run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
-            )
-    return compose_evaluate(overrides)
+def _exit(message: str, code: int) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(code)
 
 
 def pin(config: object, words: Sequence[str] | None = None) -> None:
@@ -153,7 +132,8 @@ def help_text(schema: type) -> str:
 
 def _key_lines(schema: type, prefix: str) -> list[str]:
     """Returns a line for each key: its default, and the comment behind it in the source."""
-    comments = dict(re.findall(r"^    (\w+): [^#\n]*?#\s*(.*)$", inspect.getsource(schema), re.MULTILINE))
+    sources = "".join(inspect.getsource(one) for one in schema.__mro__ if is_dataclass(one))
+    comments = dict(re.findall(r"^    (\w+): [^#\n]*?#\s*(.*)$", sources, re.MULTILINE))
     kinds, lines = get_type_hints(schema), []
     for entry in fields(schema):
         kind = kinds[entry.name]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class RlinfError(Exception):
     """Any error that this project raises on purpose; the message names the value, the rule and the next action."""
@@ -82,3 +86,20 @@ class PlugInError(WorkerError):
 
 class HangError(_FaultError):
     """A wait ran into its limit, or a worker makes no progress; the message says who waits for whom."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Names a file that cannot be written in the block, and what to do.
+
+    Raises:
+        RunFileError: an OSError was raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise RunFileError(
+            f"{path} cannot be written ({error.strerror or error}): free space on the disk of run.dir, for example of "
+            "older runs, or see that it may be written, then give the same command again: a training resumes from its "
+            "newest checkpoint"
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,8 +24,20 @@ _NAMES_CODE = ("_target_", "critic_target", "adapter")  # keys whose values are 
 
 
 def load_target(target: str) -> Callable[..., object]:
-    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (`_target_`)."""
+    """Returns the object at a dotted path, for example "envs.maniskill.ManiSkillEnv" (`_target_`).
+
+    Raises:
+        ConfigError: it is of Python's own library: a file from anywhere, such as a checkpoint, may name it.
+    """
     module, _, name = target.rpartition(".")
+    own = module.partition(".")[0] in sys.stdlib_module_names
+    require(
+        not own,
+        "_target_",
+        target,
+        "nothing of Python's own library is a plug-in",
+        "name a class of an installed package",
+    )
     return getattr(importlib.import_module(module), name)
 
 
@@ -83,7 +96,9 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
 def _imported(target: str, path: str) -> Callable[..., object]:
     module, _, name = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        return load_target(target)
+    except ConfigError:
+        raise
     except Exception as error:  # whatever a module of the user's does while it is imported
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         told = None if missing else raised_by_user(error)

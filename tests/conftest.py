@@ -135,7 +135,7 @@ def ray_cluster():
     """One Ray for all `ray` tests of this process."""
     import ray
 
-    from rlinf_embodied.runtime.ray_start import start_ray
+    from rlinf_embodied.runtime.ray_cluster import start_ray
 
     start_ray(object_store_bytes=256 << 20)
     yield
@@ -148,15 +148,5 @@ def ray_session(ray_cluster):
     from rlinf_embodied.runtime.ray_session import RaySession
 
     session = RaySession()
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def impatient_ray_session(ray_cluster):
-    """A session in which a worker hangs after twenty seconds without progress."""
-    from rlinf_embodied.runtime.ray_session import RaySession
-
-    session = RaySession(hang_after_s=20, first_progress_s=20)
     yield session
     session.close()

@@ -17,7 +17,7 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -126,7 +126,7 @@ def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, 
             block_size=1,
             num_iterations=1,
             exact=True,
-            reducer=ExactReducer(SoloGroup(), (0,) * num_blocks),
+            reducer=Reducer(SoloGroup(), (0,) * num_blocks),
             context=solo_context(range(num_blocks)),
             copy=lambda: policy,
         )

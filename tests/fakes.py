@@ -8,7 +8,7 @@ import time
 import numpy as np
 import torch
 
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -74,7 +74,7 @@ class Summer:
 
     def setup(self, context: StageContext) -> int:
         self.shared = context.share("weight", lambda: {"value": 0, "version": 0})
-        self.reducer = ExactReducer(context.group, context.owners)
+        self.reducer = Reducer(context.group, context.owners)
         return os.getpid()
 
     def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:

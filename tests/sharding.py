@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.runtime.process_group import TorchGroup
 
@@ -95,7 +95,7 @@ class Job:
 def replicated(model: Net, job: Job) -> ReplicatedLearner:
     """Returns the learner that nothing is sharded by, alone."""
     settings = AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm)
-    reducer = ExactReducer(SoloGroup(), [0] * len(job.owners))
+    reducer = Reducer(SoloGroup(), [0] * len(job.owners))
     return ReplicatedLearner(model.trained(), settings, STATISTICS, reducer)
 
 
@@ -164,8 +164,8 @@ def _do(name: str, job: Job, rank: int, size: int, folder: Path) -> dict:
         worker = Worker(job, rank, second)
         found += take_steps(worker.learner, worker.model, job, rank, range(middle, len(job.steps)))
     slices = {name: parameter.to_local() for name, parameter in worker.model.named_parameters()}
-    moments = worker.learner.export_state()
-    return {"weights": worker.view.state_dict(), "found": found, "moments": moments, "slices": slices}
+    moments, part = worker.learner.export_state(), worker.learner.export_part()
+    return {"weights": worker.view.state_dict(), "found": found, "moments": moments, "slices": slices, "part": part}
 
 
 def together(jobs: dict[str, Job], size: int, folder: Path, timeout_s: float = 120) -> list[dict[str, dict]]:

@@ -9,10 +9,17 @@ import yaml
 from runs import tiny
 
 from rlinf_embodied import evaluate, train
-from rlinf_embodied.command_line import compose_evaluation, help_text, main
-from rlinf_embodied.compose import choices, compose_evaluate, groups, keys
+from rlinf_embodied.command_line import help_text, main
+from rlinf_embodied.compose import choices, compose_evaluate, compose_evaluation, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
-from rlinf_embodied.errors import CheckpointError, PlanError, RunFileError, WorkerError
+from rlinf_embodied.errors import (
+    CheckpointError,
+    CheckpointWriteError,
+    PlanError,
+    RunFileError,
+    SimulatorCallError,
+    WorkerError,
+)
 
 
 def exit_code(schema, work, *arguments: str) -> int:
@@ -74,6 +81,14 @@ def test_a_failure_of_the_work_keeps_its_traceback():
 
     with pytest.raises(WorkerError):
         main(work, TrainConfig, words=[])
+
+
+@pytest.mark.parametrize("error", [CheckpointWriteError("the disk is full"), SimulatorCallError("it broke", (1,))])
+def test_a_fault_of_the_machine_exits_with_1_so_that_schedulers_try_again(error):
+    def work(config: TrainConfig) -> None:
+        raise error
+
+    assert exit_code(TrainConfig, work) == 1
 
 
 def test_an_interrupt_exits_with_130():

@@ -16,8 +16,9 @@ from runs import clone, tiny
 
 from policies.openvla.oft_folder import _read_side_file
 from rlinf_embodied.embodied.policy_folder import load_policy
-from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.learning import checkpoint, checkpoint_writer
+from rlinf_embodied.plug_ins import load_plug_in, load_target
 from rlinf_embodied.training.resume import saved_progress
 
 PACKAGES = ("rlinf_embodied", "envs", "policies", "experiments")
@@ -38,7 +39,7 @@ class Bomb:
 
 def resealed(path: Path) -> Path:
     """Makes manifest and seal fit what a checkpoint holds now: its author wanted it so."""
-    checkpoint._seal(path, 3, 1)
+    checkpoint_writer._seal(path, 3, 1)
     return path
 
 
@@ -119,3 +120,11 @@ def test_the_state_of_another_version_says_so(tmp_path) -> None:
             saved_progress(path)
         (path / "manifest.json").unlink()
         (path / "COMPLETE").unlink()
+
+
+@pytest.mark.parametrize("target", ["os.system", "builtins.exec", "subprocess.run"])
+def test_what_a_file_names_cannot_be_a_function_of_python_itself(target: str) -> None:
+    with pytest.raises(ConfigError, match="nothing of Python's own library is a plug-in"):
+        load_target(target)
+    with pytest.raises(ConfigError, match="nothing of Python's own library is a plug-in"):
+        load_plug_in(target, "workload.workflow", "work")

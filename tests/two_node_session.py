@@ -10,10 +10,10 @@ from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError, LostNodeError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.runtime import placement
-from rlinf_embodied.runtime.discovery import find_cluster
+from rlinf_embodied.runtime import ray_cluster
 from rlinf_embodied.runtime.host import StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.session import find_cluster
 from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
 
 
@@ -40,14 +40,14 @@ def main() -> None:
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]
-    found["routes"] = sorted({str(route.transport) for route in executor.routes if route.kind == "weights"})
-    placement._RESERVE_S = 1.0
+    found["routes"] = sorted({str(way) for route in executor.routes if route.kind == "weights" for way in route.blocks})
+    ray_cluster._RESERVE_S = 1.0
     try:
         other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
     except PlanError as error:
         found["held"] = str(error)
     session.close()
-    placement._RESERVE_S = 60.0
+    ray_cluster._RESERVE_S = 60.0
     other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
     other.close()
     last = RaySession()

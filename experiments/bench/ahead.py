@@ -26,7 +26,7 @@ from rlinf_embodied.cluster.hardware import cluster_at_hand
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.explain import Ranked, rank
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.session import make_session
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.workflow.graph import Workflow
 

@@ -53,8 +53,7 @@ from rlinf_embodied.planning.notation import resolve_on, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked
-from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.session import Session, make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.training.planning import measured_profile

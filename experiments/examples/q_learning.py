@@ -16,7 +16,7 @@ from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.compose import compose
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.planning.explain import Ranked, rank
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.randomness import reset_seed, uniform
@@ -74,7 +74,7 @@ class Replay(Collect):
 
 class Learn(Collect):
     def run(self, step_context: StepContext, inputs: dict[int, list]) -> Output:
-        reducer = ExactReducer(self.context.group, self.context.owners)
+        reducer = Reducer(self.context.group, self.context.owners)
         for k in range(UPDATES):  # sums over all blocks are along one fixed tree: the same bits under every plan
             total, count = reducer.sum_blocks({block: self.errors(batch[k]) for block, (batch,) in inputs.items()})
             self.q.add_(self.rate * total / count.clamp(min=1))

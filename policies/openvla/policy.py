@@ -46,7 +46,7 @@ from rlinf_embodied.interfaces.policies import (
     PolicySpec,
     Record,
 )
-from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
+from rlinf_embodied.learning.gradients import checkpoint_blocks
 from rlinf_embodied.randomness import words
 
 _STATE_LIMIT, _STATE_FLOOR = 10.0, 0.01  # of the critic's standardised state; see Standardise

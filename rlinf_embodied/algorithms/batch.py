@@ -73,10 +73,10 @@ class Episode:
 class RolloutReport:
     """What the driver learns of a worker's rollout."""
 
-    episodes: tuple[Episode, ...]  # that ended, of those that would have been seen to end in any case
+    episodes: tuple[Episode, ...]  # that ended, of those that end within the rollout in any case
     env_steps: int
     group_success: dict[int, tuple[bool, ...]]  # group id -> success of each member, where there are groups
-    num_cut: int = 0  # episodes that began too late in the rollout to be seen to their end
+    num_cut: int = 0  # episodes that began too late to end within the rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,9 +120,9 @@ def joined(states: Tensor, actions: Tensor) -> Tensor:
     return torch.cat([states, actions.flatten(1)], 1)
 
 
-def loss_sums(loss: Tensor, number: int, statistic: Tensor, shown: Tensor | None = None) -> LossSums:
-    """Returns sums over a number of transitions; `shown` stands for the loss in metrics."""
-    first = loss.detach() if shown is None else shown
+def loss_sums(loss: Tensor, number: int, statistic: Tensor, reported: Tensor | None = None) -> LossSums:
+    """Returns sums over a number of transitions; `reported` takes the place of the loss in metrics."""
+    first = loss.detach() if reported is None else reported
     return LossSums(loss, loss.new_tensor(float(number)), torch.stack([first, statistic]))
 
 

@@ -211,7 +211,7 @@ class OnPolicy(Algorithm):
         With a cap over all valid actions; without one, on each block's first minibatch with samples.
 
         Raises:
-            ObjectiveError: a token's are further apart than rounding explains.
+            ObjectiveError: a token's differ by more than rounding explains.
         """
         cap, score, size = self.algorithm.tis_cap, self._score_as_sampled, self.training.block_size
         if cap is None:
@@ -220,15 +220,15 @@ class OnPolicy(Algorithm):
             found = {b: mismatch_of_samples(score, samples.blocks[b], index, size) for b, index in first.items()}
         else:
             found = {b: mismatch_of_rollouts(parts) for b, parts in rollouts.items()}
-        stacked = self.training.reducer.gather_blocks({b: apart.stacked() for b, apart in found.items()})
-        apart = reduce(add, (Mismatch.of(part) for part in stacked.values()))
-        largest, tolerance = float(apart.abs_max), self.algorithm.ratio_tolerance
+        stacked = self.training.reducer.gather_blocks({b: part.stacked() for b, part in found.items()})
+        total = reduce(add, (Mismatch.of(part) for part in stacked.values()))
+        largest, tolerance = float(total.abs_max), self.algorithm.ratio_tolerance
         exact = self.algorithm.precision is Precision.float32 and not is_accelerator(self.training.context.device)
         if step_context.staleness == 0 and (tolerance is not None or exact):
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
         if cap is not None:
-            metrics |= {f"losses/{name}": value for name, value in apart.metrics().items()}
+            metrics |= {f"losses/{name}": value for name, value in total.metrics().items()}
             counts = {b: capped(parts, self.algorithm.ratio_level, cap) for b, parts in rollouts.items()}
             above, every = torch.stack(list(self.training.reducer.gather_blocks(counts).values())).sum(0).tolist()
             metrics["losses/importance_capped"] = above / max(every, 1)

@@ -95,9 +95,9 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     alone = context.group.size == 1 or not training.exact
     require(alone, "algorithm.sharding", algorithm.sharding.value, rule, action)
     critic = _critic(view, algorithm)
-    apart = {id(p) for p in _actor(view)}.isdisjoint(id(p) for p in critic)
+    disjoint = {id(p) for p in _actor(view)}.isdisjoint(id(p) for p in critic)
     rule = "the critic shares parameters with the policy, and is trained whole"
-    require(apart, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
+    require(disjoint, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
     policy = training.copy()
     root, main = Scored(policy), AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
     learner = ShardedLearner(

@@ -63,7 +63,7 @@ def _ppo_rollout(
     final = torch.zeros_like(values)
     if algorithm.bootstrap_at_timeout and env.final is not None:
         final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk, critic), (h, b, chunk))
-    # without bootstrapping a time-out ends the episode like the task's own end: the critic has seen the time
+    # without bootstrapping a time-out ends the episode like the task's own end: the critic sees the time
     truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
     terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated
     steps, valid = time_major(values), time_major(env.valid)

@@ -121,10 +121,10 @@ class SAC(CriticsAlgorithm):
         log_probs = log_probs.sum(-1)
         values = self._critics(joined(columns[STATE], actions))
         loss = policy_loss(values, log_probs, alpha, self.algorithm.pessimistic_policy)
-        shown = loss.detach()
+        reported = loss.detach()
         if self._fixed is None:
             loss = loss + entropy_coef_loss(self._entropy.log, log_probs, self._target_entropy)
-        return loss_sums(loss, len(log_probs), log_probs.detach().sum(), shown)
+        return loss_sums(loss, len(log_probs), log_probs.detach().sum(), reported)
 
 
 # ----------------------------------------------------------------------------------------------------------- losses

@@ -21,8 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.compose.explain import did_you_mean, explained, keys
-from rlinf_embodied.compose.overrides import SWITCHES, read_override
+from rlinf_embodied.compose.overrides import SWITCHES, did_you_mean, explained, keys, read_override
 from rlinf_embodied.config import (
     AlgorithmConfig,
     EvaluateAnswersConfig,
@@ -235,8 +234,14 @@ def _presets(schema: type, chosen: Mapping[str, object], sections: Mapping[str, 
             selected.append(f"{place}={_preset_name(group, str(chosen[group]), preset, schema)}")
         elif group in sections:
             selected.append(f"~{place}")
+    is_shipped = not any(str(value).endswith(FILE_SUFFIXES) or "/" in str(value) for value in chosen.values())
+    return (_composed if is_shipped else _composed.__wrapped__)(name, tuple(selected))
+
+
+@functools.cache  # it takes longer than all other steps together; files of the user's may change
+def _composed(name: str, selected: tuple[str, ...]) -> dict[str, Any]:
     with hydra.initialize_config_dir(str(CONFIG_DIR), job_name=name, version_base="1.3"):
-        composed = hydra.compose(name, overrides=selected)
+        composed = hydra.compose(name, overrides=list(selected))
     return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
 
 

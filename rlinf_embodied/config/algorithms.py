@@ -116,7 +116,7 @@ class AlgorithmConfig:
     compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "algorithm.lr", self.lr, "it must be positive", "use a positive number")
+        _require_positive(self, "lr")
 
     def check(self, config: TrainConfig) -> None:
         """Checks the algorithm against the other sections of a training.
@@ -148,9 +148,7 @@ class OnPolicyConfig(AlgorithmConfig):
     ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
     clip_low: float = 0.2
     clip_high: float = 0.2
-    dual_clip: float | None = (
-        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
-    )
+    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative, such as 3; None: any
     max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
@@ -160,12 +158,8 @@ class OnPolicyConfig(AlgorithmConfig):
     entropy_coef: float = 0.0
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
-    ratio_tolerance: float | None = (
-        None  # of |log ratio| before the first step; None: 1e-5, or any off a CPU and in bfloat16
-    )
-    tis_cap: float | None = (
-        None  # truncated importance sampling: largest pi_training / pi_rollout of a ratio's entry; None: none
-    )
+    ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
+    tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
     target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
     # PPO
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
@@ -188,23 +182,20 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        for name in ("epochs", "num_minibatches", "group_size", "min_groups"):
-            value = getattr(self, name)
-            require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        _require_counts(self, "epochs", "num_minibatches", "group_size", "min_groups")
+        _require_positive(self, "value_lr")
+        _require_not_negative(
+            *(self, "value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
+        )
         whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
         require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
-        rule = "a policy in slices has an optimizer of its own"
+        rule = "a policy in slices has a separate optimizer"
         require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
         rule = "GRPO has no critic"
         require(self.has_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
-        for name in ("value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
+        for name in ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
-            bounded = name == "value_lr"  # an infinite bound is none
-            holds = 0 < value < math.inf if bounded else value > 0
-            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        for name in ("value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef"):
-            value = getattr(self, name)
-            require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0")
+            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
             value = getattr(self, name)

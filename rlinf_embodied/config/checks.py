@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 
@@ -26,9 +29,35 @@ def require(holds: bool, path: str, value: object, rule: str, action: str) -> No
         raise ConfigError(f"{path} is {value!r}, but {rule}: {action}")
 
 
+def require_numbers(section: Any, path: str, *names: str, low: float, above: bool = False) -> None:
+    """Checks that numbers of a section are finite and at least, or `above`, `low`; None is no number and passes.
+
+    Raises:
+        ConfigError: one is not; the next action is its default.
+    """
+    rule = f"it must be at least {low}" if low else "it must be positive" if above else "it must not be negative"
+    for entry in fields(section):
+        value = getattr(section, entry.name)
+        if entry.name in names and value is not None:
+            holds = math.isfinite(value) and (value > low if above else value >= low)
+            action = "leave it out" if entry.default is None else f"use {entry.default}"
+            require(holds, f"{path}.{entry.name}".removeprefix("."), value, rule, action)
+
+
+def require_one_of(section: Any, path: str, name: str, *choices: object) -> None:
+    """Checks that a value of a section is one of some.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    value, known = getattr(section, name), [str(choice) for choice in choices if choice is not None]
+    rule = f"it is {', '.join(known[:-1])} or {known[-1]}"
+    require(value in choices, f"{path}.{name}".removeprefix("."), value, rule, f"use {known[0]}")
+
+
 @contextmanager
 def within(section: str) -> Iterator[None]:
-    """Has what is refused within it named by its path in a section that holds others of the same form.
+    """Names what is refused inside the block by its path in a section that holds others of the same form.
 
     Args:
         section: for example "hierarchy": "algorithm.gamma is 2.0, ..." becomes "hierarchy.algorithm.gamma is 2.0, ...";

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlinf_embodied.config.algorithms import AlgorithmConfig, Source, require_exact
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
@@ -47,24 +47,30 @@ KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of sp
 
 
 @dataclass(kw_only=True, slots=True)
-class TrainConfig:
+class TrainingConfig:
+    """What every training has."""
+
+    cluster: ClusterConfig
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+    trackio: TrackioConfig = field(default_factory=TrackioConfig)
+    resume: str = "auto"  # auto: continue where run.dir stopped; never: refuse a used folder; or a checkpoint
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainConfig(TrainingConfig):
     """Everything that experiments/train_vla.py reads."""
 
     env: EnvConfig
     policy: PolicyConfig
     algorithm: AlgorithmConfig
-    plan: PlanConfig
-    cluster: ClusterConfig
     data: str | None = None  # recorded transitions: checkpoints of runs that acted, joined by commas
-    run: RunConfig = field(default_factory=RunConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
@@ -104,22 +110,14 @@ class TrainConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class ImitationConfig:
+class ImitationConfig(TrainingConfig):
     """Everything that experiments/train_sft.py reads."""
 
     data: str  # trajectory files of ManiSkill (.h5) and LeRobot v3 folders, joined by commas
     env: EnvConfig
     policy: PolicyConfig
-    cluster: ClusterConfig
-    plan: PlanConfig = field(default_factory=PlanConfig)
-    run: RunConfig = field(default_factory=RunConfig)
     sft: CloningConfig = field(default_factory=CloningConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
     warm_start: StartConfig = field(default_factory=StartConfig)
 
     def __post_init__(self) -> None:
@@ -134,6 +132,11 @@ class ImitationConfig:
     def files(self) -> list[str]:
         """The files and folders that `data` names."""
         return [part.strip() for part in self.data.split(",") if part.strip()]
+
+
+def _require_checkpoint(policy: str, checkpoint: str | None) -> None:
+    rule, action = "a checkpoint folder is needed", "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert"
+    require(policy != "checkpoint" or checkpoint is not None, "checkpoint", checkpoint, rule, action)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -151,39 +154,24 @@ class ExportConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        rule, example = "it is checkpoint or expert", "use policy=checkpoint checkpoint=<dir>"
-        require(self.policy in ("checkpoint", "expert"), "policy", self.policy, rule, example)
-        require(
-            self.policy != "checkpoint" or self.checkpoint is not None,
-            "checkpoint",
-            self.checkpoint,
-            "a checkpoint folder is needed",
-            "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
-        )
-        require(self.num_episodes >= 1, "num_episodes", self.num_episodes, "it must be at least 1", "use 100")
+        require_one_of(self, "", "policy", "checkpoint", "expert")
+        _require_checkpoint(self.policy, self.checkpoint)
+        require_numbers(self, "", "num_episodes", low=1)
         require(bool(self.out), "out", self.out, "the episodes go somewhere", "use out=<file>.h5 or out=<new folder>")
 
 
 @dataclass(kw_only=True, slots=True)
-class MathConfig:
+class MathConfig(TrainingConfig):
     """Everything that experiments/train_llm_math.py reads."""
 
     data: DataConfig
     policy: LanguagePolicyConfig
     algorithm: ReasoningAlgorithmConfig
-    plan: PlanConfig
-    cluster: ClusterConfig
-    run: RunConfig = field(default_factory=RunConfig)
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
-    resume: str = "auto"  # auto: go on where run.dir stopped (see FREE_ON_RESUME); never: refuse a used folder; <path>
 
     def __post_init__(self) -> None:
         generation, algorithm = self.generation, self.algorithm
@@ -290,20 +278,8 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         self.env.on_cores(self.cluster.cpu_devices)
-        require(
-            self.policy in ("checkpoint", "expert", "random", "sb3"),
-            "policy",
-            self.policy,
-            "it is checkpoint, expert, random or sb3",
-            "use policy=checkpoint checkpoint=<dir>",
-        )
-        require(
-            self.policy != "checkpoint" or self.checkpoint is not None,
-            "checkpoint",
-            self.checkpoint,
-            "a checkpoint folder is needed",
-            "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert",
-        )
+        require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
+        _require_checkpoint(self.policy, self.checkpoint)
         if self.policy == "sb3":
             self._require_sb3()
 
@@ -348,9 +324,8 @@ class ProfiledConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        require(self.num_ranked >= 1, "num_ranked", self.num_ranked, "it must be at least 1", "use 8")
+        require_numbers(self, "", "num_ranked", "num_items", low=1)
         require_staleness("max_staleness", self.max_staleness)
-        require(self.num_items is None or self.num_items >= 1, "num_items", self.num_items, "it is positive", "use 256")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -373,7 +348,6 @@ class EmulationConfig(ProfiledConfig):
 
     def __post_init__(self) -> None:
         ProfiledConfig.__post_init__(self)
-        scale = self.time_scale
-        require(scale is None or scale > 0, "time_scale", scale, "it must be positive", "use 0.02, or leave it out")
+        require_numbers(self, "", "time_scale", low=0, above=True)
         number = self.run.num_iterations
         require(number >= 1, "run.num_iterations", number, "something must be measured", "use 3")

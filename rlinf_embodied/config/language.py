@@ -36,7 +36,7 @@ class DataConfig:
         rule = "generated problems have no columns"
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
         alone = self._target_ is None or not self.files
-        rule = "problems come from files or from one's own source"
+        rule = "problems come from files or from a custom source"
         require(alone, "data._target_", self._target_, rule, "leave out one of data.files and data._target_")
         require(
             self.prompt_template in ("compact", "natural"),

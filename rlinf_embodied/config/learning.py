@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Critic(StrEnum):
@@ -15,12 +14,6 @@ class Critic(StrEnum):
 
     privileged = "privileged"  # the simulator's state (training only)
     observation = "observation"  # the policy's own features
-
-
-_SIZES = (
-    *("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads"),
-    "critic_hidden_size",
-)  # of a policy
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,12 +37,10 @@ class PolicyConfig:
     options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
-            value = getattr(self, name)
-            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
-        require(self.num_bins >= 2, "policy.num_bins", self.num_bins, "a token needs at least two values", "use 33")
-        require(self.temperature > 0, "policy.temperature", self.temperature, "it must be positive", "use 0.6 or 1.0")
-        require(self.initial_std > 0, "policy.initial_std", self.initial_std, "it must be positive", "use 0.5")
+        sizes = ("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads")
+        require_numbers(self, "policy", *sizes, "critic_hidden_size", low=1)
+        require_numbers(self, "policy", "num_bins", low=2)
+        require_numbers(self, "policy", "temperature", "initial_std", low=0, above=True)
         require(
             self.hidden_size % self.num_heads == 0,
             "policy.hidden_size",
@@ -88,15 +79,9 @@ class WarmStartConfig:
             require(False, f"warm_start.{name}", ways[name], rule, "give one of the two")
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
-        for name in ("batch_size", "head_batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use 32")
-        for name in ("epochs", "head_epochs", "noise_steps"):
-            value = getattr(self, name)
-            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
-        for name in ("lr", "head_lr"):
-            value = getattr(self, name)
-            require(0 < value < math.inf, f"warm_start.{name}", value, "it must be positive", "use 1e-3")
+        require_numbers(self, "warm_start", "batch_size", "head_batch_size", low=1)
+        require_numbers(self, "warm_start", "epochs", "head_epochs", "noise_steps", low=0)
+        require_numbers(self, "warm_start", "lr", "head_lr", low=0, above=True)
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
@@ -138,15 +123,9 @@ class CloningConfig:
     keep_best: bool = True  # end with the weights of the lowest held-out loss, not with the last ones
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "head_batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"sft.{name}", value, "it must be at least 1", "use 32")
-        for name in ("epochs", "head_epochs"):
-            value = getattr(self, name)
-            require(value >= 0, f"sft.{name}", value, "it must not be negative", "use 0 to leave the phase out")
-        for name in ("lr", "head_lr"):
-            value = getattr(self, name)
-            require(value > 0, f"sft.{name}", value, "it must be positive", "use 1e-3")
+        require_numbers(self, "sft", "batch_size", "head_batch_size", low=1)
+        require_numbers(self, "sft", "epochs", "head_epochs", low=0)
+        require_numbers(self, "sft", "lr", "head_lr", low=0, above=True)
         require(0 <= self.warmup < 1, "sft.warmup", self.warmup, "it is a share of steps, in [0, 1)", "use 0.1")
         rule = "it is a share of episodes, in [0, 0.5]"
         require(0 <= self.held_out <= 0.5, "sft.held_out", self.held_out, rule, "use 0.1, or 0 to learn from all")

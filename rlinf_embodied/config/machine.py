@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
-_LEAST_STORE_BYTES = 75 << 20
+_LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
 
 
 class TransportMode(StrEnum):
@@ -35,22 +35,14 @@ class PlanConfig:
     name: str = "auto"
     file: str | None = None
     variants: list[dict] = field(default_factory=list)  # by number of devices, see planning/notation.py
-    max_staleness: int = (
-        0  # auto: rollouts may run this many iterations ahead; another plan: they do, see planning/ahead.py
-    )
+    max_staleness: int = 0  # auto: rollouts may run this many iterations ahead; another plan: they do
     search_s: float = 10.0  # auto: limit of the search, in seconds
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
     profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, besides set-up
 
     def __post_init__(self) -> None:
-        require(
-            self.profile_budget_s > 0,
-            "plan.profile_budget_s",
-            self.profile_budget_s,
-            "it must be positive",
-            "use 6",
-        )
+        require_numbers(self, "plan", "profile_budget_s", "search_s", low=0, above=True)
         require(
             self.is_auto or bool(self.variants) or self.file is not None,
             "plan",
@@ -58,7 +50,6 @@ class PlanConfig:
             "a plan needs items",
             "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
         )
-        require(self.search_s > 0, "plan.search_s", self.search_s, "it must be positive", "use 10")
         require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
@@ -81,10 +72,8 @@ class RecoveryConfig:
     snapshot_share: float = 0.05  # of the time of training that snapshots may take; a restart begins at the newest one
 
     def __post_init__(self) -> None:
-        number, window_s, share = self.max_restarts, self.window_s, self.snapshot_share
-        require(number >= 0, "recovery.max_restarts", number, "it counts restarts", "use 0 to go without")
-        require(window_s > 0, "recovery.window_s", window_s, "it must be positive", "use 3600")
-        require(share > 0, "recovery.snapshot_share", share, "it must be positive", "use 0.05")
+        require_numbers(self, "recovery", "max_restarts", low=0)
+        require_numbers(self, "recovery", "window_s", "snapshot_share", low=0, above=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,24 +95,15 @@ class ClusterConfig:
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
-    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see cluster/hardware.py
+    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/described_cluster.py
     links: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(
-            self.num_devices is None or self.num_devices >= 1,
-            "cluster.num_devices",
-            self.num_devices,
-            "it must be at least 1",
-            "leave it out to use all devices",
-        )
-        require(
-            self.cpu_devices >= 0,
-            "cluster.cpu_devices",
-            self.cpu_devices,
-            "it counts cores beside the accelerators of a node",
-            "use 0: simulators share the accelerators' workers",
-        )
+        require_numbers(self, "cluster", "num_devices", low=1)
+        require_numbers(self, "cluster", "cpu_devices", low=0)
+        require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
+        require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)
+        require_one_of(self, "cluster", "session", "ray", "serial")
         require(
             self.waiting_devices == 0 or (self.waiting_devices > 0 and self.address is None and self.session == "ray"),
             "cluster.waiting_devices",
@@ -146,13 +126,6 @@ class ClusterConfig:
             "leave it out",
         )
         require(
-            self.session in ("ray", "serial"),
-            "cluster.session",
-            self.session,
-            "it is ray or serial",
-            "use cluster.session=ray",
-        )
-        require(
             self.transport is TransportMode.adaptive or self.session == "ray",
             "cluster.transport",
             self.transport.value,
@@ -173,24 +146,6 @@ class ClusterConfig:
             "one process (cluster.session=serial) joins no Ray",
             "leave cluster.address out, or use cluster=ray",
         )
-        require(
-            self.device_memory_bytes is None or self.device_memory_bytes > 0,
-            "cluster.device_memory_bytes",
-            self.device_memory_bytes,
-            "it is a positive number of bytes",
-            "leave it out: the driver is asked",
-        )
-        store = self.object_store_bytes
-        require(
-            store is None or store >= _LEAST_STORE_BYTES,
-            "cluster.object_store_bytes",
-            store,
-            f"Ray starts with {_LEAST_STORE_BYTES} bytes or more",
-            "leave it out: a share of this machine's memory is taken",
-        )
-        for key, default in (("first_progress_s", 600), ("hang_after_s", 25)):
-            limit = getattr(self, key)
-            require(limit > 0, f"cluster.{key}", limit, "it must be positive", f"use {default}")
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
 
@@ -27,14 +27,10 @@ class MemoryConfig:
         rule = "it lists at least one number, and each is at least 1"
         holds = bool(self.num_devices) and min(self.num_devices) >= 1
         require(holds, "memory.num_devices", self.num_devices, rule, "use [1,2,4,8]")
-        for name in ("prompt_tokens", "action_tokens", "rollout_rows", "microbatch"):
-            value = getattr(self, name)
-            require(value >= 1, f"memory.{name}", value, "it must be at least 1", "use another number")
+        require_numbers(self, "memory", "prompt_tokens", "action_tokens", "rollout_rows", "microbatch", low=1)
+        require_numbers(self, "memory", "reserved_gb", "lora_rank", low=0)
         rule = "there is memory, and more than what is reserved"
         require(self.room_bytes > 0, "memory.device_gb", self.device_gb, rule, "use 80, and memory.reserved_gb=0")
-        reserved = self.reserved_gb
-        require(reserved >= 0, "memory.reserved_gb", reserved, "it must not be negative", "use 0")
-        require(self.lora_rank >= 0, "memory.lora_rank", self.lora_rank, "it must not be negative", "use 32, or 0")
         rule = "it names layers that adapters lie on"
         require(bool(self.lora_targets), "memory.lora_targets", self.lora_targets, rule, "use [all-linear]")
 

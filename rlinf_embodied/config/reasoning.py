@@ -95,7 +95,7 @@ class RewardConfig:
 
     def __post_init__(self) -> None:
         own = self._target_ is not None
-        rule = "it is of a function of one's own, and at least 1"
+        rule = "it needs a custom function, and is at least 1"
         require(
             self.concurrency == 1 or (own and self.concurrency > 1),
             "reward.concurrency",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 
 class Exactness(StrEnum):
@@ -36,8 +36,7 @@ class RunConfig:
     trackio: bool = False  # log to trackio, too (the section trackio)
 
     def __post_init__(self) -> None:
-        number = self.num_iterations
-        require(number >= 0, "run.num_iterations", number, "it must not be negative", "use 60")
+        require_numbers(self, "run", "num_iterations", low=0)
         target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
         require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
@@ -53,9 +52,7 @@ class WandbConfig:
     resume: str | None = None  # where the id is known there: allow, must, never or auto; None: as W&B does by itself
 
     def __post_init__(self) -> None:
-        known = (None, "allow", "must", "never", "auto")
-        rule = "it is allow, must, never or auto"
-        require(self.resume in known, "wandb.resume", self.resume, rule, "use allow, or null")
+        require_one_of(self, "wandb", "resume", None, "allow", "must", "never", "auto")
         found = self.resume not in ("allow", "must") or self.id is not None
         require(found, "wandb.resume", self.resume, "it looks for wandb.id, which is null", "give wandb.id=<id>")
 
@@ -86,13 +83,8 @@ class EvalConfig:
     video_size: int = 256
 
     def __post_init__(self) -> None:
-        require(self.num_episodes >= 1, "eval.num_episodes", self.num_episodes, "it must be at least 1", "use 200")
-        for name in ("num_envs", "check_every", "check_episodes", "video_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"eval.{name}", value, "it must be at least 1", "use a positive number")
-        for name in ("every", "num_videos"):
-            value = getattr(self, name)
-            require(value >= 0, f"eval.{name}", value, "it must not be negative", "use 0 for none")
+        require_numbers(self, "eval", "num_episodes", "num_envs", "check_every", "check_episodes", "video_size", low=1)
+        require_numbers(self, "eval", "every", "num_videos", low=0)
         require(
             self.seed >= 0 and self.seed + self.num_episodes < 2**30,
             "eval.seed",
@@ -110,5 +102,5 @@ class CheckpointConfig:
     keep: int = 3
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, "checkpoint.every", self.every, "it must not be negative", "use 0 for the end only")
-        require(self.keep >= 1, "checkpoint.keep", self.keep, "the newest one is always kept", "use 1 or more")
+        require_numbers(self, "checkpoint", "every", low=0)
+        require_numbers(self, "checkpoint", "keep", low=1)

@@ -142,7 +142,7 @@ def _rows(file: Path, columns: _Columns) -> tuple[_Row, ...]:
 
 @functools.lru_cache(maxsize=_KEPT_FILES)
 def _read(file: Path, columns: _Columns, state: tuple[int, ...]) -> tuple[_Row, ...]:
-    """Reads a file; `state` tells one content of it from another."""
+    """Reads a file; `state` changes when its content does."""
     lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     rows = []
     for number, line in enumerate(lines, start=1):

@@ -116,6 +116,6 @@ def require_laws(target: str, first: Problem, trained: Sequence[Problem], held_o
 
 
 def _asked(target: str, call: str, ask: Callable[[], _Answer]) -> _Answer:
-    refusal = lambda told: ConfigError(f"data._target_ is {target!r}, but {call} raised {told}\nCorrect it there")  # noqa: E731
+    refusal = lambda raised: ConfigError(f"data._target_ is {target!r}, but {call} raised {raised}\nCorrect it there")  # noqa: E731
     with named_when_raised(refusal):
         return ask()

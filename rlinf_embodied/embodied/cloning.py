@@ -23,7 +23,7 @@ from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.optimizer import scheduled
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Shuffle, minibatches
 from rlinf_embodied.randomness import normal
 
@@ -54,7 +54,7 @@ class HeldOut:
 class Cloning:
     """The learning of one worker, which holds some of the blocks; all workers make the same calls in the same order."""
 
-    def __init__(self, policy: ImitationPolicy, seed: int, reducer: ExactReducer, device: str) -> None:
+    def __init__(self, policy: ImitationPolicy, seed: int, reducer: Reducer, device: str) -> None:
         """Takes the policy, which it changes, and the device that it is on; data goes there in parts."""
         self._policy, self._seed, self._reducer, self._device = policy, seed, reducer, device
         self._features: dict[int, Features] = {}

@@ -81,7 +81,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
         raised = raised_by_user(error) or f"{type(error).__name__}: {error}"
         raise SimulatorError(
             f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
-            f"{raised}\nMend it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
+            f"{raised}\nFix it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
             "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
         ) from error
 
@@ -235,7 +235,7 @@ class EnvStage:
     def _count(self, shard: Shard, ends: Sequence[EpisodeEnd]) -> None:
         """Files the episodes that ended.
 
-        One that began too late to be seen to its end whatever happens does not count, and counts as cut: if the early
+        An episode that began too late to end within the rollout in every case counts as cut: if the early
         ends among them counted, and only they, quick successes would be counted and slow failures would not.
         """
         for end in ends:
@@ -257,11 +257,11 @@ class EnvStage:
 
     def _by_block(self, shard: Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
-        shown: dict[int, Observation | None] = {}
+        by_block: dict[int, Observation | None] = {}
         for i, block in enumerate(shard.blocks):
             rows = slice(i * self._size, (i + 1) * self._size)
-            shown[block] = observation.rows(rows) if shard.running[rows].any() else None
-        return shown
+            by_block[block] = observation.rows(rows) if shard.running[rows].any() else None
+        return by_block
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns each block's columns, and a report on the episodes that ended."""

@@ -25,8 +25,7 @@ from rlinf_embodied.embodied.policy_folder import fingerprint, trained_under, wh
 from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.runtime.discovery import find_cluster
-from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.runtime.session import find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table

@@ -183,12 +183,6 @@ class EvaluationTwoLevelStage(TwoLevelStage):
 
     _level = EvaluationPolicyStage
 
-    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        for level in (self._low, self._high):
-            level.close(step_context, observations)
-        self._choices.clear()
-        return Output(dict.fromkeys(observations))
-
 
 def policy_stage(
     name: str,

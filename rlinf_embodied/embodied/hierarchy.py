@@ -37,52 +37,46 @@ def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
     return replace(env, chunk=1, execute_steps=0, action_dim=hierarchy.size, categorical=bool(hierarchy.choices))
 
 
-@dataclass(frozen=True, slots=True)
-class Guide:
-    """Replaces the task's goal or instruction with a choice."""
+def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor) -> Observation:
+    """Returns what the low-level policy sees: a choice in place of the task's goal or instruction.
 
-    hierarchy: HierarchyConfig
+    Args:
+        hierarchy: what there is to choose from.
+        observation: of B rows.
+        choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of several, the largest entry counts.
+    """
+    if hierarchy.instructions:
+        chosen = choice.argmax(1).tolist()
+        return replace(observation, instruction=tuple(hierarchy.instructions[number] for number in chosen))
+    goal, proprio, columns = _goal(hierarchy, choice), observation.proprio.clone(), hierarchy.columns
+    if hierarchy.way_columns:
+        moved = goal - proprio[:, columns]
+        proprio[:, hierarchy.way_columns] += moved if hierarchy.way_to_goal else -moved
+    proprio[:, columns] = goal
+    return observation.with_proprio(proprio)
 
-    def apply(self, observation: Observation, choice: Tensor) -> Observation:
-        """Returns what the low-level policy sees.
 
-        Args:
-            observation: of B rows.
-            choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of several, the largest entry counts.
-        """
-        how = self.hierarchy
-        if how.instructions:
-            chosen = choice.argmax(1).tolist()
-            return replace(observation, instruction=tuple(how.instructions[number] for number in chosen))
-        goal = self.goal(choice)
-        proprio = observation.proprio.clone()
-        if how.way_columns:
-            moved = goal - proprio[:, how.columns]
-            proprio[:, how.way_columns] += moved if how.way_to_goal else -moved
-        proprio[:, how.columns] = goal
-        return observation.with_proprio(proprio)
-
-    def goal(self, choice: Tensor) -> Tensor:
-        """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""
-        how = self.hierarchy
-        if how.goals:
-            return choice.new_tensor(how.goals)[choice.argmax(1)]
-        low, high = choice.new_tensor(how.goal_low), choice.new_tensor(how.goal_high)
-        return low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
+def _goal(hierarchy: HierarchyConfig, choice: Tensor) -> Tensor:
+    """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""
+    if hierarchy.goals:
+        return choice.new_tensor(hierarchy.goals)[choice.argmax(1)]
+    low, high = choice.new_tensor(hierarchy.goal_low), choice.new_tensor(hierarchy.goal_high)
+    return low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
 
 
 @dataclass(frozen=True, slots=True)
 class LowLevel:
-    """Columns for a low-level policy's learner: what the env showed last, as that policy would have seen it."""
+    """Columns for a low-level policy's learner: the last observations as that policy would have seen them."""
 
-    guide: Guide
+    hierarchy: HierarchyConfig
 
     def __call__(self, policy: TwoLevelColumns, env: EnvColumns) -> tuple[PolicyColumns, EnvColumns]:
         """Returns the env's columns of a rollout with the choices in its last and final observations."""
         assert policy.low is not None, "a frozen policy has no learner"
-        last, final = self.guide.apply(env.last, policy.choices[-1]), env.final
+        last, final = guided(self.hierarchy, env.last, policy.choices[-1]), env.final
         if final is not None:
-            final = self.guide.apply(final, policy.choices[env.final_index[:, 0], env.final_index[:, 1]])
+            choices = policy.choices[env.final_index[:, 0], env.final_index[:, 1]]
+            final = guided(self.hierarchy, final, choices)
         return policy.low, replace(env, last=last, final=final)
 
 

@@ -35,9 +35,8 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.runtime.session import Session, find_cluster, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress

@@ -30,9 +30,9 @@ from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.snapshot import StageState, kept
+from rlinf_embodied.learning.weights import StageState, kept
 from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -92,7 +92,7 @@ class ImitationStage(LearnerStage):
         )
         self.hold(shared, context.group.rank, context.device, self._learning)
         self._policy, self._blocks = shared.policy, context.blocks
-        self._reducer = ExactReducer(context.group, context.owners)
+        self._reducer = Reducer(context.group, context.owners)
         self._cloning = Cloning(self._policy, config.seed, self._reducer, context.device)
 
     # ------------------------------------------------------------------------------------------------ demonstrations
@@ -210,7 +210,7 @@ class ImitationStage(LearnerStage):
 
     def export_snapshot(self, step_context: StepContext) -> StageState | None:
         """Returns weights and moments (the first worker does)."""
-        groups = self.training.export() or {_OPTIMIZER: self._optimizer}  # all take part
+        groups = self.export_training() or {_OPTIMIZER: self._optimizer}  # all take part
         # all weights: what is frozen in one phase has been trained in the other
         return StageState.of(self._policy.module, self.shared.version, groups, whole=True) if self.rank == 0 else None
 

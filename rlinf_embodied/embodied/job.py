@@ -37,13 +37,12 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.compiled import require_compiler
-from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.runtime.session import Session, find_cluster, of_type
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder

@@ -106,7 +106,7 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
         ConfigError: it cannot be made for this env; names the line of the user's that raised.
     """
     make = load_target(config._target_)
-    with named_when_raised(lambda told: _wrong(config, f"making it for {env.task} raised {told}\n", "Mend it there")):
+    with named_when_raised(lambda error: _wrong(config, f"making it for {env.task} raised {error}\n", "Fix it there")):
         policy = make(config, env, seed)
     for name in ("spec", "module"):
         if not hasattr(policy, name):
@@ -133,7 +133,7 @@ def check_policy(policy: Policy, config: PolicyConfig, env: EnvSpec, observation
 
 class _Check:
     def __init__(self, policy: Policy, config: PolicyConfig, env: EnvSpec, observation: Observation) -> None:
-        self.policy, self.config, self.env, self.seen = policy, config, env, observation
+        self.policy, self.config, self.env, self.observation = policy, config, env, observation
         self.rows = len(observation)
         self.chunk = (self.rows, env.chunk)
         self.actions = (*self.chunk, env.action_dim)
@@ -142,7 +142,7 @@ class _Check:
         self._spec()
         self._parameters()
         with torch.no_grad():
-            features = self._features(self.seen)
+            features = self._features(self.observation)
         for temperature in (self.config.temperature, self.config.temperature / _COLDER):
             with torch.no_grad():
                 output = self._acts(features, temperature)
@@ -176,9 +176,9 @@ class _Check:
         if not trained["policy_parameters"]:
             raise self._refuse(".policy_parameters() is empty: nothing would be trained", "return what acts")
 
-    def _features(self, seen: Observation) -> Features:
-        features = self._call("encode", lambda: self.policy.encode(seen))
-        self._has_rows("encode", "", features, len(seen))
+    def _features(self, observation: Observation) -> Features:
+        features = self._call("encode", lambda: self.policy.encode(observation))
+        self._has_rows("encode", "", features, len(observation))
         return features
 
     def _has_rows(self, method: str, name: str, found: object, rows: int) -> None:
@@ -189,7 +189,7 @@ class _Check:
 
     def _acts(self, features: Features, temperature: float) -> PolicyOutput:
         """Returns what it samples."""
-        noise = self.policy.spec.noise.draw(0, "policy check", np.arange(self.rows)).to(self.seen.proprio.device)
+        noise = self.policy.spec.noise.draw(0, "policy check", np.arange(self.rows)).to(self.observation.proprio.device)
         for given in (None, noise):
             output = self._call("act", lambda given=given: self.policy.act(features, given, temperature))
             self._is("act", "actions", getattr(output, "actions", None), torch.float32, self.actions)
@@ -226,7 +226,7 @@ class _Check:
 
     def _rows_are_apart(self, output: PolicyOutput, temperature: float) -> None:
         alone = [0] * self.rows
-        features = self._features(self.seen.rows(alone))
+        features = self._features(self.observation.rows(alone))
         record = {name: value[alone] for name, value in output.record.items()}
         found = self._call("evaluate", lambda: self.policy.evaluate(features, record, temperature)).log_probs
         rule = "evaluate answers for a row by its neighbours"
@@ -234,12 +234,12 @@ class _Check:
 
     def _values(self, features: Features) -> None:
         """A critic on privileged state is asked without features, as at the end of a rollout."""
-        privileged = self.seen.privileged
+        privileged = self.observation.privileged
         repeated = None if privileged is None else privileged[:, None].expand(-1, self.env.chunk, -1)
         given = features if self.config.critic is Critic.observation else {}
         hint = (
             "policy.critic is privileged, so it may read `privileged` only, and features may be {}: set "
-            "policy.critic=observation for a critic that reads features, or mend it there"
+            "policy.critic=observation for a critic that reads features, or fix it there"
         )
         hint = hint if self.config.critic is Critic.privileged else ""
         value = self._call("value", lambda: self.policy.value(given, repeated), hint)
@@ -247,7 +247,7 @@ class _Check:
 
     # ------------------------------------------------------------------------------------------------------- one thing
     def _call(self, name: str, ask: Callable[[], _Answer], hint: str = "") -> _Answer:
-        with named_when_raised(lambda told: self._refuse(f".{name} raised {told}\n", hint or "Mend it there")):
+        with named_when_raised(lambda raised: self._refuse(f".{name} raised {raised}\n", hint or "Fix it there")):
             return ask()
 
     def _is(self, method: str, name: str, value: object, dtype: torch.dtype, shape: Sequence[int]) -> None:

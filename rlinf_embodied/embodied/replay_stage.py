@@ -105,18 +105,18 @@ class ReplayStage:
         config = self._config
         if iteration < config.first_update:
             return {}
-        own, shown = (self._buffers[block, name] for name in (REPLAY, DEMONSTRATIONS))
+        own, demonstrations = (self._buffers[block, name] for name in (REPLAY, DEMONSTRATIONS))
         rows = config.demonstration_rows if len(own) else config.rows
-        rows = rows if len(shown) else 0
+        rows = rows if len(demonstrations) else 0
         parts = [
             buffer.draw((config.updates, number), config.seed, name, block, iteration)
-            for buffer, number, name in ((own, config.rows - rows, REPLAY), (shown, rows, DEMONSTRATIONS))
+            for buffer, number, name in ((own, config.rows - rows, REPLAY), (demonstrations, rows, DEMONSTRATIONS))
             if number
         ]
         return {name: torch.cat([part[name] for part in parts], 1) for name in config.columns}
 
     # ------------------------------------------------------------------------------------------------------------ state
-    def export_state(self, step_context: StepContext) -> dict[str, Tensor]:
+    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
         """Returns what the worker's blocks gathered, as <block>.<replay or demonstrations>.<column>."""
         return {
             f"{block}.{name}.{column}": tensor
@@ -127,7 +127,7 @@ class ReplayStage:
 
     def state_part(self, step_context: StepContext) -> StagePart:
         """Returns what a checkpoint holds of the worker's blocks."""
-        held = self.export_state(step_context)
+        held = self.export_snapshot(step_context)
         return StagePart({REPLAY: held} if held else {})
 
     def load(self, step_context: StepContext, folder: str) -> None:
@@ -140,10 +140,6 @@ class ReplayStage:
             state = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
             buffer = self._buffers[block, name] = self._empty()
             buffer.import_state(state)
-
-    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
-        """Returns what `export_state` does."""
-        return self.export_state(step_context)
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Goes on from what all workers held."""

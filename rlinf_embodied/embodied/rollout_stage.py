@@ -41,7 +41,7 @@ class PolicyStageConfig:
     rows_per_call: int | None = field(default=None, kw_only=True)  # see EnvConfig
     precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
     name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
-    greedy: bool = field(default=False, kw_only=True)  # it does what it holds for best, not what it samples
+    greedy: bool = field(default=False, kw_only=True)  # the most likely actions instead of samples
     records: bool = field(default=True, kw_only=True)  # false: it leaves no columns, as nobody trains on them
     uniform_until: int = field(default=0, kw_only=True)  # iterations before this one have uniform actions
 
@@ -93,9 +93,9 @@ class RolloutStage:
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
         actions: dict[int, Tensor | None] = dict.fromkeys(observations)
-        shown = [block for block, observation in observations.items() if observation is not None]
-        size = self._blocks_per_call or len(shown)
-        for blocks in (shown[k : k + size] for k in range(0, len(shown), max(size, 1))):
+        active = [block for block, observation in observations.items() if observation is not None]
+        size = self._blocks_per_call or len(active)
+        for blocks in (active[k : k + size] for k in range(0, len(active), max(size, 1))):
             if step_context.iteration < self._config.uniform_until:
                 actions |= {block: self._uniform(step_context, block) for block in blocks}
             else:

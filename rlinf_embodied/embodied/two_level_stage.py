@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import PolicyColumns, TwoLevelColumns
 from rlinf_embodied.config import HierarchyConfig
-from rlinf_embodied.embodied.hierarchy import Guide
+from rlinf_embodied.embodied.hierarchy import guided
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.weights import WeightsMessage
@@ -32,8 +33,7 @@ class TwoLevelStage:
     _level = RolloutStage
 
     def __init__(self, config: TwoLevelConfig) -> None:
-        """Takes plain data; `setup` loads the policies."""
-        self._every, self._guide = config.hierarchy.every, Guide(config.hierarchy)
+        self._hierarchy = config.hierarchy
         self._low, self._high = self._level(config.low), self._level(config.high)
         self._by_name = {config.low.name: self._low, config.high.name: self._high}
         self._choices: dict[int, list[Tensor]] = {}  # by block, one for each chunk-step
@@ -49,26 +49,25 @@ class TwoLevelStage:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._choices |= {block: [] for block in observations}
-        decides = step_context.chunk_step % self._every == 0
+        decides = step_context.chunk_step % self._hierarchy.every == 0
         decisions = self._high.step(step_context, observations) if decides else {}
-        guided: dict[int, Observation | None] = dict.fromkeys(observations)
+        shown: dict[int, Observation | None] = dict.fromkeys(observations)
         for block, observation in observations.items():
             if observation is not None:
                 choices, decision = self._choices[block], decisions.get(block)
                 held = choices[-1] if decision is None else decision[:, 0].to(observation.proprio.device)
                 choices.append(held)
-                guided[block] = self._guide.apply(observation, held)
-        return self._low.step(step_context, guided)
+                shown[block] = guided(self._hierarchy, observation, held)
+        return self._low.step(step_context, shown)
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the learners do."""
         low, high = (level.close(step_context, observations).blocks for level in (self._low, self._high))
-        found = {}
+        found: dict[int, TwoLevelColumns | None] = {}
         for block in observations:
-            ours, theirs = low[block], high[block]
-            assert ours is None or isinstance(ours, PolicyColumns)
-            assert isinstance(theirs, PolicyColumns)
-            found[block] = TwoLevelColumns(ours, theirs, torch.stack(self._choices.pop(block)))
+            ours, theirs = (cast("PolicyColumns | None", level[block]) for level in (low, high))
+            choices = self._choices.pop(block)
+            found[block] = None if theirs is None else TwoLevelColumns(ours, theirs, torch.stack(choices))
         return Output(found)
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:

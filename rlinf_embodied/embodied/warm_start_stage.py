@@ -28,7 +28,7 @@ from rlinf_embodied.embodied.warm_start_source import Kind, Source
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
@@ -66,7 +66,7 @@ class WarmStartStage:
         """Builds the simulators and a new policy; returns how many rounds of demonstrations this worker needs."""
         config = self._config
         self._device = context.device
-        self._reducer = ExactReducer(context.group, context.owners)
+        self._reducer = Reducer(context.group, context.owners)
         source = config.source
         files = source is not None and source.kind is not Kind.teacher
         self._recorded: Recorded | None = open_recorded(source) if source and files else None

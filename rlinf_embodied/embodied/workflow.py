@@ -33,7 +33,7 @@ from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, Guide, LowLevel, LowLevelFiles
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, LowLevelFiles
 from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
 from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
@@ -94,7 +94,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
         POLICY: model,
-        ACTOR: LearnerConfig(model, algorithm, *settings, view=LowLevel(Guide(hierarchy)) if hierarchy.on else None),
+        ACTOR: LearnerConfig(model, algorithm, *settings, view=LowLevel(hierarchy) if hierarchy.on else None),
     }
     if not hierarchy.on:
         return configs

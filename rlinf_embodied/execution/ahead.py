@@ -152,14 +152,7 @@ class Ahead:
     def begin_again_from(
         self, stage: str, checkpoint: Path, versions: Sequence[int], step_context: StepContext
     ) -> None:
-        """Has the next iteration begin its fronts with weights of a checkpoint.
-
-        Args:
-            stage: that made them, and reads them by its `earlier_weights`.
-            checkpoint: its folder.
-            versions: of the weights, in their order.
-            step_context: of the iteration.
-        """
+        """Has the next iteration begin its fronts with weights of a checkpoint, which `stage` reads."""
         found = []
         for number, version in enumerate(versions):
             asked = (str(checkpoint), number, version)

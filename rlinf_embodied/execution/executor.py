@@ -28,7 +28,6 @@ from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
-from rlinf_embodied.runtime.node_files import paths_in
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
@@ -80,8 +79,8 @@ class Executor:
 
     def _add_stage(self, name: str) -> list[object]:
         spec = self.workflow.stages[name]
-        for path in paths_in(spec.config) if self._cluster.nodes else ():
-            self._session.provide(self.workers(name), path)
+        if self._cluster.nodes:
+            self._session.provide(self.workers(name), spec.config)
         return self._session.add_stage(spec, self._hosts.contexts(name))
 
     # ---------------------------------------------------------------------------------------------------- iteration
@@ -231,11 +230,7 @@ class Executor:
     def install(self, weights: Ref, edge: WeightEdge, state: Iteration | None, everywhere: bool = False) -> None:
         """Has published weights installed at the end of an edge, behind the calls that its workers were given.
 
-        Args:
-            weights: what `export` returned.
-            edge: its source made them.
-            state: of the iteration that waits for it; None: it is waited for here.
-            everywhere: in workers that share them with their source, too.
+        `everywhere`: also in workers that share them with their source.  Without a `state` it is waited for here.
         """
         receivers = self.workers(edge.target) if everywhere else self._handover.weights[edge.source, edge.target][1]
         step_context = state.step_context if state else StepContext(0)

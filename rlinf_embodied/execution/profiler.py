@@ -25,15 +25,22 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster, Links, processor
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
-from rlinf_embodied.execution.disturbance import Moment, Repetition, busy_s, chosen, shares
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, Reading
+from rlinf_embodied.execution.meter import (
+    METER,
+    MeteredSession,
+    Moment,
+    Reading,
+    Repetition,
+    busy_s,
+    chosen,
+    shares,
+)
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.residents import can_leave
+from rlinf_embodied.runtime.host import StepContext, can_leave
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions
 from rlinf_embodied.workflow.graph import Workflow
@@ -425,9 +432,7 @@ def _step_context(probe: Probe, repetition: int) -> StepContext:
 def _enough(found: Sequence[Repetition], spent: float) -> bool:
     """Returns whether a probe was repeated often enough; one that is disturbed gets more chances to be quiet.
 
-    Args:
-        found: its repetitions.
-        spent: share of its time that they took.
+    `spent` is the share of its time that its repetitions took.
     """
     quiet, wanted = sum(one.is_quiet for one in found), wanted_repetitions(spent)
     return quiet >= wanted or len(found) >= wanted + _AGAIN or (spent > _AGAIN and len(found) >= wanted)

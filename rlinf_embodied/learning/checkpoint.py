@@ -6,9 +6,8 @@
                          manifest.json  COMPLETE               SHA-256 of every file; SHA-256 of the manifest
            latest -> step_000010
 
-What fails on the way (a full disk, a killed process) leaves older checkpoints and `latest` as they were.  One process
-writes below a root at a time; any number may read.  `save` is `begin` and `finish` in one; checkpoint_writer.py runs
-the second half beside training.
+This module finds, checks and reads them; checkpoint_writer.py writes them.  A write that fails (a full disk, a killed
+process) leaves older checkpoints and `latest` as they were.  One process writes below a root; any number may read.
 """
 
 from __future__ import annotations
@@ -16,272 +15,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
-import os
-import shutil
-import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
+from rlinf_embodied.errors import CheckpointError
 
-_LOG = logging.getLogger(__name__)
-_FORMAT = "rlinf_embodied checkpoint 1"
-_STATE, _MANIFEST, _COMPLETE, _TENSORS = "state.json", "manifest.json", "COMPLETE", "training_state"
-
-
-# ------------------------------------------------------------------------------------------------------------- writing
-def step_folder(root: Path, step: int) -> Path:
-    """Returns where the checkpoint of a step lies below a folder of checkpoints."""
-    return root / f"step_{step:06d}"
+FORMAT = "rlinf_embodied checkpoint 1"
+STATE, MANIFEST, COMPLETE, TENSORS = "state.json", "manifest.json", "COMPLETE", "training_state"
 
 
-def save(
-    root: Path,
-    step: int,
-    *,
-    policy_writer: Callable[[Path], None],
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, object],
-    keep: int = 3,
-) -> Path:
-    """Writes <root>/step_<step>, points `latest` at it, drops all but the `keep` newest, and returns its path.
-
-    A checkpoint of the same step is replaced; newest is what was written last, whatever its step.
-
-    Args:
-        root: folder of all checkpoints of a run.
-        step: number of finished iterations.
-        policy_writer: writes the policy's files into the folder that it is given.
-        tensors: groups of named tensors, for example {"policy_optimizer": {"mean": ...}}.
-        state: plain values that JSON can hold.
-        keep: how many checkpoints stay, at least one.
-
-    Raises:
-        CheckpointWriteError: it could not be, and was removed again; older ones are untouched.
-    """
-    draft = begin(root, step, policy_writer)
-    return finish(draft, {name: copied(group) for name, group in tensors.items()}, state, keep)
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A checkpoint that is being written: what is there of it is nobody's until it is sealed and renamed."""
-
-    target: Path
-    partial: Path
-    step: int
-
-
-def begin(root: Path, step: int, policy_writer: Callable[[Path], None]) -> Draft:
-    """Clears what a killed writer left, and writes the policy's own files; the first half of `save`.
-
-    Raises:
-        CheckpointWriteError: they could not be written.
-    """
-    target = step_folder(root, step)
-    draft = Draft(target, root / f".{target.name}.partial", step)
-    with _all_or_nothing(draft):
-        is_new = not root.exists()
-        root.mkdir(parents=True, exist_ok=True)
-        if is_new:
-            _sync(root.parent)
-        _tidy(root)
-        draft.partial.mkdir()
-        policy_writer(draft.partial)
-    return draft
-
-
-def finish(
-    draft: Draft, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object], keep: int = 3
-) -> Path:
-    """Adds tensors (on the CPU, see `copied`) and state, seals and installs; the second half of `save`.
-
-    Raises:
-        CheckpointWriteError: it could not be, and was removed again; older ones are untouched.
-    """
-    target = draft.target
-    with _all_or_nothing(draft):
-        _write_state(draft.partial, tensors, state)
-        _open_to_all(draft.partial)
-        newest = max((manifest.sequence for _, manifest in _complete(target.parent)), default=0)
-        _seal(draft.partial, draft.step, newest + 1)
-        _install(draft.partial, target)
-    arrived(target, keep)
-    return target
-
-
-def arrived(target: Path, keep: int) -> None:
-    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
-    try:  # it is there under its name, and `find_latest` does without the link
-        _sync(target.parent)
-        shutil.rmtree(_aside(target), ignore_errors=True)
-        point_latest(target)
-        _prune(target.parent, keep)
-    except OSError as error:
-        _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
-
-
-@contextlib.contextmanager
-def _all_or_nothing(draft: Draft) -> Iterator[None]:
-    """Removes what there is of a checkpoint when it fails within."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(draft.partial, ignore_errors=True)
-        raise CheckpointWriteError(
-            f"checkpoint {draft.target} could not be written ({error}) and was removed; older ones are untouched: free "
-            "space on the disk or use another run.dir, then resume"
-        ) from error
-    except BaseException:
-        shutil.rmtree(draft.partial, ignore_errors=True)
-        raise
-
-
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns copies in the CPU's memory, which no later training step changes."""
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-
-
-def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
-    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing.
-
-    A folder of that name that holds the file `marker` stays: another process made the same meanwhile, and may read it.
-    """
-    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
-    try:
-        write(partial)
-        _open_to_all(partial)
-        for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
-            _sync(path)
-        if not (folder / marker).exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            with _unless_made(folder / marker):
-                partial.rename(folder)
-            _sync(folder.parent)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _unless_made(file: Path) -> Iterator[None]:
-    """Passes over a folder that cannot be renamed, where another process was faster by a moment."""
-    try:
-        yield
-    except OSError:
-        if not file.exists():
-            raise
-
-
-def _open_to_all(folder: Path) -> None:
-    """Gives files and folders the modes that the umask allows: safetensors writes for its owner alone."""
-    probe = folder / ".mode"
-    probe.mkdir()
-    allowed = stat.S_IMODE(probe.stat().st_mode)
-    probe.rmdir()
-    for path in folder.rglob("*"):
-        if path.is_file() and path.stat().st_nlink > 1:  # a link to a file that is another's, too
-            continue
-        path.chmod(allowed if path.is_dir() else allowed & 0o666)
-
-
-def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
-    (folder / _TENSORS).mkdir()
-    for name, group in tensors.items():
-        save_file(dict(group), folder / _TENSORS / f"{name}.safetensors")
-    (folder / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-
-
-def _seal(folder: Path, step: int, sequence: int) -> None:
-    """Writes manifest and marker once everything else has reached the disk."""
-    files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        _sync(path)
-    content = {"format": _FORMAT, "step": step, "sequence": sequence, "files": files}
-    manifest = folder / _MANIFEST
-    manifest.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _sync(manifest)
-    (folder / _COMPLETE).write_text(_sha256(manifest) + "\n", encoding="utf-8")
-    _sync(folder / _COMPLETE)
-    for path in (*_folders(folder), folder):
-        _sync(path)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_dir()]
-
-
-def _install(partial: Path, target: Path) -> None:
-    """Renames; a folder cannot be replaced in one step, so an old one of that name waits aside (see `_tidy`)."""
-    if target.exists():
-        target.rename(_aside(target))
-    partial.rename(target)
-
-
-def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}.replaced")
-
-
-def point_latest(target: Path) -> None:
-    """Points `latest`, in a checkpoint's parent folder, to the checkpoint.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    link = target.with_name("latest")
-    fresh = target.with_name(".latest.partial")
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(target.name, target_is_directory=True)
-    os.replace(fresh, link)
-    _sync(target.parent)
-
-
-def _prune(root: Path, keep: int) -> None:
-    for path, _ in _complete(root)[:-keep]:
-        dropped = path.with_name(f".{path.name}.dropped")
-        path.rename(dropped)
-        shutil.rmtree(dropped)
-
-
-def _tidy(root: Path) -> None:
-    """Undoes what a killed writer left."""
-    _take_back(root)
-    for pattern in (".step_*.partial", ".step_*.replaced", ".step_*.dropped"):
-        for path in root.glob(pattern):
-            shutil.rmtree(path)
-
-
-def _take_back(root: Path) -> None:
-    """Gives checkpoints their name back whose writer was killed between the two renames of a replacement."""
-    for aside in root.glob(".step_*.replaced"):
-        original = root / aside.name.removeprefix(".").removesuffix(".replaced")
-        if not original.exists():
-            aside.rename(original)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file or folder has reached the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# ------------------------------------------------------------------------------------------------------------- reading
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What manifest.json says."""
@@ -294,8 +43,8 @@ class Manifest:
 def find_latest(root: Path) -> Path | None:
     """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
     with contextlib.suppress(OSError):  # a reader may lack the right to write
-        _take_back(root)
-    found = _complete(root)
+        take_back(root)
+    found = complete(root)
     return found[-1][0] if found else None
 
 
@@ -310,9 +59,9 @@ class Newest:
 def newest_undamaged(root: Path) -> Newest:
     """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written."""
     with contextlib.suppress(OSError):  # a reader may lack the right to write
-        _take_back(root)
+        take_back(root)
     unusable, chosen = {}, None
-    for path, manifest in reversed(_complete(root)):
+    for path, manifest in reversed(complete(root)):
         wrong = next(filter(None, (_damage(path, manifest, name) for name in manifest.files)), "")
         if not wrong:
             chosen = path
@@ -344,15 +93,15 @@ def load_state(path: Path) -> dict[str, object]:
         CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
     manifest = _read_manifest(path)
-    if _STATE not in manifest.files:
-        raise CheckpointError(f"checkpoint {path} is damaged ({_MANIFEST} has no {_STATE}): {_instead(path)}")
-    _verify_file(path, manifest, _STATE)
+    if STATE not in manifest.files:
+        raise CheckpointError(f"checkpoint {path} is damaged ({MANIFEST} has no {STATE}): {_instead(path)}")
+    _verify_file(path, manifest, STATE)
     try:
-        state = json.loads((path / _STATE).read_text(encoding="utf-8"))
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
         state = None
     if not isinstance(state, dict):
-        raise CheckpointError(f"checkpoint {path} is damaged ({_STATE} holds no JSON object): {_instead(path)}")
+        raise CheckpointError(f"checkpoint {path} is damaged ({STATE} holds no JSON object): {_instead(path)}")
     return state
 
 
@@ -362,7 +111,7 @@ def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the checkpoint is not complete, or the file holds no tensors.
     """
-    relative = f"{_TENSORS}/{name}.safetensors"
+    relative = f"{TENSORS}/{name}.safetensors"
     if relative not in _read_manifest(path).files:
         return {}
     try:
@@ -371,7 +120,7 @@ def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
         raise CheckpointError(f"checkpoint {path} is damaged ({relative}: {error}): {_instead(path)}") from error
 
 
-def _complete(root: Path) -> list[tuple[Path, Manifest]]:
+def complete(root: Path) -> list[tuple[Path, Manifest]]:
     """Returns the complete checkpoints below a root, oldest first."""
     found = [(path, _manifest_of(path)) for path in root.glob("step_*")]
     return sorted(((p, m) for p, m in found if isinstance(m, Manifest)), key=lambda item: item[1].sequence)
@@ -389,15 +138,15 @@ def _manifest_of(path: Path) -> Manifest | str:
     if not path.is_dir():
         return "does not exist or is no folder"
     try:
-        data = (path / _MANIFEST).read_bytes()
-        seal = (path / _COMPLETE).read_text(encoding="utf-8").strip()
+        data = (path / MANIFEST).read_bytes()
+        seal = (path / COMPLETE).read_text(encoding="utf-8").strip()
     except OSError as error:
         name = Path(str(error.filename)).name
-        ours = (path / _MANIFEST).exists() or (path / _STATE).exists()
+        ours = (path / MANIFEST).exists() or (path / STATE).exists()
         missing = f"no {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
         return f"{'is incomplete' if ours else 'is not a training checkpoint of this project'} ({missing})"
     if hashlib.sha256(data).hexdigest() != seal:
-        return f"is damaged ({_MANIFEST} was changed)"
+        return f"is damaged ({MANIFEST} was changed)"
     return _parsed(data)
 
 
@@ -408,19 +157,17 @@ def _parsed(data: bytes) -> Manifest | str:
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        return f"is damaged ({_MANIFEST} holds no JSON object)"
-    if content.get("format") != _FORMAT:
-        return (
-            f"has the format {content.get('format')!r}, but {_FORMAT!r} is needed (that of the version that wrote it)"
-        )
+        return f"is damaged ({MANIFEST} holds no JSON object)"
+    if content.get("format") != FORMAT:
+        return f"has the format {content.get('format')!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
     step, sequence, files = (content.get(name) for name in ("step", "sequence", "files"))
     if not (_is_count(step) and _is_count(sequence) and isinstance(files, dict)):
-        return f"is damaged ({_MANIFEST} has not its step, sequence and files)"
+        return f"is damaged ({MANIFEST} has not its step, sequence and files)"
     for name, entry in files.items():
         if not _stays_inside(name):
-            return f"is damaged ({_MANIFEST} names {name!r}, which leads out of the checkpoint)"
+            return f"is damaged ({MANIFEST} names {name!r}, which leads out of the checkpoint)"
         if not (isinstance(entry, dict) and _is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str)):
-            return f"is damaged ({_MANIFEST} has not the size and checksum of {name})"
+            return f"is damaged ({MANIFEST} has not the size and checksum of {name})"
     return Manifest(cast(int, step), cast(int, sequence), files)
 
 
@@ -447,7 +194,7 @@ def _damage(path: Path, manifest: Manifest, name: str) -> str:
         return f"is damaged ({name} is a link that leads elsewhere)"
     if not file.is_file():
         return f"is damaged ({name} is missing)"
-    if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+    if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
         return f"is damaged (the checksum of {name} differs)"
     return ""
 
@@ -456,11 +203,25 @@ def _instead(path: Path) -> str:
     """Returns the next action: which other checkpoints there are."""
     place = path.resolve()
     others = sorted(
-        (p.name for p in place.parent.glob("step_*") if p != place and (p / _COMPLETE).exists()), reverse=True
+        (p.name for p in place.parent.glob("step_*") if p != place and (p / COMPLETE).exists()), reverse=True
     )
     if others:
         return f"use {' or '.join(others)} in {place.parent}"
     return "give a folder such as <run.dir>/checkpoints/latest"
+
+
+def take_back(root: Path) -> None:
+    """Gives checkpoints their name back whose writer was killed between the two renames of a replacement."""
+    for aside in root.glob(".step_*.replaced"):
+        original = root / aside.name.removeprefix(".").removesuffix(".replaced")
+        if not original.exists():
+            aside.rename(original)
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------------------ identity

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -74,3 +76,9 @@ def differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Paramete
 
 def _counted(part: LossSums) -> Tensor:
     return torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
+
+
+def checkpoint_blocks(blocks: Iterable[nn.Module]) -> None:
+    """Lets blocks forget their activations and compute them again in the backward pass."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)

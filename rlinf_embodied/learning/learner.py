@@ -1,9 +1,9 @@
 """The one learner of both workflows: it takes blocks' rows and makes one optimizer step of the loss's mean.
 
-    Pass (gradients.py)     what a workflow says: a part of a block's rows, its loss as a sum, weight, statistics
+    Pass (gradients.py)     from the workflow: a part of a block's rows, its loss as a sum, weight, statistics
     ReplicatedLearner       every worker holds all weights; sums of gradients over blocks, along one fixed tree
     ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
-    Step                    what came of it, the same in every worker
+    Step                    the result, the same in every worker
     fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
 
 All workers of a group make the same calls in the same order.
@@ -11,10 +11,10 @@ All workers of a group make the same calls in the same order.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -26,7 +26,7 @@ from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a minibatch, as Step({"loss": 3.5}, 7.0, 0.2): sums over all blocks of all workers."""
+    """The result of a minibatch, as Step({"loss": 3.5}, 7.0, 0.2): sums over all blocks of all workers."""
 
     sums: Mapping[str, float]  # the learner's statistics by name
     weight: float  # the denominator of the loss; 0: nothing to learn from
@@ -37,35 +37,31 @@ class Step:
 EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
 
 
-class Learner(Protocol):
-    """The optimizer of some parameters over all workers; `lr` may be set at any time, for the next step on."""
+class Learner(ABC):
+    """The optimizer of some parameters over all workers."""
+
+    rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
+    shares = 1  # number of workers that hold the state together; 1: each holds all of it
+    statistics: tuple[str, ...]  # names of the values that passes sum in addition to the loss, in their order
 
     @property
     def lr(self) -> float:
         """The rate of the first group of parameters."""
-        ...
+        return next(iter(self.rates.values()))
 
     @lr.setter
-    def lr(self, value: float) -> None: ...
+    def lr(self, value: float) -> None:
+        self.rates[next(iter(self.rates))] = value
 
-    @property
-    def rates(self) -> dict[str, float]:
-        """The rate of every group of parameters, which may be changed; `lr` is the first one's."""
-        ...
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Names of the values that passes sum in addition to the loss, in their order."""
-        ...
-
+    @abstractmethod
     def start(self) -> None:
         """Begins an iteration: forgets what one that failed has left."""
-        ...
 
+    @abstractmethod
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
         """Takes note of a block of the next step as soon as it is there; a learner may compute its part right now."""
-        ...
 
+    @abstractmethod
     def step(
         self,
         rows: Mapping[int, Tensor],
@@ -73,44 +69,47 @@ class Learner(Protocol):
         early_stop: EarlyStop | None = None,
         only: Collection[str] | None = None,
     ) -> Step:
-        """Makes one step over rows of the worker's own blocks.
+        """Makes one step over rows of the worker's own blocks, of all groups of parameters or `only` some.
 
         None is made where the minibatch is empty, the gradient is zero (moments would decay, and momentum would move
-        the weights), or `early_stop` says so.
-
-        `only`: the groups of parameters that make it; None: all.
+        the weights), or `early_stop` returns true.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-        ...
 
-    def publish(self) -> None:
-        """Lets the weights that other stages read be those of now."""
-        ...
+    def publish(self) -> None:  # noqa: B027 - nothing to do where other stages read the very same weights
+        """Makes the weights that other stages read those of now."""
 
-    def adopt(self) -> None:
-        """Goes on from the weights that other stages read."""
-        ...
+    def adopt(self) -> None:  # noqa: B027
+        """Continues from the weights that other stages read."""
 
+    @abstractmethod
     def move_state(self, device: str) -> None:
         """Moves what only the learner holds to a device."""
-        ...
 
+    @abstractmethod
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
-        ...
 
+    @abstractmethod
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns a copy of this worker's part of the state; nothing is exchanged."""
+
+    @abstractmethod
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the state of which all workers together returned these parts."""
+
+    @abstractmethod
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `export_state` returned, of either learner and any number of workers.
 
         Raises:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.
         """
-        ...
 
 
-class ReplicatedLearner:
+class ReplicatedLearner(Learner):
     """All weights in every worker, which makes the same step as all others; other stages read the very same weights."""
 
     def __init__(
@@ -140,30 +139,17 @@ class ReplicatedLearner:
             ConfigError: passes are to be compiled, and cannot be.
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
-        self._first, self.reducer = group, reducer
-        self.statistics = tuple(statistics)
+        self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
         self._size = sum(p.numel() for p in self._optimizer.parameters)
         self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
-
-    @property
-    def lr(self) -> float:
-        return self._optimizer.rates[self._first]
-
-    @lr.setter
-    def lr(self, value: float) -> None:
-        self._optimizer.rates[self._first] = value
-
-    @property
-    def rates(self) -> dict[str, float]:
-        return self._optimizer.rates
 
     def start(self) -> None:
         self._sum: BlockSum | None = None
         self._added: set[int] = set()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """See Learner; a block's gradient depends on nothing but the block, so it is computed while others come in."""
+        """A block's gradient depends on nothing but the block, so it is computed while others arrive."""
         if self._sum is None:
             self._sum = self.reducer.start_sum()
         made = passes(block, rows) if len(rows) else ()
@@ -193,17 +179,17 @@ class ReplicatedLearner:
             return found
         return replace(found, norm=self._optimizer.step(gradient, only))
 
-    def publish(self) -> None:
-        """See Learner: they are."""
-
-    def adopt(self) -> None:
-        """See Learner: they are its own."""
-
     def move_state(self, device: str) -> None:
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
         return self._optimizer.export_state() if self.reducer.rank == 0 else {}
+
+    export_part = export_state
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        (state,) = parts
+        return state
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         self.start()

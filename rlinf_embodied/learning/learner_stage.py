@@ -29,15 +29,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.learning import earlier_weights
-from rlinf_embodied.learning.checkpoint import copied, weights_sha256
+from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter, copied
 from rlinf_embodied.learning.learner import Learner
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.snapshot import StageState
-from rlinf_embodied.learning.training_state import TrainingState
-from rlinf_embodied.learning.weights import WHOLE_STAGE, WeightsMessage, export_weights
+from rlinf_embodied.learning.shared_policy import SharedPolicy, move
+from rlinf_embodied.learning.weights import (
+    WHOLE_STAGE,
+    Groups,
+    StageState,
+    WeightsMessage,
+    earlier_to_save,
+    export_weights,
+    install_parts,
+    read_earlier,
+)
 
 
 class Moment(Protocol):
@@ -84,8 +92,7 @@ class LearnerStage:
             policy: whose weights they are, where those who receive them hold several.
         """
         self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
-        self.learners, self.modules = learners, modules or {}
-        self.training = TrainingState(shared, rank, self.learners, self.modules)
+        self.learners, self.modules, self._writer = learners, modules or {}, CheckpointWriter()
         shared.enter(self.user)
 
     def write_policy(self, folder: Path) -> None:
@@ -96,11 +103,18 @@ class LearnerStage:
     def offload(self, step_context: Moment) -> None:
         """Leaves the device's memory; the weights stay if another stage of the worker uses them."""
         self.shared.leave(self.user)
-        self.training.move("cpu")
+        self.move_training("cpu")
 
     def onload(self, step_context: Moment) -> None:
         self.shared.enter(self.user)
-        self.training.move(self.device)
+        self.move_training(self.device)
+
+    def move_training(self, device: str) -> None:
+        """Moves everything except the model to a device."""
+        for module in self.modules.values():
+            move(module, device)
+        for learner in self.learners.values():
+            learner.move_state(device)
 
     # -------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: Moment) -> WeightsMessage:
@@ -116,9 +130,14 @@ class LearnerStage:
     def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
         """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
         folder, number, version = asked
-        return earlier_weights.read(Path(folder), number, version) if self.rank == 0 else None
+        return read_earlier(Path(folder), number, version) if self.rank == 0 else None
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
+    def export_training(self) -> Groups:
+        """Returns networks and moments by name; learners' are {} in workers but the first, and all take part."""
+        networks = {name: dict(module.state_dict()) for name, module in self.modules.items()}
+        return networks | {name: learner.export_state() for name, learner in self.learners.items()}
+
     def save(
         self,
         step_context: Moment,
@@ -132,13 +151,13 @@ class LearnerStage:
             argument: (root, step, how many are kept, what the driver adds: JSON state, and tensors).
             parts: what other stages add, and the weights that rollouts under way were begun with.
         """
-        tensors = self.training.export()  # all take part
+        tensors = self.export_training()  # all take part
         if self.rank != 0:
             return
         root, step, keep, first = argument
         added = [first, *(part for part in parts if isinstance(part, StagePart))]
         messages = [part for part in parts if isinstance(part, WeightsMessage)]
-        earlier, values = earlier_weights.to_save(messages)
+        earlier, values = earlier_to_save(messages)
         state: dict[str, object] = {}
         for part in (*added, StagePart(earlier, values)):
             state = {**state, **part.state}
@@ -151,29 +170,58 @@ class LearnerStage:
                 for name, content in part.files.items():
                     (folder / name).write_bytes(content)
 
-        self.training.write((root, step, keep), write, tensors, state)
+        state["version"] = self.shared.version
+        self._writer.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
 
     def state_part(self, step_context: Moment) -> StagePart | None:
         """Returns this stage's state for a checkpoint that another learner writes; the first worker does."""
-        groups = self.training.export()  # all take part
+        groups = self.export_training()  # all take part
         return StagePart({name: copied(group) for name, group in groups.items()}) if self.rank == 0 else None
 
     def wait_saved(self, step_context: Moment) -> None:
         """Returns when the checkpoint that was begun last is on the disk."""
-        self.training.wait()
+        self._writer.wait()
 
     def leave(self) -> None:
         """Returns when nothing is being written."""
-        if (held := getattr(self, "training", None)) is not None:  # set-up may have failed before `hold`
-            held.leave()
+        if (writer := getattr(self, "_writer", None)) is not None:  # set-up may have failed before `hold`
+            writer.leave()
 
     def load(self, step_context: Moment, folder: str) -> None:
-        """Restores learners, networks and version; the model's weights were loaded with it."""
-        self.training.load(folder, step_context.iteration)
+        """Restores learners, networks and version; the model's weights were loaded with it.
+
+        Raises:
+            CheckpointError: a group is missing, or that of other networks.
+        """
+        for name, module in self.modules.items():
+            module.load_state_dict(load_tensors(Path(folder), name))
+        for name, learner in self.learners.items():
+            learner.import_state(load_tensors(Path(folder), name))
+        self.shared.version = step_context.iteration
 
     # ------------------------------------------------------------------------------------------------------ snapshots
     def export_snapshot(self, step_context: Moment) -> StageState | None:
-        return self.training.snapshot()
+        """Returns a copy of weights, networks and moments; None in workers but the first.
+
+        Where workers hold slices, each returns its slices, and as many of the weights: nothing is exchanged.
+        """
+        shares = max((learner.shares for learner in self.learners.values()), default=1)
+        if self.rank >= shares:
+            return None
+        groups: Groups = {name: learner.export_part() for name, learner in self.learners.items()}
+        if self.rank == 0:
+            groups |= {name: dict(module.state_dict()) for name, module in self.modules.items()}
+        return StageState.of(self.shared.policy.module, self.shared.version, groups, share=(self.rank, shares))
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
-        self.training.go_on_from(parts)
+        """Restores in every worker what `export_snapshot` returned in all of them."""
+        found = [part for part in parts if part is not None]
+        groups = install_parts(found, self.shared.policy.module)
+        for learner in self.learners.values():
+            learner.adopt()
+        with torch.no_grad():
+            for name, module in self.modules.items():
+                module.load_state_dict(groups[0][name])
+            for name, learner in self.learners.items():
+                learner.import_state(learner.joined([group[name] for group in groups if group[name]]))
+        self.shared.version = found[0].weights.version

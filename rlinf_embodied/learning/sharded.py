@@ -39,7 +39,7 @@ from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
-from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Step
+from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Learner, Step
 from rlinf_embodied.learning.optimizer import require_state
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -109,8 +109,8 @@ class _Agreed:
     watched: int  # passes without one
 
 
-class ShardedLearner:
-    """FSDP2 behind the Learner protocol; every method but `start`, `add`, `adopt` and the moves is a collective."""
+class ShardedLearner(Learner):
+    """FSDP2; collective are `step`, `publish` and `export_state`."""
 
     def __init__(
         self,
@@ -141,9 +141,9 @@ class ShardedLearner:
         Raises:
             ConfigError: the group's members are threads of one process.
         """
-        self.lr = settings.lr
+        self.rates = {"main": settings.lr}
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
-        self._group, self._device, self._zero_loss = group, device, zero_loss
+        self._group, self._device, self._zero_loss, self.shares = group, device, zero_loss, group.size
         self._mesh = device_mesh(group, device)
         shard(module, self._mesh, precision)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
@@ -161,16 +161,12 @@ class ShardedLearner:
             zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
 
-    @property
-    def rates(self) -> dict[str, float]:
-        return {"main": self.lr}
-
     # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:
         self._optimizer.zero_grad()
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """See Learner; nothing is done yet, as a pass is everybody's and its share of the mean is not known."""
+        """Nothing is done yet: every worker takes part in a pass, and its share of the mean is not known."""
 
     def step(
         self,
@@ -179,7 +175,7 @@ class ShardedLearner:
         early_stop: EarlyStop | None = None,
         only: Collection[str] | None = None,
     ) -> Step:
-        """See Learner; a sharded model has one group of parameters."""
+        """A sharded model has one group of parameters."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         agreed = self._agreed(own)
         statistics = self._watched([one for one in own if not one.trains], agreed.watched)
@@ -262,7 +258,7 @@ class ShardedLearner:
     # ------------------------------------------------------------------------------------------------ weights and state
     @torch.no_grad()
     def publish(self) -> None:
-        """See Learner; gathers what is trained, 4 P bytes over the wire per worker and iteration."""
+        """Gathers what is trained, 4 P bytes over the wire per worker and iteration."""
         for name, parameter in zip(self._names, self._parameters, strict=True):
             self._view[name].copy_(_whole(parameter))
 
@@ -273,14 +269,14 @@ class ShardedLearner:
             self._fill(parameter, self._view[name])
 
     def move_state(self, device: str) -> None:
-        """See Learner; the slices of the weights are the learner's alone and move with the moments."""
+        """The slices of the weights are the learner's alone and move with the moments."""
         cast(nn.Module, self._module).to(device)
         for state in self._optimizer.state.values():
             state |= {key: state[key].to(device) for key in _MOMENTS.values()}
 
     @torch.no_grad()
     def export_state(self) -> dict[str, Tensor]:
-        """See Learner: in full, in the memory of the first worker's CPU; all take part."""
+        """In full, in the memory of the first worker's CPU; all take part."""
         first = self._group.rank == 0
         parts: dict[str, list[Tensor]] = {name: [] for name in _MOMENTS}
         for parameter in self._parameters:
@@ -291,6 +287,21 @@ class ShardedLearner:
             return {}
         steps = torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
         return {"steps": steps} | {name: torch.cat(found) for name, found in parts.items()}
+
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns the slices of this worker, by moment and parameter."""
+        parts = {"steps": torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])}
+        for parameter, label in zip(self._parameters, self._names, strict=True):
+            for name, key in _MOMENTS.items():
+                parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).to("cpu", copy=True)
+        return parts
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        joined = {"steps": parts[0]["steps"]}
+        for name in _MOMENTS:
+            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._names]
+            joined[name] = torch.cat([whole.reshape(-1) for whole in wholes])
+        return joined
 
     @torch.no_grad()
     def import_state(self, state: Mapping[str, Tensor]) -> None:

@@ -1,20 +1,24 @@
-"""Weights on the wire: every message carries its version and a checksum, which the receiver verifies."""
+"""Weights between stages, nodes and iterations: messages with a version and a checksum that the receiver verifies."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import ObjectiveError
+from rlinf_embodied.learning.checkpoint import load_tensors
 
-_PAGE = 4096  # bytes
+Groups = dict[str, dict[str, Tensor]]  # tensors by the name of their group, such as an optimizer, and their own
 WHOLE_STAGE = ""  # whose weights they are where a stage holds one model
+_PAGE = 4096  # bytes
+_EARLIER, _VERSIONS = "earlier_weights", "earlier_versions"  # in a checkpoint: a group of tensors, a plain value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
     return value
 
 
-def export_weights(module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE) -> WeightsMessage:
+def export_weights(
+    module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, share: tuple[int, int] = (0, 1)
+) -> WeightsMessage:
     """Returns a copy of a module's state as a message.
 
     Args:
@@ -54,9 +60,10 @@ def export_weights(module: nn.Module, version: int, whole: bool = True, policy: 
         version: of its weights.
         whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
         policy: whose they are, where the receiver holds several.
+        share: (k, n) for every n-th tensor from the k-th on.
     """
     chosen = module.state_dict() if whole else _changing(module)
-    tensors = {name: tensor.detach().cpu().clone() for name, tensor in chosen.items()}
+    tensors = {name: chosen[name].detach().cpu().clone() for name in [*chosen][share[0] :: share[1]]}
     return WeightsMessage(version, tensors, checksum(tensors), policy)
 
 
@@ -91,8 +98,8 @@ def require_version(sampled: Collection[int], learner: int, staleness: int) -> N
     if set(sampled) != {learner - staleness}:
         behind = f", {staleness} behind" if staleness else ""
         raise ObjectiveError(
-            f"samples come from weights of version {sorted(sampled)}, but the learner has {learner}, so that they were "
-            f"to be of {learner - staleness}{behind}: the weights were not installed"
+            f"samples come from weights of version {sorted(sampled)}, but the learner has {learner} and expects "
+            f"{learner - staleness}{behind}: the weights were not installed"
         )
 
 
@@ -101,3 +108,86 @@ def _changing(module: nn.Module) -> dict[str, Tensor]:
     every = module.named_parameters(remove_duplicate=False)
     frozen = {name for name, parameter in every if not parameter.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+# ------------------------------------------------------------------------------------------------------------ snapshots
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """A learner between two iterations: its weights, and groups of other tensors by name, all of one version."""
+
+    weights: WeightsMessage
+    groups: Groups
+    checksum: int  # of the groups; the weights have their own
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        version: int,
+        groups: Mapping[str, Mapping[str, Tensor]],
+        whole: bool = False,
+        share: tuple[int, int] = (0, 1),
+    ) -> StageState:
+        """Returns a copy of a module's weights, with what belongs to them; `whole`, `share`: see export_weights."""
+        copied = {
+            name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in group.items()}
+            for name, group in groups.items()
+        }
+        return cls(export_weights(module, version, whole, share=share), copied, checksum(_flat(copied)))
+
+    def install(self, module: nn.Module) -> Groups:
+        """Overwrites a module's weights and returns the groups; raises as `install_parts`."""
+        return install_parts([self], module)[0]
+
+
+def install_parts(states: Sequence[StageState], module: nn.Module) -> list[Groups]:
+    """Overwrites a module's weights with those that the states hold together; returns the groups of each.
+
+    Raises:
+        ObjectiveError: the bytes are not those that were kept, or belong to another module.
+    """
+    tensors: dict[str, Tensor] = {}
+    for state in states:
+        weights = state.weights
+        if (checksum(_flat(state.groups)), checksum(weights.tensors)) != (state.checksum, weights.checksum):
+            raise ObjectiveError(
+                f"the state of version {weights.version} arrived damaged (another checksum): resume from the "
+                "newest checkpoint with the same command"
+            )
+        tensors |= weights.tensors
+    install_weights(module, WeightsMessage(states[0].weights.version, tensors, checksum(tensors)))
+    return [state.groups for state in states]
+
+
+def kept(states: Iterable[object]) -> StageState:
+    """Returns the state that one of a stage's workers kept for all of them."""
+    (state,) = (state for state in states if state is not None)
+    assert isinstance(state, StageState)
+    return state
+
+
+def _flat(groups: Groups) -> dict[str, Tensor]:
+    return {f"{name}/{key}": tensor for name, group in groups.items() for key, tensor in group.items()}
+
+
+# ---------------------------------------------------------------- earlier versions, which data under way was begun with
+def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[str, object]]:
+    """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
+    if not messages:
+        return {}, {}
+    return {_EARLIER: _flat({str(n): message.tensors for n, message in enumerate(messages)})}, {
+        _VERSIONS: [message.version for message in messages]
+    }
+
+
+def earlier_versions(state: Mapping[str, object]) -> list[int]:
+    """Returns the versions of what a checkpoint holds, from its plain values."""
+    return [int(version) for version in cast("list[int]", state.get(_VERSIONS, []))]
+
+
+def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:
+    """Returns one of the older weights that a checkpoint holds."""
+    prefix = f"{number}/"
+    found = load_tensors(folder, _EARLIER)
+    tensors = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    return WeightsMessage(version, tensors, checksum(tensors))

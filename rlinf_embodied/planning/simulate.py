@@ -212,7 +212,7 @@ class Simulator:
 
     # --------------------------------------------------------------------------------------------- switches, weights
     def _enter(self, stages: Sequence[str], hosts: Iterable[int], exclusive: Exclusive, clocks: Clocks) -> None:
-        """Brings stages into memory after those that exclude them have left; see runtime/residents.py."""
+        """Brings stages into memory after those that exclude them have left; see runtime/host.py."""
         if not any(exclusive.get(stage) for stage in stages):
             return
         known = self.pricer.profile.stages

@@ -30,9 +30,8 @@ from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePar
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.snapshot import StageState
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import WeightsMessage, require_version
+from rlinf_embodied.learning.weights import StageState, WeightsMessage, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
@@ -234,13 +233,13 @@ class ActorStage(LearnerStage):
     def offload(self, step_context: Moment) -> None:
         """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
         if self._is_sharded:
-            self.training.move("cpu")
+            self.move_training("cpu")
         else:
             super().offload(step_context)
 
     def onload(self, step_context: Moment) -> None:
         if self._is_sharded:
-            self.training.move(self.device)
+            self.move_training(self.device)
         else:
             super().onload(step_context)
 

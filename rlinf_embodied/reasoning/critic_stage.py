@@ -22,7 +22,8 @@ from rlinf_embodied.algorithms.advantages import (
 )
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
-from rlinf_embodied.learning.checkpoint import copied, load_tensors
+from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.checkpoint_writer import copied
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart

@@ -25,15 +25,13 @@ from rlinf_embodied.data.prompt_templates import prompt_template
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sample, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Asked, Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.runtime.session import Session, find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import Z95, Rate
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -60,16 +58,6 @@ def held_out(made: StageConfig) -> tuple[Prompts, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """One answer, for people."""
-
-    question: str
-    answer: str  # the right one
-    completion: str
-    correct: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Answers:
     """The answers to a block of problems."""
 
@@ -77,7 +65,7 @@ class Answers:
     earned: float  # sum over all of them
     tokens: int
     truncated: int
-    shown: tuple[Answer, ...]
+    shown: tuple[Sample, ...]
 
 
 class AnswerStage(LanguageStage):
@@ -98,11 +86,11 @@ class AnswerStage(LanguageStage):
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Answers the problems of one of its blocks: the step_context's message holds the mode, and which one."""
-        mode, number = str(step_context.message).split()
+        mode, number = cast("tuple[Mode, int]", step_context.message)
         self._shared.enter(self._user)
         try:
-            blocks = sorted(inputs)[int(number) : int(number) + 1]
-            return Output(dict.fromkeys(inputs), {block: self._run(Mode(mode), block) for block in blocks})
+            blocks = sorted(inputs)[number : number + 1]
+            return Output(dict.fromkeys(inputs), {block: self._run(mode, block) for block in blocks})
         finally:
             self._shared.leave(self._user)
 
@@ -122,7 +110,7 @@ class AnswerStage(LanguageStage):
             sum(lengths),
             len(ended) - sum(ended),
             tuple(
-                Answer(every[i].question, every[i].answer, texts[i], bool(right[i]))
+                Sample(every[i].question, every[i].answer, texts[i], float(verified.raw[i]), float(right[i]))
                 for i in range(0, min(len(texts), limit), size)
             ),
         )
@@ -174,7 +162,7 @@ class AnswerResult:
     reward: float | None  # mean value of reward._target_ over greedy answers; None: it is not used
     sampled: Sampled | None
     forced: Rate | None
-    shown: tuple[Answer, ...]
+    shown: tuple[Sample, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
     @property
@@ -222,7 +210,7 @@ class AnswerResult:
         escape = lambda text: text.replace("|", "\\|").replace("\n", "<br>")  # noqa: E731
         rows = []
         for a in self.shown:
-            cells = [f"`{escape(text)}`" for text in (a.question, a.answer, a.completion)]
+            cells = [f"`{escape(text)}`" for text in (a.prompt, a.answer, a.completion)]
             rows.append("| " + " | ".join([*cells, "yes" if a.correct else "no"]) + " |")
         return "\n".join(["| problem | answer | completion | right |", "|---|---|---|---|", *rows]) + "\n"
 
@@ -296,7 +284,7 @@ class AnswerEvaluation:
         """Returns the answers block by block, and adds to `spans`."""
         found: dict[int, Answers] = {}
         for number in range(self._rounds):
-            result = self.executor.run(StepContext(step, message=f"{mode.value} {number}"))
+            result = self.executor.run(StepContext(step, message=(mode, number)))
             for report in result.all_of(STAGE, dict):
                 found |= report
             spans += result.spans

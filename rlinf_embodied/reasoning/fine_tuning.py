@@ -23,7 +23,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.batch import Sequences, dynamic_batches
 from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
@@ -88,7 +88,7 @@ class FineTuningStage:
         self._examples = {block: self._drawn(block) for block in context.blocks}
         betas = (settings.betas[0], settings.betas[1])
         adam = AdamSettings(settings.lr, betas, settings.max_grad_norm, weight_decay=settings.weight_decay)
-        reducer = ExactReducer(context.group, context.owners)
+        reducer = Reducer(context.group, context.owners)
         self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 

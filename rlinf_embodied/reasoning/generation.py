@@ -3,7 +3,7 @@
     block   prompt 0 x G samples | prompt 1 x G samples | ...       rows, in the order in which they get a slot
     slots   at most S rows, one token each per step; a row that ends hands its slot to the next waiting row,
             and when nobody waits, the last row moves into the gap: every step computes live rows only
-    out     a group is handed out when its last row has ended, while the others go on; nothing is decoded
+    out     a group is handed out when its last row has ended, while the others decode; nothing is decoded
             between two calls of the iterator, so a slow consumer holds the decoding up and nothing else
 
 A prompt is read once and its keys and values are copied to its G samples.  A row's uniforms are keyed by (seed,

@@ -17,9 +17,9 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.earlier_weights import earlier_versions
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
+from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import ScoredGroup
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
@@ -28,9 +28,8 @@ from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
-from rlinf_embodied.runtime.discovery import find_cluster
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import Session
+from rlinf_embodied.runtime.session import Session, find_cluster
 from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve

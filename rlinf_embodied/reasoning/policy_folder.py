@@ -49,7 +49,7 @@ def load_policy(
 
 @dataclass(kw_only=True, slots=True)
 class TrainedOn:
-    """What evaluation.json says; `workflow` tells it from that of other workflows."""
+    """The content of evaluation.json; `workflow` distinguishes it from that of other workflows."""
 
     data: DataConfig
     policy: LanguagePolicyConfig

@@ -158,4 +158,4 @@ class PromptStage:
         """It holds no device memory."""
 
     def onload(self, step_context: StepContext) -> None:
-        """See `offload`."""
+        """It holds none."""

@@ -199,10 +199,10 @@ class RewardStage:
         return overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
 
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory: it holds none."""
+        """It holds no device memory."""
 
     def onload(self, step_context: StepContext) -> None:
-        """See `offload`."""
+        """It holds none."""
 
 
 def _shown(completions: Completions, k: int, rewards: Tensor, correct: Sequence[bool]) -> tuple[Sample, ...]:

@@ -26,6 +26,8 @@ import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
@@ -46,7 +48,6 @@ from rlinf_embodied.reasoning.batch import (
     all_log_probs,
 )
 from rlinf_embodied.reasoning.vllm_model import end_with, model_dtype, process_tied
-from rlinf_embodied.runtime.own_folder import OwnFolder
 from rlinf_embodied.telemetry.progress import report_progress
 
 _LOG = logging.getLogger(__name__)
@@ -154,11 +155,12 @@ class VllmEngine:
 
     def _start(self, policy: LanguagePolicy) -> None:
         self.llm: Any = None  # vllm.LLM; the package need not be there
-        settings, self._folder = self._settings, OwnFolder()  # vLLM may look into it again
-        policy.save(self._folder.path / _MODEL)
+        settings, self._folder = self._settings, TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
+        model = Path(self._folder.name, _MODEL)
+        policy.save(model)
         try:
             self.llm = self._vllm.LLM(
-                model=str(self._folder.path / _MODEL),
+                model=str(model),
                 skip_tokenizer_init=True,  # tokens go in, tokens come out
                 dtype=settings.dtype,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
@@ -200,17 +202,15 @@ class VllmEngine:
 
     def _reloads(self, policy: LanguagePolicy) -> bool:
         """Returns whether vLLM has reloaded the weights."""
-        folder = OwnFolder()
         try:
-            policy.save(folder.path / _MODEL)
-            self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder.path / _MODEL)})
+            with TemporaryDirectory(prefix="rlinf-") as folder:
+                policy.save(Path(folder, _MODEL))
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(Path(folder, _MODEL))})
             self.llm.apply_model(process_tied)
             self.llm.reset_prefix_cache()  # what it holds is of the old weights
         except Exception as error:  # noqa: BLE001 (a process boundary: what the engine's raised comes as Exception)
             _LOG.warning("vLLM cannot reload weights (%s): another engine starts", error or type(error).__name__)
             return False
-        finally:
-            folder.cleanup()
         return True
 
     def close(self) -> None:

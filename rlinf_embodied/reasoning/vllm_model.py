@@ -24,7 +24,7 @@ def model_dtype(model: nn.Module) -> str:
 def process_tied(model: nn.Module) -> list[str]:
     """Recomputes what vLLM derived from weights that an earlier module owns; returns the modules' names.
 
-    vLLM's reload_weights processes shared weights for the first of their modules only: a tied lm_head would go on with
+    vLLM's reload_weights processes shared weights for the first of their modules only: a tied lm_head would keep
     a packed copy of the old embeddings.
     """
     owner: dict[int, str] = {}

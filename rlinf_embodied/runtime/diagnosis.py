@@ -104,15 +104,7 @@ class Trouble:
 def diagnose(
     pending: Sequence[Pending], workers: Mapping[int, Watched], history: History, limits: Limits, now: float
 ) -> Trouble | None:
-    """Returns which workers hang and who waits for them; None while everything makes progress.
-
-    Args:
-        pending: calls without an answer, in the order of their submission.
-        workers: by number; their health was just checked.
-        history: of earlier calls.
-        limits: of the config.
-        now: seconds, monotonic.
-    """
+    """Returns which workers hang and who waits for them; None while everything makes progress."""
     first: dict[int, Pending] = {}
     for call in pending:
         first.setdefault(call.worker, call)

@@ -19,10 +19,10 @@ from typing import Any, cast
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
 from rlinf_embodied.runtime.diagnosis import History, Limits, Pending, Watched, diagnose
+from rlinf_embodied.runtime.ray_cluster import here, on_node
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.worker_state import Status
 
@@ -74,13 +74,7 @@ class Health:
     """Of the workers of one session."""
 
     def __init__(self, actors: Mapping[int, ActorHandle], node: str, limits: Limits) -> None:
-        """Starts nothing.
-
-        Args:
-            actors: those of the session, as they come and go.
-            node: the name of the driver's machine.
-            limits: on time without progress.
-        """
+        """Starts nothing."""
         self.workers: dict[int, Watched] = {}
         self._actors, self._node, self._limits = actors, node, limits
         self._monitor: ActorHandle | None = None
@@ -96,15 +90,7 @@ class Health:
     def note(
         self, receipt: Ref, worker: int, call: str, payloads: Sequence[Ref] = (), results: Sequence[ray.ObjectRef] = ()
     ) -> None:
-        """Notes a call that was submitted.
-
-        Args:
-            receipt: its answer.
-            worker: that it is for.
-            call: its name for people.
-            payloads: results of earlier calls, which it takes.
-            results: what it makes.
-        """
+        """Notes a call that was submitted."""
         self._submitted += 1
         inputs = tuple({self._makers.get(cast(ray.ObjectRef, ref).binary(), 0) for ref in payloads} - {0})
         made = tuple(ref.binary() for ref in results)
@@ -117,10 +103,6 @@ class Health:
 
     def get(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """Returns values as they were sent, once all are there.
-
-        Args:
-            refs: to them; receipts are of calls that are noted.
-            waiting: what for, for people.
 
         Raises:
             HangError: a worker makes no progress.
@@ -265,9 +247,9 @@ class Health:
 
     def _require_monitor(self) -> Any:
         if self._monitor is None:
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             self._blind_since = time.monotonic()
-            self._monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=here).remote()
+            monitor = cast(Any, ray.remote(_Monitor)).options(num_cpus=0, scheduling_strategy=on_node(here()))
+            self._monitor = monitor.remote()
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:

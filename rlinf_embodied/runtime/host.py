@@ -23,6 +23,7 @@ from typing import Protocol, cast, runtime_checkable
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import (
     NoRoomError,
+    PlanError,
     PlugInError,
     RlinfError,
     SimulatorCallError,
@@ -32,7 +33,6 @@ from rlinf_embodied.errors import (
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
-from rlinf_embodied.runtime.residents import Residents
 from rlinf_embodied.runtime.stage_group import StageGroup
 from rlinf_embodied.runtime.tensor_wire import to_device
 from rlinf_embodied.runtime.worker_state import WorkerState
@@ -197,16 +197,17 @@ class WorkerSpec:
     node: str | None = None  # Ray's id of the node that it runs on; None: the driver's
 
 
+def can_leave(kind: Callable[..., object], device: str) -> bool:
+    """Returns whether a class of stages can leave the memory of a device (torch's name) and come back."""
+    offers = hasattr(kind, "offload") and hasattr(kind, "onload")
+    return offers and not (devices.is_accelerator(device) and getattr(kind, "stays_on_accelerators", False))
+
+
 class WorkerHost:
     """Hosts stages in one process; see the diagram above."""
 
     def __init__(self, spec: WorkerSpec, state: WorkerState | None = None, alone: bool = False) -> None:
         """Starts without stages.
-
-        Args:
-            spec: of the worker.
-            state: what its health checks read.
-            alone: nothing else is at work in this process.
 
         Raises:
             ConfigError: torch does not know the device.
@@ -222,8 +223,9 @@ class WorkerHost:
         self.shared: dict[str, object] = {}
         self._store: dict[tuple[object, ...], object] = {}
         self._spans: list[Span] = []
-        self._residents = Residents()
-        self._alone = alone
+        self._exclusive: dict[str, frozenset[str]] = {}  # of every stage, those that may not be in memory with it
+        self._offloaded: set[str] = set()
+        self._alone = alone  # nothing else is at work in this process
         self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
 
     def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
@@ -235,8 +237,7 @@ class WorkerHost:
             self._pin_threads()
             stage = make(spec.config)
             assert isinstance(stage, Stage)
-            device, switch = self.spec.device, lambda n, m: self._switch(n, m, StepContext(0))
-            self._residents.admit(spec.name, type(stage), device, context.exclusive, switch)
+            self._admit(spec.name, type(stage), context.exclusive)
             self.stages[spec.name] = stage
             with self.state.calling(f"{spec.name}.setup"), self.state.stepping(f"{spec.name}.setup"):
                 return stage.setup(context)
@@ -275,7 +276,7 @@ class WorkerHost:
         self.stages.clear()
         self._groups.clear()
         self.state.leave_groups()
-        self._residents = Residents()
+        self._exclusive, self._offloaded = {}, set()
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         if self._settled:
@@ -308,7 +309,7 @@ class WorkerHost:
         try:
             for name in call.makers:
                 if call.method != "export_snapshot":  # copies from wherever it is
-                    self._residents.enter(name, lambda n, m: self._switch(n, m, call.step_context))
+                    self._enter(name, call.step_context)
             values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
             count = call.payloads_per_block
             inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
@@ -331,6 +332,32 @@ class WorkerHost:
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         ends = [None] if call.method == "relay" else []
         return [*results, *ends, Receipt(report, tuple(self._spans))]
+
+    # ----------------------------------------------------------------------------------------- the device's memory
+    # Of stages that exclude each other one is in it at a time.  A stage is there from its set-up on; it leaves when
+    # one that excludes it is called (or set up), and comes back when it is called itself: nothing moves that need not.
+    def _admit(self, name: str, kind: type, exclusive: frozenset[str]) -> None:
+        """Makes room for a new stage, or one that takes another's place."""
+        if exclusive and not can_leave(kind, self.spec.device):
+            raise PlanError(
+                f"the plan takes {name} out of the memory of {self.spec.device} for {', '.join(sorted(exclusive))}, "
+                f"but a {kind.__name__} stays there: leave it out of `exclusive`, or give {name} separate devices"
+            )
+        self._exclusive[name] = exclusive
+        self._offloaded.discard(name)
+        self._make_room(name, StepContext(0))
+
+    def _enter(self, name: str, step_context: StepContext) -> None:
+        """Brings a stage into memory, after those have left that may not be there with it."""
+        self._make_room(name, step_context)
+        if name in self._offloaded:
+            self._switch(name, "onload", step_context)
+            self._offloaded.remove(name)
+
+    def _make_room(self, name: str, step_context: StepContext) -> None:
+        for other in sorted(self._exclusive[name] & (self._exclusive.keys() - self._offloaded)):
+            self._switch(other, "offload", step_context)
+            self._offloaded.add(other)
 
     def _switch(self, name: str, method: str, step_context: StepContext) -> None:
         """Has a stage leave the device's memory or come back; what it made and keeps here leaves with it.
@@ -478,7 +505,9 @@ class WorkerHost:
         return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)
 
 
-def solo_context(blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None) -> StageContext:
-    """Returns the context of a stage that has all blocks to itself (tests, tools)."""
+def solo_context(
+    blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None, worker: int = 0
+) -> StageContext:
+    """Returns the context of a stage that has all blocks to itself."""
     every = tuple(blocks)
-    return StageContext(0, device, every, (every,), len(every), (0,) * len(every), SoloGroup(), shared or {})
+    return StageContext(worker, device, every, (every,), len(every), (0,) * len(every), SoloGroup(), shared or {})

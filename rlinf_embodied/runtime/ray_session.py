@@ -29,16 +29,12 @@ from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import LostNodeError
 from rlinf_embodied.runtime import tensor_wire
-from rlinf_embodied.runtime.call_wire import to_wire, unpack_result
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.own_folder import OwnFolder
-from rlinf_embodied.runtime.placement import Placement
-from rlinf_embodied.runtime.ray_files import RayFiles
-from rlinf_embodied.runtime.ray_nodes import lost_nodes, store_room
-from rlinf_embodied.runtime.ray_start import start_ray
-from rlinf_embodied.runtime.ray_worker import Members, Started, launch
+from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray, store_room
+from rlinf_embodied.runtime.ray_files import RayFiles, paths_in
+from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, Stored, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -64,11 +60,8 @@ class RaySession:
         self._placement = Placement()
         self._files = RayFiles()
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
-        self._folder = OwnFolder()
         if self._owns_ray:
-            session_folder = start_ray(object_store_bytes)
-            if session_folder is not None:
-                self._folder.owns_ray(session_folder)
+            start_ray(object_store_bytes)
         self._health = Health(self._actors, socket.gethostname(), Limits(hang_after_s, first_progress_s))
 
     # --------------------------------------------------------------------------------------------------------- workers
@@ -181,7 +174,6 @@ class RaySession:
         return self._methods[key]
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
-        """See Session."""
         return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
@@ -194,17 +186,16 @@ class RaySession:
         known = get_object_locations(cast("list[ray.ObjectRef]", list(refs)))
         return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session."""
-        self._files.provide(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        nodes = [self._nodes[worker] for worker in workers if worker in self._nodes]
+        for path in paths_in(config) if nodes else ():
+            self._files.provide(path, nodes)
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
-        """See Session."""
         return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
 
     # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:
-        """See Session."""
         refs = [actor.clear.remote() for actor in self._actors.values()]
         for worker, ref in zip(self._actors, refs, strict=True):
             self._health.note(ref, worker, "clear")
@@ -214,6 +205,5 @@ class RaySession:
         """See Session; ends Ray too if this session started it."""
         self._end_all()
         self._health.close()
-        self._folder.cleanup()
         if self._owns_ray and ray.is_initialized():
             ray.shutdown()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import ray
@@ -18,17 +18,18 @@ from ray.exceptions import RayError
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.runtime import node_files, tensor_wire
-from rlinf_embodied.runtime.call_wire import Wire, from_wire, pack_result, to_wire
+from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.health import GROUP, translated
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, WorkerHost, WorkerSpec
-from rlinf_embodied.runtime.relay import Ref
+from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
+from rlinf_embodied.runtime.ray_cluster import worker_variables
+from rlinf_embodied.runtime.ray_files import work_in
+from rlinf_embodied.runtime.relay import Part, Ref
 from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
-from rlinf_embodied.runtime.worker_process import worker_variables
 from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
 
 _TICK_S = 1.0  # between two looks whether an answer is still wanted
+Wire = list[Any]  # a call as plain values, for msgpack, where a dataclass would need a pickler
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,7 @@ class Started:
 
 
 def launch(spec: WorkerSpec, placement: Mapping[str, object]) -> ActorHandle:
-    """Starts a worker, and returns before it is there; its first call must be `start`.
-
-    Args:
-        spec: of the worker.
-        placement: Ray's options that say where.
-    """
+    """Starts a worker, and returns before it is there; its first call must be `start`."""
     remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
         **placement,
         max_restarts=0,
@@ -76,7 +72,7 @@ class _Worker:
     # --------------------------------------------------------------------------------------------- calls, in one thread
     def start(self, spec: WorkerSpec, folder: str) -> Started:
         """Makes the host in the thread of the calls: the current device is a thread's."""
-        node_files.work_in(folder)
+        work_in(folder)
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec, self._state, alone=True)
@@ -173,3 +169,43 @@ class RayPeers:
             except RayError as error:
                 raise translated(error, workers[0], "a step of its loop", self._actors) from None
         return [value if isinstance(value, Receipt) else tensor_wire.unpack(value) for value in values]
+
+
+# ------------------------------------------------------------------------------------------------------------ the wire
+def to_wire(call: Call, attempt: int) -> Wire:
+    """Returns a call without its argument, bearing the token of an attempt."""
+    at = call.step_context
+    return [
+        call.stage,
+        call.method,
+        [at.iteration, attempt, at.round, at.chunk_step, at.chunk, at.num_chunks, at.message, at.staleness, at.oldest],
+        list(call.blocks),
+        call.payloads_per_block,
+        list(call.keep),
+        call.partner,
+        call.chunk_steps,
+        call.publishes,
+        [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
+    ]
+
+
+def from_wire(wire: Wire, argument: object = None) -> Call:
+    """Returns the call of `to_wire`, with its argument."""
+    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay = wire
+    shards = tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in relay)
+    start = (stage, method, StepContext(*at), tuple(blocks), count, frozenset(keep), partner, chunk_steps)
+    return Call(*start, argument, publishes, shards)
+
+
+def pack_result(result: object) -> object:
+    """Returns what a worker sends; of a receipt only the report may hold tensors (weights), its spans are many."""
+    if isinstance(result, Receipt):
+        return replace(result, report=tensor_wire.pack(result.report))
+    return result if isinstance(result, LocalRef) else tensor_wire.pack(result)
+
+
+def unpack_result(value: object) -> object:
+    """Returns what `pack_result` was given."""
+    if isinstance(value, Receipt):
+        return replace(value, report=tensor_wire.unpack(value.report))
+    return tensor_wire.unpack(value)

@@ -57,11 +57,7 @@ def shards_of(
     """Returns what each of an answerer's workers would relay; nothing where the driver has to.
 
     Every opener's worker must have one worker that answers it, and none may be both: it would wait for itself.
-
-    Args:
-        opener: the worker that owns each block on the opener's side.
-        answerer: the same of the answerer's.
-        shards: the blocks of each shard.
+    `opener` and `answerer` are the workers that own each block on either side.
     """
     answers: dict[int, set[int]] = {}
     for ours, theirs in zip(opener, answerer, strict=True):
@@ -87,12 +83,6 @@ def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tupl
     """Goes through the chunk-steps of a relayed call.
 
     A shard is over when none of its blocks is shown anything any more.
-
-    Args:
-        call: of the answerer; `partner` is the opener.
-        opened: references to what `open` showed, in the order of call.blocks.
-        peers: the openers' workers.
-        answer: the answerer's `step`, in this worker.
 
     Returns:
         what is shown last, in the order of call.blocks, and the receipts of the openers' steps.

@@ -7,11 +7,15 @@ driver itself needs a value.  A worker runs its calls in the order of submission
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
+from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
+from rlinf_embodied.cluster.nodes import cluster_of
+from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerHost, WorkerSpec
@@ -35,13 +39,6 @@ def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
     for value in found:
         assert isinstance(value, kind), f"a worker answered with a {type(value).__name__}, not a {kind.__name__}"
     return cast("list[_Kind]", found)
-
-
-def of_attempt(call: Call, attempt: int) -> Call:
-    """Returns a call that bears the token of an attempt."""
-    if call.step_context.attempt == attempt:
-        return call
-    return replace(call, step_context=replace(call.step_context, attempt=attempt))
 
 
 class Session(Protocol):
@@ -102,11 +99,11 @@ class Session(Protocol):
         """
         ...
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """Lets these workers read a file or folder of the driver's node under the same path, wherever they run.
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        """Lets these workers read the files and folders that a config names, wherever they run, under the same paths.
 
         Raises:
-            DataError: it cannot be written there; names the path and the node.
+            DataError: one cannot be written there; names the path and the node.
         """
         ...
 
@@ -167,7 +164,7 @@ class SerialSession:
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """See Session; collective calls run in separate threads, all others immediately in this one."""
-        calls = [(worker, of_attempt(call, self.attempt), payloads) for worker, call, payloads in calls]
+        calls = [(worker, self._of_attempt(call), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
             peers = _SerialPeers(self._hosts)
             return [self._hosts[worker].invoke(call, payloads, peers) for worker, call, payloads in calls]
@@ -194,12 +191,15 @@ class SerialSession:
             raise HangError(f"the driver waited {self._timeout_s:.0f} s for {calls[0][1]}: one of its workers hangs")
         return results
 
+    def _of_attempt(self, call: Call) -> Call:
+        return replace(call, step_context=replace(call.step_context, attempt=self.attempt)) if self.attempt else call
+
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """Everything has run already."""
         return list(refs)
 
-    def provide(self, workers: Sequence[int], path: Path) -> None:
-        """See Session; it is here."""
+    def provide(self, workers: Sequence[int], config: object) -> None:
+        """See Session; they are here."""
 
     def collect(self, workers: Sequence[int], path: Path) -> int:
         """It is here."""
@@ -231,3 +231,53 @@ class SerialSession:
         for host in self._hosts.values():
             host.tear_down()
         self._hosts.clear()
+
+
+# ------------------------------------------------------------------------------------------------------- a run's own
+# ray takes half a second to import: only where it is used
+def make_session(config: ClusterConfig) -> Session:
+    """Returns the session that `cluster.session` names."""
+    if config.session == "serial":
+        return SerialSession()
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    if config.address is not None:
+        from rlinf_embodied.runtime.ray_cluster import join
+
+        join(config.address)
+    return RaySession(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
+
+
+@contextmanager
+def open_session(config: ClusterConfig) -> Iterator[Session]:
+    """Yields the session that `cluster.session` names, and ends its workers behind the block."""
+    session = make_session(config)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+def find_cluster(config: ClusterConfig) -> Cluster:
+    """Returns the cluster that a run gets: this machine, or the nodes of the Ray cluster that it is part of.
+
+    Raises:
+        ConfigError: an emulated cluster was asked for, more devices than there are, or a Ray cluster that is not there
+            or whose nodes differ.
+    """
+    if config.address is None:
+        return cluster_at_hand(config)
+    from rlinf_embodied.runtime.ray_cluster import ray_nodes
+
+    return cluster_of(ray_nodes(config.address, config.first_progress_s), config)
+
+
+def find_remaining(config: ClusterConfig) -> Cluster:
+    """Returns what is left of a cluster after a node was lost: no more devices than the run was given.
+
+    Raises:
+        ConfigError: this node is not part of a cluster any more.
+    """
+    left = find_cluster(replace(config, num_devices=None))
+    asked = config.num_devices
+    return find_cluster(config) if asked is not None and asked < left.num_devices else left

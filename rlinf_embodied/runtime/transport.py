@@ -12,15 +12,14 @@ Data that is consumed elsewhere too, and messages of a loop that is a call per s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.workflow.graph import Workflow
-
-Hop = tuple[int, int]  # worker to worker
 
 
 class Transport(StrEnum):
@@ -33,18 +32,17 @@ class Transport(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """All hops of one edge that go the same way; an edge whose blocks go different ways has several."""
+    """Which ways the data of an edge goes."""
 
     edge: str  # "policy -> actor"
     kind: str  # data, loop or weights
-    transport: Transport
-    blocks: tuple[int, ...]  # that go this way; () for weights, which are no block's
-    hops: tuple[Hop, ...]
-    bytes_per_item: float | None  # None: nobody has measured or declared it
+    blocks: Mapping[Transport, int]  # how many go each way; of weights, how many workers get them so
+    bytes_per_item: float | None = None  # None: nobody has measured or declared it
 
-    def to_dict(self) -> dict[str, object]:
-        """Returns the route as JSON-ready data."""
-        return asdict(self)
+    @property
+    def stored(self) -> int:
+        """How many blocks go through an object store."""
+        return sum(number for way, number in self.blocks.items() if way is not Transport.in_process)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,37 +83,31 @@ def _staying(stage: str, workflow: Workflow, owners: Mapping[str, Sequence[int]]
 def routes(
     workflow: Workflow, plan: Plan, cluster: Cluster, done: Handover, *, one_process: bool = False
 ) -> list[Route]:
-    """Returns the routes of all edges: loops (both ways), data, weights.
-
-    Args:
-        workflow: whose edges.
-        plan: which worker hosts what.
-        cluster: where these workers run.
-        done: what the executor does with the data.
-        one_process: all workers live in one process (a serial session).
-    """
+    """Returns the routes of all edges: loops (both ways), data, weights."""
     owners = plan.all_owners(workflow)
 
-    def way(hop: Hop, stays: bool) -> Transport:
-        if one_process or (stays and hop[0] == hop[1]):
+    def way(source: int, target: int, stays: bool) -> Transport:
+        if one_process or (stays and source == target):
             return Transport.in_process
-        near = cluster.place_of(hop[0]).node == cluster.place_of(hop[1]).node
+        near = cluster.place_of(source).node == cluster.place_of(target).node
         return Transport.shared_memory if near else Transport.network
+
+    def counted(source: str, target: str, stays: Callable[[int], bool]) -> dict[Transport, int]:
+        ends = enumerate(zip(owners[source], owners[target], strict=True))
+        return dict(Counter(way(*hop, stays(block)) for block, hop in ends))
 
     found: list[Route] = []
     for loop in workflow.loops.values():
         fused = loop.name in done.fused
         for source, target in loop.hops():
-            hops = list(zip(owners[source], owners[target], strict=True))
-            found += _grouped(f"{source} -> {target}", "loop", ((way(hop, fused), hop) for hop in hops))
+            found.append(Route(f"{source} -> {target}", "loop", counted(source, target, lambda _, f=fused: f)))
     for edge in workflow.edges:
-        hops, stays = zip(owners[edge.source], owners[edge.target], strict=True), done.stays[edge.source]
-        ways = ((way(hop, block in stays), hop) for block, hop in enumerate(hops))
-        found += _grouped(f"{edge.source} -> {edge.target}", "data", ways, edge.bytes_per_item or None)
+        ways = counted(edge.source, edge.target, done.stays[edge.source].__contains__)
+        found.append(Route(f"{edge.source} -> {edge.target}", "data", ways, edge.bytes_per_item or None))
     for (source, target), (sender, receivers) in done.weights.items():
-        hops = [(sender if worker in receivers else worker, worker) for worker in sorted(set(owners[target]))]
-        ways = ((way(hop, not done.everything), hop) for hop in hops)
-        found += [replace(route, blocks=()) for route in _grouped(f"{source} ~> {target}", "weights", ways)]
+        hops = [(sender if worker in receivers else worker, worker) for worker in set(owners[target])]
+        ways = dict(Counter(way(*hop, not done.everything) for hop in hops))
+        found.append(Route(f"{source} ~> {target}", "weights", ways))
     return found
 
 
@@ -125,25 +117,13 @@ def with_bytes(found: Sequence[Route], measured: Mapping[tuple[str, str], float]
     return [replace(route, bytes_per_item=by_edge.get(route.edge, route.bytes_per_item)) for route in found]
 
 
-def _grouped(edge: str, kind: str, hops: Iterable[tuple[Transport, Hop]], size: float | None = None) -> list[Route]:
-    """Returns one route per way that the hops (one per block) of an edge go."""
-    groups: dict[Transport, dict[int, Hop]] = {}
-    for block, (transport, hop) in enumerate(hops):
-        groups.setdefault(transport, {})[block] = hop
-    return [
-        Route(edge, kind, transport, tuple(group), tuple(sorted(set(group.values()))), size)
-        for transport, group in groups.items()
-    ]
+def lines(found: Sequence[Route]) -> str:
+    """Returns the routes for people: "policy -> actor: 2 blocks in_process, 2 blocks network"."""
+    return "\n".join(_line(route) for route in found)
 
 
-def table(found: Sequence[Route]) -> str:
-    """Returns the routes as aligned lines: edge, workers, blocks, transport, bytes per item."""
-    rows = [("edge", "workers", "blocks", "transport", "bytes/item"), *(_row(route) for route in found)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
-
-
-def _row(route: Route) -> tuple[str, ...]:
-    hops = [f"{a}->{b}" for a, b in route.hops[:4]] + (["..."] if len(route.hops) > 4 else [])
-    size = "?" if route.bytes_per_item is None else f"{route.bytes_per_item:.0f}"
-    return (route.edge, " ".join(hops), str(len(route.blocks) or "-"), str(route.transport), size)
+def _line(route: Route) -> str:
+    what = "workers" if route.kind == "weights" else "blocks"
+    ways = ", ".join(f"{number} {what} {way}" for way, number in sorted(route.blocks.items()))
+    size = "" if route.bytes_per_item is None else f", {route.bytes_per_item:.0f} bytes per item"
+    return f"{route.edge}: {ways}{size}"

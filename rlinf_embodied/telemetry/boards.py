@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlinf_embodied.config import RunConfig, TrackioConfig, WandbConfig
 from rlinf_embodied.errors import ConfigError
@@ -16,19 +16,16 @@ _TRACKIO_NAME = "trackio_run.txt"  # in the run folder: what its run is called t
 
 
 class Board(Protocol):
-    """What shows the metrics of a run; a step is a global step, values are finite."""
+    """What displays the metrics of a run; a step is a global step, values are finite."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Takes the metrics of an iteration."""
-        ...
 
     def log_table(self, name: str, rows: Rows, step: int) -> None:
         """Takes rows of the same columns; a board without tables drops them."""
-        ...
 
     def close(self) -> None:
         """Writes what is left."""
-        ...
 
 
 class TensorBoard:
@@ -55,7 +52,25 @@ class TensorBoard:
             self._writer.close()
 
 
-class Wandb:
+class _Tracked:
+    """A run of a library with W&B's interface."""
+
+    def __init__(self, library: ModuleType, run: Any) -> None:
+        self._library, self._run = library, run
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def log_table(self, name: str, rows: Rows, step: int) -> None:
+        """Some versions of trackio do not show the names of columns."""
+        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({name: table}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Wandb(_Tracked):
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in <run folder>/wandb, for `wandb sync`."""
 
     def __init__(self, folder: Path, names: WandbConfig, config: Mapping[str, object]) -> None:
@@ -64,28 +79,12 @@ class Wandb:
         Raises:
             ConfigError: wandb is not installed.
         """
-        self._library = _library("wandb")
-        self._run = self._library.init(
-            project=names.project,
-            name=names.name or folder.name,
-            id=names.id,
-            resume=names.resume,
-            dir=str(folder),
-            config=dict(config),
-        )
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def log_table(self, name: str, rows: Rows, step: int) -> None:
-        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-        self._run.log({name: table}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+        library, name = _library("wandb"), names.name or folder.name
+        settings = {"project": names.project, "name": name, "id": names.id, "resume": names.resume}
+        super().__init__(library, library.init(**settings, dir=str(folder), config=dict(config)))
 
 
-class Trackio:
+class Trackio(_Tracked):
     """A run of trackio, in its local database (TRACKIO_DIR moves it); `trackio show` serves it.
 
     trackio knows runs by their names, which have to be new: its name stays in the run folder, so that a run
@@ -98,28 +97,13 @@ class Trackio:
         Raises:
             ConfigError: trackio is not installed.
         """
-        self._library = _library("trackio")
-        given = folder / _TRACKIO_NAME
-        goes_on = given.exists()
-        self._run = self._library.init(
-            project=names.project,
-            name=given.read_text(encoding="utf-8") if goes_on else names.name or folder.name,
-            resume="allow" if goes_on else "never",
-            config=dict(config),
-            embed=False,
-        )
-        given.write_text(self._run.name, encoding="utf-8")
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
-    def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """Some versions of trackio do not show the names of columns."""
-        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-        self._run.log({name: table}, step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+        library, given = _library("trackio"), folder / _TRACKIO_NAME
+        resumes = given.exists()
+        name = given.read_text(encoding="utf-8") if resumes else names.name or folder.name
+        resume = "allow" if resumes else "never"
+        run = library.init(project=names.project, name=name, resume=resume, config=dict(config), embed=False)
+        given.write_text(run.name, encoding="utf-8")
+        super().__init__(library, run)
 
 
 def _library(name: str) -> ModuleType:

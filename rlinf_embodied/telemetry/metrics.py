@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from rlinf_embodied.errors import writing
 from rlinf_embodied.telemetry.boards import Board
-from rlinf_embodied.telemetry.run_files import writing
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.errors import ConfigError, writing
 from rlinf_embodied.telemetry.process_lock import ProcessLock
-from rlinf_embodied.telemetry.run_files import writing
 
 _PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "omegaconf")
 

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.config import MemoryConfig
-from rlinf_embodied.learning.activation_checkpointing import checkpoint_blocks
+from rlinf_embodied.learning.gradients import checkpoint_blocks
 from rlinf_embodied.learning.sharded import sharding_units
 from rlinf_embodied.tools.footprint import ROWS, Envelope, count, envelope
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, described_cluster, local_cluster
+from rlinf_embodied.cluster.hardware import Cluster, local_cluster
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
@@ -20,6 +20,7 @@ from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.plots import gantt
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
 from rlinf_embodied.telemetry.trace import write_trace
+from rlinf_embodied.tools.described_cluster import described_cluster
 
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
 

@@ -16,8 +16,7 @@ from rlinf_embodied.planning.explain import Ranked, rank
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.runtime.discovery import find_cluster
-from rlinf_embodied.runtime.sessions import open_session
+from rlinf_embodied.runtime.session import find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import text_table

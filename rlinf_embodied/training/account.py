@@ -12,8 +12,7 @@ from rlinf_embodied.execution.iteration import IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.telemetry.startup import StartupClock
-from rlinf_embodied.telemetry.trace import Span, stage_seconds, write_trace
+from rlinf_embodied.telemetry.trace import Span, StartupClock, stage_seconds, write_trace
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 

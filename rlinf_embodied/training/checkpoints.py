@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf_embodied.errors import CheckpointWriteError, HangError, RlinfError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint import arrived, step_folder
+from rlinf_embodied.learning.checkpoint_writer import arrived, step_folder
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress

@@ -13,7 +13,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.snapshots import Pace, Snapshot
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.transport import Route, Transport
+from rlinf_embodied.runtime.transport import Route
 from rlinf_embodied.training.job import Checking, Evaluating, Job, Progress
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -93,7 +93,7 @@ def store_need(
     snapshot_bytes: float,
     weights_bytes: Mapping[tuple[str, str], float],
 ) -> dict[str, float]:
-    """Returns the bytes that a run keeps in the store of the driver's node, by what they are.
+    """Returns the bytes that a run keeps in Ray's store, by what they are; of several nodes each holds a part.
 
     Args:
         workflow: that runs.
@@ -102,14 +102,16 @@ def store_need(
         snapshot_bytes: of one snapshot, of which there are two for a while; 0 where none are kept.
         weights_bytes: of a version, by (source, target), where that was measured; otherwise at most a snapshot.
     """
-    stored = [route for route in routes if route.transport is not Transport.in_process]
+    stored = {route.edge: route for route in routes if route.stored}
     weights = sum(
         weights_bytes.get((edge.source, edge.target), snapshot_bytes)
         for edge in workflow.weight_edges
-        if any(route.edge == f"{edge.source} ~> {edge.target}" for route in stored)
+        if f"{edge.source} ~> {edge.target}" in stored
     )
     items = workflow.items_per_block
-    data = sum((route.bytes_per_item or 0.0) * items * len(route.blocks) for route in stored if route.kind == "data")
+    data = sum(
+        (route.bytes_per_item or 0.0) * items * route.stored for route in stored.values() if route.kind == "data"
+    )
     ahead = 1 + staleness
     return {"two snapshots": 2 * snapshot_bytes, "weights on their way": ahead * weights, "data": ahead * data}
 

@@ -26,11 +26,10 @@ from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
+from rlinf_embodied.learning.checkpoint import find_latest, verify
+from rlinf_embodied.learning.checkpoint_writer import point_latest
 from rlinf_embodied.runtime import transport
-from rlinf_embodied.runtime.discovery import find_cluster, find_remaining
-from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
 from rlinf_embodied.telemetry.live import LiveView
@@ -210,9 +209,9 @@ class Trainer:
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
         routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
-        self._folder.write_json("transports.json", [route.to_dict() for route in routes])
+        self._folder.write_json("transports.json", [asdict(route) for route in routes])
         if routes and snapshot is None:
-            view.note(f"transports\n{transport.table(routes)}")
+            view.note(f"transports\n{transport.lines(routes)}")
         if checkpoint is not None:
             self._checkpoints.load(executor, checkpoint)
         self._job.prepare(executor, view.progress)

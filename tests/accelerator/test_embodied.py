@@ -113,11 +113,6 @@ class _Watched(SerialSession):
         return answers
 
 
-def test_a_policy_that_has_learned_nothing_is_made_on_an_accelerator(tmp_path) -> None:
-    config = tiny(*overrides(), "warm_start.from_nothing=true", f"run.dir={tmp_path}", "run.num_iterations=1")
-    assert train(config)["iterations"] == 1
-
-
 @pytest.mark.parametrize("lora", [pytest.param(0, marks=pytest.mark.slow), 4])
 def test_an_openvla_folder_is_trained_on_accelerators_as_on_a_cpu(tmp_path, lora: int) -> None:
     folder = openvla_folders.write_published(tmp_path / "published", action=2)

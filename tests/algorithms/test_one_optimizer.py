@@ -22,7 +22,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import fit
 from tests.observations import env_spec
 
@@ -83,7 +83,7 @@ def samples(batch: dict[str, Tensor]) -> TrainingBlock:
 def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_blocks: int) -> ActorCritic:
     """Returns the policy after full-batch epochs."""
     policy = ActorCritic(config.policy, spec, seed=1)
-    reducer = ExactReducer(SoloGroup(), (0,) * num_blocks)
+    reducer = Reducer(SoloGroup(), (0,) * num_blocks)
     learners = replicated(policy, config.algorithm, reducer)
     assert set(learners.by_name) == {POLICY}
     size, whole = ROWS // num_blocks, samples(batch)
@@ -162,7 +162,7 @@ def test_an_update_is_that_of_stable_baselines3(config, spec: EnvSpec, batch, nu
 def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone_in_warm_up(config, batch) -> None:
     algorithm = replace(config.algorithm, one_optimizer=False, lr=1e-4, value_lr=3e-3)
     policy = ActorCritic(config.policy, SEEN, seed=1)
-    learners = replicated(policy, algorithm, ExactReducer(SoloGroup(), (0,)))
+    learners = replicated(policy, algorithm, Reducer(SoloGroup(), (0,)))
     learner = learners.by_name[POLICY]
     assert set(learners.by_name) == {POLICY}
     assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}

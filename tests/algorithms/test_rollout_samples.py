@@ -17,7 +17,7 @@ from rlinf_embodied.algorithms.ppo import normalize_blocks, ppo_block
 from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPOConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer
+from rlinf_embodied.learning.reduce import Reducer
 from tests.observations import observed, stacked
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -199,7 +199,7 @@ def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_valid_action
         advantages = torch.where(valid, torch.from_numpy(draw.normal(5, 3, (m, 4)).astype(np.float32)), 1e6)
         empty = torch.zeros(m, 4)
         blocks[b] = TrainingBlock({}, empty.long(), empty, valid, advantages, valid.float(), None, empty, empty)
-    normal = normalize_blocks(blocks, ExactReducer(SoloGroup(), [0, 0, 0]))
+    normal = normalize_blocks(blocks, Reducer(SoloGroup(), [0, 0, 0]))
     kept = torch.cat([t.advantages[t.valid] for t in normal.values()]).double()
     assert float(kept.mean()) == pytest.approx(0, abs=1e-6)
     assert float(kept.std(correction=0)) == pytest.approx(1, abs=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,11 @@ from rlinf_embodied.cluster.hardware import (
     Cluster,
     NodeGroup,
     cluster_at_hand,
-    described_cluster,
     local_cluster,
 )
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.tools.described_cluster import described_cluster
 
 
 @pytest.fixture
@@ -83,10 +82,6 @@ def test_hidden_gpus_do_not_count(machine, visible: str, number: int) -> None:
     assert (cluster.kind, cluster.num_devices) == (("cuda", number) if number else ("cpu", 3))
 
 
-def test_cores_are_those_that_this_process_may_use() -> None:
-    assert hardware.num_cores() == len(os.sched_getaffinity(0))
-
-
 def test_a_run_on_a_described_cluster_is_refused_and_sent_to_the_planner() -> None:
     with pytest.raises(ConfigError, match=r"experiments/plan.py cluster=h100x8.*experiments/emulate.py cluster=h100x8"):
         cluster_at_hand(ClusterConfig(name="emulated_h100x8", emulated=True))
@@ -108,11 +103,6 @@ def test_devices_are_numbered_group_after_group_and_node_after_node() -> None:
     for device in (-1, 7):
         with pytest.raises(AssertionError, match=f"device {device} lies beyond the 7 devices of cluster mixed"):
             cluster.place_of(device)
-
-
-def test_the_cores_of_a_machine_lie_on_one_node_and_share_its_memory() -> None:
-    places = [Cluster("here", "cpu", 2, 2, 8 * 10**9).place_of(device) for device in range(2)]
-    assert [(place.node, place.index, place.group.memory_bytes) for place in places] == [(0, 0, 4e9), (0, 1, 4e9)]
 
 
 @pytest.mark.parametrize(("memory", "free", "expected"), [(100, 1000, 30.0), (100, 20, 18.0), (0.5, 1000, 0.25)])
@@ -139,12 +129,6 @@ def test_workers_that_wait_lie_beside_the_cores_of_the_first_node(machine) -> No
     assert [found.place_of(device).node for device in range(4)] == [0] * 4
     assert [found.place_of(device).group.kind for device in range(4)] == ["cpu", "cpu", WAITING, WAITING]
     assert [found.torch_device(device) for device in range(4)] == ["cpu"] * 4
-
-
-def test_workers_that_wait_beside_gpus_are_on_the_host(machine) -> None:
-    machine("NVIDIA H100")
-    found = cluster_at_hand(ClusterConfig(waiting_devices=1))
-    assert [found.torch_device(device) for device in range(2)] == ["cuda:0", "cpu"]
 
 
 def test_cores_beside_gpus_come_behind_them_and_before_workers_that_wait(machine) -> None:

@@ -157,4 +157,4 @@ def test_half_of_every_batch_are_demonstrations() -> None:
     assert torch.equal(shown.sum(1), torch.full((100,), 4.0))
     assert len(set(batch["reward"][shown.bool()].tolist())) == size  # all of them, sooner or later
     assert output.report.demonstrations == size
-    assert DEMONSTRATIONS in {name.split(".")[1] for name in replay.export_state(StepContext(3))}
+    assert DEMONSTRATIONS in {name.split(".")[1] for name in replay.export_snapshot(StepContext(3))}

@@ -73,8 +73,6 @@ def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
     policy, _, metrics = learned(SAC, *words)
     assert greedy(policy) > 0.3  # towards what paid
     assert metrics["losses/entropy"] < 0.6  # that of the uniform policy is log 2 = 0.69
-    _, _, near = learned(SAC, *words, "algorithm.initial_entropy_coef=1")  # the authors', as it is
-    assert near["losses/entropy"] > metrics["losses/entropy"] + 0.1
 
 
 def test_an_ensemble_is_networks_side_by_side_and_a_part_of_it_some_of_them() -> None:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_embodied.data.expressions import evaluate
-from rlinf_embodied.data.families import parse_level
-from rlinf_embodied.data.generated import GeneratedProblems
+from rlinf_embodied.data.generated import GeneratedProblems, parse_level
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
 from rlinf_embodied.data.prompt_templates import COMPACT_ALPHABET, PROMPT_TEMPLATES
 from rlinf_embodied.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rlinf_embodied.data.lerobot_stats import joined, statistics
+from rlinf_embodied.data.lerobot_writer import joined, statistics
 
 
 def test_vectors_numbers_and_images_have_numpys_statistics_in_lerobots_shapes() -> None:

@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from policies.checkpoint_folder import read_folder, write_folder
 from rlinf_embodied.config import PolicyConfig, TrainConfig
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy
-from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import run_iteration
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import (
@@ -133,13 +131,7 @@ def test_it_is_no_policy_that_can_be_cloned_and_passes_the_check() -> None:
     check_policy(policy, config, ENV, shown)
 
 
-def test_cloning_it_is_refused_before_anything_starts(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"Gaussian has no imitation_loss, .* inherit from ImitationPolicy"):
-        train(gaussian("warm_start.from_nothing=false", f"run.dir={tmp_path}"))
-
-
-@pytest.mark.parametrize("level", ["token", "action", "chunk"])
-@pytest.mark.parametrize("variant", [[], GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(("variant", "level"), [([], "token"), ([], "action"), (GRPO, "chunk")])
 def test_plans_give_the_same_weights_and_ratios_begin_at_1(start, variant: list[str], level: str) -> None:
     config = gaussian(*variant, f"algorithm.ratio_level={level}", "warm_start.from_nothing=true")
     expected, metrics = weights_after(config, TOGETHER, start)
@@ -177,14 +169,6 @@ def test_an_entropy_bonus_without_an_entropy_is_refused(start) -> None:
         Exception, match=r"algorithm.entropy_coef is 0.01, but .*Gaussian has no entropy in closed form"
     ):
         weights_after(config, TOGETHER, start)
-
-
-def test_a_folder_restores_it(tmp_path) -> None:
-    config = gaussian()
-    policy = new_policy(config.policy, ENV, 7, "cpu")
-    save_policy(policy, tmp_path, config.env, config.policy)
-    again = Gaussian.from_folder(tmp_path, config=config.policy)
-    assert all(torch.equal(a, b) for a, b in zip(policy.module.parameters(), again.module.parameters(), strict=True))
 
 
 def running(config: TrainConfig, start: Path) -> tuple[Executor, nn.Module]:

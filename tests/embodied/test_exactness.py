@@ -61,10 +61,8 @@ VARIANTS = {
 # in every run of the tests: uneven shares, switching, streaming, the learner on all devices, each algorithm's own paths
 TELLING = {
     ("ppo", "collocated on 3, uneven"),
-    ("ppo", "hybrid on 2"),
     ("ppo", "disaggregated on 2, switching"),
     ("ppo", "unlike splits"),
-    ("ppo", "unlike shares"),
     ("ppo", "unlike shares of a loop's sides"),
     ("ppo, bootstrap at time-outs from images", "disaggregated on 2"),
     ("ppo, carried over", "unlike splits"),
@@ -161,6 +159,6 @@ def test_sending_everything_through_the_object_store_changes_no_bit(alone, ray_s
     stored = replace(cluster(devices), transport="object_store")
     executor = Executor(workflow, resolve("stored", tree, devices, workflow), ray_session, stored)
     metrics = iterate(executor, 3)
-    assert {route.transport for route in executor.routes} == {Transport.shared_memory}
+    assert {way for route in executor.routes for way in route.blocks} == {Transport.shared_memory}
     assert digest(executor) == by_one_worker(alone, "ppo")[0]
     assert metrics == by_one_worker(alone, "ppo")[1]

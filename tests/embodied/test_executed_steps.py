@@ -13,8 +13,7 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("level", ["token", "chunk"])
-@pytest.mark.parametrize("algorithm", [[], GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize(("algorithm", "level"), [([], "chunk"), (GRPO, "token")], ids=["ppo", "grpo"])
 def test_steps_that_are_not_executed_do_not_count(tmp_path: Path, algorithm: list[str], level: str) -> None:
     whole = [text for text in algorithm if not text.startswith("env.chunks_per_rollout")]
     config = tiny(f"run.dir={tmp_path}", *whole, *SHORT, f"algorithm.ratio_level={level}")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hierarchical_runs import digests, executor_for, placed, two_levels
 from runs import iterate, metric_rows, train, trainer_of
-from torch import Tensor
 from training_faults import lost, once
 
 from policies.actor_critic import ActorCritic
@@ -17,7 +16,7 @@ from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelC
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.hierarchy import Guide, LowLevel
+from rlinf_embodied.embodied.hierarchy import LowLevel, guided
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
@@ -34,7 +33,7 @@ def seen(*rows: list[float]) -> Observation:
 # --------------------------------------------------------------------------------------------------- what a choice is
 def test_any_goal_between_the_bounds_takes_the_place_of_the_tasks() -> None:
     shown = seen([5.0, 6.0, 7.0], [5.0, 6.0, 7.0])
-    found = Guide(ANY).apply(shown, torch.tensor([[0.0, -1.0], [3.0, 0.5]]))
+    found = guided(ANY, shown, torch.tensor([[0.0, -1.0], [3.0, 0.5]]))
     assert found.proprio.tolist() == [[0.0, 6.0, 0.0], [3.0, 6.0, 1.0]]  # clipped to the bounds
     assert shown.proprio[0].tolist() == [5.0, 6.0, 7.0]
 
@@ -43,42 +42,28 @@ def test_any_goal_between_the_bounds_takes_the_place_of_the_tasks() -> None:
 def test_the_way_to_the_goal_changes_with_it(to_goal: bool, way: float) -> None:
     # the place is 5; the task's goal 9 becomes 2
     one = HierarchyConfig(every=2, columns=[1], way_columns=[2], way_to_goal=to_goal, goal_low=[0.0], goal_high=[4.0])
-    found = Guide(one).apply(seen([5.0, 9.0, 9.0 - 5.0 if to_goal else 5.0 - 9.0]), torch.tensor([[0.0]]))
+    found = guided(one, seen([5.0, 9.0, 9.0 - 5.0 if to_goal else 5.0 - 9.0]), torch.tensor([[0.0]]))
     assert found.proprio.tolist() == [[5.0, 2.0, way]]
 
 
 def test_one_of_several_is_the_largest_entry() -> None:
     goals = HierarchyConfig(every=1, columns=[0], goals=[[0.5], [0.25]])
-    assert Guide(goals).apply(seen([1.0, 2.0]), torch.tensor([[-1.0, 1.0]])).proprio.tolist() == [[0.25, 2.0]]
+    assert guided(goals, seen([1.0, 2.0]), torch.tensor([[-1.0, 1.0]])).proprio.tolist() == [[0.25, 2.0]]
     told = HierarchyConfig(every=1, instructions=["left", "right"])
-    assert Guide(told).apply(seen([1.0], [1.0]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).instruction == (
+    assert guided(told, seen([1.0], [1.0]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).instruction == (
         "left",
         "right",
     )
 
 
-def columns(rewards: list[float], ended: dict[int, str], chunk: int = 1, invalid: tuple[int, ...] = ()) -> EnvColumns:
-    """One row; `ended` says in which env step an episode is terminated or truncated, and shows [step] then."""
-    steps = torch.tensor(rewards).reshape(-1, 1, chunk)
-    flag = lambda kind: torch.tensor([ended.get(t) == kind for t in range(len(rewards))]).reshape(-1, 1, chunk)  # noqa: E731
-    valid = torch.tensor([t not in invalid for t in range(len(rewards))]).reshape(-1, 1, chunk)
-    index = torch.tensor([[t // chunk, 0] for t in ended]).reshape(-1, 2)
-    final = seen(*([float(t)] for t in ended)) if ended else None
-    state = torch.arange(float(len(rewards))).reshape(-1, 1, chunk, 1)
-    return EnvColumns(
-        steps, flag("terminated"), flag("truncated"), valid, state, seen([99.0]), index, final, torch.zeros(1).bool()
-    )
-
-
-def policy_columns(choices: Tensor | None = None) -> TwoLevelColumns:
-    low, high = (PolicyColumns({}, {}, torch.zeros(0), version) for version in (1, 2))
-    return TwoLevelColumns(low, high, torch.zeros(0) if choices is None else choices)
-
-
 def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
-    env = columns([0.0, 0.0, 0.0], {1: "truncated"})
+    steps, no, end = torch.zeros(3, 1, 1), torch.zeros(3, 1, 1, dtype=torch.bool), torch.tensor([[1, 0]])
+    cut = torch.tensor([False, True, False]).reshape(3, 1, 1)
+    env = EnvColumns(steps, no, cut, ~no, None, seen([99.0]), end, seen([1.0]), torch.zeros(1).bool())
+    low, high = (PolicyColumns({}, {}, torch.zeros(0), version) for version in (1, 2))
+    choices = torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])
     one = HierarchyConfig(every=2, columns=[0], goal_low=[0.0], goal_high=[2.0])
-    level, found = LowLevel(Guide(one))(policy_columns(torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])), env)
+    level, found = LowLevel(one)(TwoLevelColumns(low, high, choices), env)
     assert level.version == 1
     assert found.final is not None
     assert (found.final.proprio.tolist(), found.last.proprio.tolist()) == ([[1.0]], [[2.0]])

@@ -206,7 +206,7 @@ def test_a_constructor_that_raises_is_shown_by_its_own_line() -> None:
     lines = str(caught.value).splitlines()
     assert lines[0].endswith("making it for PushCube-v1 raised ValueError: no such body, from")
     assert lines[1].endswith('in __init__: raise ValueError("no such body")')
-    assert lines[2:] == ["Mend it there"]
+    assert lines[2:] == ["Fix it there"]
     with pytest.raises(ConfigError, match="NoModule has no attribute module: set it in __init__"):
         new_policy(named("NoModule"), ENV, 0, "cpu")
 

@@ -9,7 +9,6 @@ from runs import metric_rows, tiny, train
 from training_faults import lost, once
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
@@ -33,14 +32,10 @@ def three(folder: Path, *overrides: str) -> TrainConfig:
 PHASES = {
     "the first evaluation": (EvaluationEnvStage, "close", 0, False),
     "the first rollout": (RolloutStage, "step", 2, False),
-    "a later rollout": (EnvStage, "step", 9, True),
-    "an update, before it": (PolicyLearner, "run", 1, False),
     "an update, after it": (PolicyLearner, "run", 2, True),
-    "the first snapshot": (PolicyLearner, "export_snapshot", 0, False),
     "a later snapshot": (PolicyLearner, "export_snapshot", 2, False),
     "a checkpoint": (PolicyLearner, "save", 1, False),
     "the last evaluation": (EvaluationEnvStage, "open", 1, False),
-    "the digest": (PolicyLearner, "weights_digest", 0, False),
     "the set-up": (PolicyLearner, "setup", 0, True),
 }
 

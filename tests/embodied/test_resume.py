@@ -16,6 +16,7 @@ from stopped_runs import straight_runs
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.training import trainer as trainer_module
 
 
@@ -57,7 +58,7 @@ def digest(folder: Path) -> str:
     [
         (
             ["run.seed=7", "algorithm.lr=1e-5"],
-            "algorithm.lr is 1e-05 here and 0.001 there; run.seed is 7 here and 3 there",
+            "run.seed is 7 here and 3 there; algorithm.lr is 1e-05 here and 0.001 there",
         ),
         (["env.options.slow_s=0.5"], "env.options.slow_s is 0.5 here and 'not given' there"),
         (["plan.max_staleness=1"], "plan.max_staleness is 1 here and 0 there"),
@@ -92,7 +93,9 @@ def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_pla
     text = f"{before}\nwarm_start:\n{start}".replace("  hold_steps: 10\n", "")
     shutil.rmtree(copied / "checkpoints")
     write = {"policy_writer": lambda folder: shutil.copytree(Path(__file__).parent, folder / "x"), "tensors": {}}
-    checkpoint.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
+    writer = CheckpointWriter()
+    writer.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
+    writer.wait()
     from rlinf_embodied.training.resume import checkpoint_to_resume
 
     assert checkpoint_to_resume(given) is not None
@@ -109,8 +112,8 @@ def test_it_is_said_where_a_run_goes_on_also_at_another_place(copied, straight, 
 
 def test_every_byte_is_hashed_once(copied, monkeypatch) -> None:
     hashed: list[str] = []
-    original = checkpoint._sha256
-    monkeypatch.setattr(checkpoint, "_sha256", lambda path: (hashed.append(path.name), original(path))[1])
+    original = checkpoint.file_sha256
+    monkeypatch.setattr(checkpoint, "file_sha256", lambda path: (hashed.append(path.name), original(path))[1])
     train(four(copied))
     assert hashed.count("model.safetensors") == 1
     assert hashed.count("policy_optimizer.safetensors") == 1

@@ -14,8 +14,16 @@ from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import host as host_module
-from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
-from rlinf_embodied.runtime.residents import can_leave
+from rlinf_embodied.runtime.host import (
+    Call,
+    LocalRef,
+    Receipt,
+    StepContext,
+    WorkerHost,
+    WorkerSpec,
+    can_leave,
+    solo_context,
+)
 from rlinf_embodied.workflow.graph import StageSpec
 
 ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")

@@ -23,7 +23,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
 from rlinf_embodied.errors import CheckpointError, CheckpointWriteError, ConfigError, PlanError, SimulatorError
-from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning import checkpoint, checkpoint_writer
 from rlinf_embodied.training import checkpoints
 from rlinf_embodied.training import trainer as trainer_module
 
@@ -107,7 +107,7 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, tmp_path) -> None:
-    going_on, seal, run_iteration = threading.Event(), checkpoint._seal, job_module.run_iteration
+    going_on, seal, run_iteration = threading.Event(), checkpoint_writer._seal, job_module.run_iteration
 
     def run(executor, number, *end):
         if number == 2:  # after the checkpoint of two iterations was begun
@@ -116,14 +116,16 @@ def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, t
         return run_iteration(executor, number, *end)
 
     monkeypatch.setattr(job_module, "run_iteration", run)
-    monkeypatch.setattr(checkpoint, "_seal", lambda *given: (going_on.wait(60) or pytest.fail("waited"), seal(*given)))
+    monkeypatch.setattr(
+        checkpoint_writer, "_seal", lambda *given: (going_on.wait(60) or pytest.fail("waited"), seal(*given))
+    )
     train(four(tmp_path))
     assert [checkpoint.verify(tmp_path / f"checkpoints/step_00000{step}").step for step in (2, 4)] == [2, 4]
     same_end(tmp_path, straight())
 
 
 def test_a_checkpoint_under_way_is_finished_when_training_fails(monkeypatch, tmp_path) -> None:
-    failing, seal = threading.Event(), checkpoint._seal
+    failing, seal = threading.Event(), checkpoint_writer._seal
 
     def run(executor, number, *end):
         if number == 2:
@@ -133,7 +135,7 @@ def test_a_checkpoint_under_way_is_finished_when_training_fails(monkeypatch, tmp
 
     original = job_module.run_iteration
     monkeypatch.setattr(job_module, "run_iteration", run)
-    monkeypatch.setattr(checkpoint, "_seal", lambda *given: (failing.wait(60), time.sleep(0.2), seal(*given)))
+    monkeypatch.setattr(checkpoint_writer, "_seal", lambda *given: (failing.wait(60), time.sleep(0.2), seal(*given)))
     with pytest.raises(SimulatorError):
         trainer_of(four(tmp_path)).run()
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
@@ -303,7 +305,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, no
 @contextmanager
 def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
     """Lets the checkpoint of a step meet a full disk, so often; holds what could not be written."""
-    original, met = checkpoint.save_file, []
+    original, met = checkpoint_writer.save_file, []
 
     def full(tensors, path, *arguments, **options):
         if f"step_00000{step}" in str(path) and len(met) < attempts:
@@ -312,7 +314,7 @@ def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
         return original(tensors, path, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
+        patch.setattr(checkpoint_writer, "save_file", full)
         patch.setattr(checkpoints, "_TRY_AGAIN_S", (0.0, 0.0))
         yield met
 
@@ -358,9 +360,10 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["name"], plan["num_devices"]) == ("collocated", 2)
     transports = json.loads((tmp_path / "transports.json").read_text())
-    assert {route["edge"]: route["transport"] for route in transports} == dict.fromkeys(
-        ("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy"), "in_process"
-    )
+    assert [route["edge"] for route in transports] == [
+        *("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy")
+    ]
+    assert {way for route in transports for way in route["blocks"]} == {"in_process"}
     rows = metric_rows(tmp_path)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
     assert [row["global_step"] for row in rows][-1] == summary["env_steps"]

@@ -8,6 +8,7 @@ import pytest
 from any_plan import Fake, any_plans, by_block, outcome, random_workflow
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.planning.check import runs_ahead
@@ -72,3 +73,17 @@ def test_staleness_changes_what_is_computed() -> None:
         found = [outcome(workflow, replace(plan, staleness=k), SerialSession(), NUMBER) for k in range(3)]
         changed += found[0] != found[1] != found[2]
     assert changed >= len(CASES) // 2
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_goes_on_with_fronts_two_iterations_ahead_and_snapshots(ray_session) -> None:
+    """At first all fronts have the same weights, so that a snapshot holds one reference several times."""
+    workflow = random_workflow(CASES[0])
+    plan = replace(collocated(workflow, 2), staleness=2)
+    expected = outcome(workflow, plan, SerialSession(), NUMBER)
+    executor = Executor(workflow, plan, ray_session, Cluster("test", "cpu", 2, 2, 0))
+    found = []
+    for number in range(NUMBER):
+        found.append(by_block(workflow, executor.run(StepContext(number))))
+        snapshots.take(ray_session, executor, number + 1)
+    assert found == expected

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.execution import disturbance
-from rlinf_embodied.execution.disturbance import Moment, Repetition, chosen, shares
+from rlinf_embodied.execution import meter
+from rlinf_embodied.execution.meter import Moment, Repetition, chosen, shares
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -22,19 +22,6 @@ def span(worker: int, seconds: float, name: str = "env.step") -> Span:
 
 def repetition(waited: float, seconds: float = 2.0) -> Repetition:
     return Repetition((span(0, seconds), span(1, 1.0)), {}, {0: waited, 1: 0.0})
-
-
-def test_the_kernels_counts_of_all_threads_are_added_and_those_that_are_gone_left_out(
-    tmp_path: Path, monkeypatch
-) -> None:
-    for number, text in enumerate(["5 2000000000 7", "5 500000000 7", ""]):
-        (tmp_path / str(number)).mkdir()
-        (tmp_path / str(number) / "schedstat").write_text(text)
-    (tmp_path / "gone").mkdir()
-    monkeypatch.setattr(disturbance, "_TASKS", tmp_path)
-    assert disturbance.waited_s() == 2.5
-    monkeypatch.setattr(disturbance, "_TASKS", tmp_path / "nowhere")
-    assert disturbance.waited_s() == 0.0
 
 
 def test_a_share_is_of_the_workers_own_calls() -> None:
@@ -56,12 +43,12 @@ def test_workers_that_wait_for_each_other_are_not_disturbed() -> None:
 def test_the_machine_says_how_long_its_cores_were_busy(tmp_path: Path, monkeypatch) -> None:
     stat = tmp_path / "stat"
     stat.write_text("cpu  100 20 30 9999 50 4 6 70 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n")
-    monkeypatch.setattr(disturbance, "_MACHINE", stat)
-    assert disturbance.busy_s() == 160 / os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(meter, "_MACHINE", stat)
+    assert meter.busy_s() == 160 / os.sysconf("SC_CLK_TCK")
     stat.write_text("cpu  100 20 30 9999\n")  # as old kernels and sandboxes report it
-    assert disturbance.busy_s() == 150 / os.sysconf("SC_CLK_TCK")
-    monkeypatch.setattr(disturbance, "_MACHINE", tmp_path / "nothing")
-    assert disturbance.busy_s() == 0.0
+    assert meter.busy_s() == 150 / os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr(meter, "_MACHINE", tmp_path / "nothing")
+    assert meter.busy_s() == 0.0
 
 
 def test_quiet_repetitions_count_as_they_are_and_disturbed_ones_not_at_all() -> None:

@@ -8,12 +8,12 @@ import pytest
 from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
 
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
-from rlinf_embodied.errors import HangError, LostWorkerError, PlugInError
+from rlinf_embodied.errors import HangError, LostWorkerError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import Item, Place, Plan
-from rlinf_embodied.runtime.call_wire import from_wire, to_wire
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
+from rlinf_embodied.runtime.ray_worker import from_wire, to_wire
 from rlinf_embodied.runtime.relay import Part, shards_of
 from rlinf_embodied.runtime.session import Ref, SerialSession
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -109,7 +109,6 @@ def session(ray_cluster):
 @pytest.mark.parametrize(
     ("fate", "kind", "told", "lost"),
     [
-        ({1: "raise"}, PlugInError, r"worker 1 .* failed in env.step .*ValueError: a fault", {1}),
         ({1: "die"}, LostWorkerError, r"worker 1 \(pid \d+, .* died", {1}),
         pytest.param(
             *({1: "stop"}, HangError, r"(?s)worker 1 .* is stopped.*worker 2 .* waits for .*worker 1", {1}),
@@ -117,7 +116,7 @@ def session(ray_cluster):
         ),
         ({0: "end it"}, LostWorkerError, r"worker 2 \(pid \d+, .* died", {2}),
     ],
-    ids=["an opener fails", "an opener dies", "an opener stops", "who relays dies"],
+    ids=["an opener dies", "an opener stops", "who relays dies"],
 )
 def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_go_on(session, fate, kind, told, lost) -> None:
     made = executor(session, fate)

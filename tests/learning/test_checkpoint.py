@@ -1,21 +1,19 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
-import resource
 import shutil
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
+from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.learning import checkpoint as C
+from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter, write_whole
 
 STATE = {"iteration": 10, "success": 0.5, "nested": {"names": ["a", "b"], "none": None}}
 
@@ -28,7 +26,10 @@ def write_policy(folder: Path) -> None:
 def save(root: Path, step: int, keep: int = 3, writer: Callable[[Path], None] = write_policy, size: int = 5) -> Path:
     moments = {"mean": torch.full((size,), float(step)), "steps": torch.tensor([step])}
     tensors = {"policy_optimizer": moments, "carry_over": {}}
-    return C.save(root, step, policy_writer=writer, tensors=tensors, state=STATE | {"iteration": step}, keep=keep)
+    checkpoints = CheckpointWriter()
+    checkpoints.save(root, step, policy_writer=writer, tensors=tensors, state=STATE | {"iteration": step}, keep=keep)
+    checkpoints.wait()
+    return root / f"step_{step:06d}"
 
 
 def names(root: Path) -> list[str]:
@@ -122,13 +123,6 @@ def test_the_newest_undamaged_one_is_found_and_the_others_are_named(tmp_path):
     assert C.newest_undamaged(tmp_path / "nowhere") == C.Newest(None, ())
 
 
-def test_nothing_older_goes_before_something_newer_is_whole(tmp_path):
-    save(tmp_path, 1, keep=1)
-    with pytest.raises(CheckpointWriteError):
-        save(tmp_path, 2, keep=1, writer=no_space)
-    assert C.newest_undamaged(tmp_path).path == tmp_path / "step_000001"
-
-
 @pytest.mark.parametrize(
     ("umask", "file", "folder"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750), (0o077, 0o600, 0o700)]
 )
@@ -136,7 +130,7 @@ def test_files_get_the_modes_that_the_umask_allows(tmp_path, umask, file, folder
     before = os.umask(umask)
     try:
         path = save(tmp_path, 1)
-        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+        write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     finally:
         os.umask(before)
     found = [*path.rglob("*"), *(tmp_path / "clone").rglob("*")]
@@ -152,10 +146,10 @@ def test_what_another_process_made_meanwhile_stays_and_what_is_damaged_is_replac
         write_policy(tmp_path / "clone")
         (tmp_path / "clone/theirs").touch()
 
-    C.write_whole(tmp_path / "clone", made_by_others_first, "config.json")
+    write_whole(tmp_path / "clone", made_by_others_first, "config.json")
     assert (tmp_path / "clone/theirs").exists()  # a run that reads it goes on reading
     (tmp_path / "clone/config.json").unlink()
-    C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+    write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     assert sorted(path.name for path in (tmp_path / "clone").iterdir()) == ["config.json", "model.safetensors"]
     assert names(tmp_path) == ["clone"]
 
@@ -167,61 +161,9 @@ def test_folders_of_others_are_refused(tmp_path):
     path = save(tmp_path / "root", 1)
     content = json.loads((path / "manifest.json").read_text()) | {"format": "rlinf_embodied checkpoint 99"}
     (path / "manifest.json").write_text(json.dumps(content))
-    (path / "COMPLETE").write_text(C._sha256(path / "manifest.json"))
+    (path / "COMPLETE").write_text(C.file_sha256(path / "manifest.json"))
     with pytest.raises(CheckpointError, match=r"format 'rlinf_embodied checkpoint 99'.*version that wrote it"):
         C.load_state(path)
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Makes the kernel refuse to grow any file beyond a size, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def no_space(folder: Path) -> None:
-    (folder / "config.json").write_text("{}")
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_older_checkpoints_and_latest_intact(tmp_path):
-    save(tmp_path, 1)
-    with pytest.raises(CheckpointWriteError, match=r"No space left on device.*older ones are untouched: free space"):
-        save(tmp_path, 2, writer=no_space)
-    with largest_file(20_000), pytest.raises(CheckpointWriteError, match="could not be written"):
-        save(tmp_path, 3, size=10_000)  # 40 kB of moments: safetensors itself runs into it
-    assert names(tmp_path) == ["latest", "step_000001"]
-    assert C.load_state(tmp_path / "latest")["iteration"] == 1
-
-
-def fail(*_: object, **__: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize("operation", ["fsync", "rename"])
-def test_a_disk_that_fails_at_a_late_point_loses_nothing_older(tmp_path, monkeypatch, operation):
-    save(tmp_path, 1)
-    monkeypatch.setattr(os, operation, fail)
-    with pytest.raises(CheckpointWriteError, match="was removed"):
-        save(tmp_path, 2)
-    monkeypatch.undo()
-    assert names(tmp_path) == ["latest", "step_000001"]
-    assert C.load_state(tmp_path / "latest")["iteration"] == 1
-    save(tmp_path, 3)
-    assert C.find_latest(tmp_path) == tmp_path / "step_000003"
-    assert not [name for name in names(tmp_path) if name.startswith(".")]
-
-
-def test_a_link_that_cannot_be_set_costs_no_checkpoint(tmp_path, monkeypatch):
-    save(tmp_path, 1)
-    monkeypatch.setattr(os, "replace", fail)
-    path = save(tmp_path, 2)
-    assert C.find_latest(tmp_path) == path
-    assert C.load_state(tmp_path / "latest")["iteration"] == 1
 
 
 def test_an_interrupt_while_writing_leaves_no_trace(tmp_path):

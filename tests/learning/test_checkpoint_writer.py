@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.learning import checkpoint as C
+from rlinf_embodied.learning import checkpoint_writer as W
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 
 WEIGHTS = torch.zeros(4)
@@ -36,8 +38,8 @@ def save(writer: CheckpointWriter, root: Path, step: int, moments: torch.Tensor 
 @pytest.fixture
 def held(monkeypatch) -> threading.Event:
     """Checkpoints are sealed once this is set."""
-    may, seal = threading.Event(), C._seal
-    monkeypatch.setattr(C, "_seal", lambda *arguments: (may.wait(60), seal(*arguments)))
+    may, seal = threading.Event(), W._seal
+    monkeypatch.setattr(W, "_seal", lambda *arguments: (may.wait(60), seal(*arguments)))
     return may
 
 
@@ -58,7 +60,7 @@ def test_the_caller_goes_on_and_the_checkpoint_is_of_the_moment_of_the_call(tmp_
 
 
 def test_one_is_written_at_a_time_and_in_their_order(tmp_path, monkeypatch) -> None:
-    running, seal = [], C._seal
+    running, seal = [], W._seal
 
     def slow(folder: Path, step: int, sequence: int) -> None:
         running.append(step)
@@ -66,7 +68,7 @@ def test_one_is_written_at_a_time_and_in_their_order(tmp_path, monkeypatch) -> N
         seal(folder, step, sequence)
         assert running[-1] == step
 
-    monkeypatch.setattr(C, "_seal", slow)
+    monkeypatch.setattr(W, "_seal", slow)
     writer = CheckpointWriter()
     for step in (1, 2, 3):
         save(writer, tmp_path, step)
@@ -85,10 +87,9 @@ def test_what_could_not_be_written_is_told_once_and_the_next_one_can_be(tmp_path
     save(writer, tmp_path, 1)
     writer.wait()
     with monkeypatch.context() as patch:
-        patch.setattr(C, "save_file", full)
+        patch.setattr(W, "save_file", full)
         save(writer, tmp_path, 2)
-        assert writer._thread is not None
-        writer._thread.join()
+        futures.wait([writer._pending])
     with pytest.raises(CheckpointWriteError, match=r"step_000002 could not be written .*No space left .* free space"):
         writer.wait() if told_by == "wait" else save(writer, tmp_path, 3)
     assert C.find_latest(tmp_path) == tmp_path / "step_000001"
@@ -98,7 +99,7 @@ def test_what_could_not_be_written_is_told_once_and_the_next_one_can_be(tmp_path
 
 
 WRITES: list[tuple[object, str]] = [
-    *((C, name) for name in ("save_file", "_sync")),
+    *((W, name) for name in ("save_file", "_sync")),
     *((Path, name) for name in ("mkdir", "write_text", "rename", "symlink_to")),
     (os, "replace"),
 ]
@@ -151,11 +152,11 @@ def test_a_disk_that_is_full_from_any_moment_on_costs_the_checkpoint_under_way_o
 INTERRUPTED = """
 import sys, time
 from pathlib import Path
-from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning import checkpoint_writer
 from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 
-seal = checkpoint._seal
-checkpoint._seal = lambda *arguments: (time.sleep(1), seal(*arguments))
+seal = checkpoint_writer._seal
+checkpoint_writer._seal = lambda *arguments: (time.sleep(1), seal(*arguments))
 CheckpointWriter().save(Path(sys.argv[1]), 1, policy_writer=lambda folder: None, tensors={}, state={"iteration": 1})
 raise KeyboardInterrupt
 """

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_embodied.config import Reduction
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer, make_reducer
+from rlinf_embodied.learning.reduce import Reducer, make_reducer
 
 
 def on_threads(size: int, work: Callable[[Group], object], timeout_s: float = 20.0) -> list[object]:
@@ -53,11 +53,11 @@ def ownerships(draw: st.DrawFn) -> list[int]:
 @given(ownerships(), st.integers(0, 1000))
 def test_an_exact_sum_has_the_same_bits_for_every_ownership(owners, seed):
     blocks = make_blocks(len(owners), seed)
-    alone = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
+    alone = Reducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
 
     def work(group: Group) -> Tensor:
         own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
-        return ExactReducer(group, owners).sum_blocks(own)
+        return Reducer(group, owners).sum_blocks(own)
 
     for result in on_threads(max(owners) + 1, work):
         assert isinstance(result, Tensor), result
@@ -67,7 +67,7 @@ def test_an_exact_sum_has_the_same_bits_for_every_ownership(owners, seed):
 def test_the_brackets_of_the_tree_are_those_of_the_diagram():
     blocks = make_blocks(5)
     expected = ((blocks[0] + blocks[1]) + (blocks[2] + blocks[3])) + blocks[4]
-    assert torch.equal(ExactReducer(SoloGroup(), [0] * 5).sum_blocks(blocks), expected)
+    assert torch.equal(Reducer(SoloGroup(), [0] * 5).sum_blocks(blocks), expected)
     from_left = sum(blocks[k] for k in range(5))
     assert not torch.equal(from_left, expected), "these numbers would not show another order"
 
@@ -76,8 +76,8 @@ def test_the_brackets_of_the_tree_are_those_of_the_diagram():
 def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_blocks):
     """In order, the tree holds a tensor per set bit of the number of blocks so far, and the one that comes in."""
     blocks = make_blocks(num_blocks)
-    for kind, most in ((ExactReducer, num_blocks.bit_length() + 1), (FastReducer, 2)):
-        reducer, alive, largest = kind(SoloGroup(), [0] * num_blocks), weakref.WeakSet(), 0
+    for exact, most in ((True, num_blocks.bit_length() + 1), (False, 2)):
+        reducer, alive, largest = Reducer(SoloGroup(), [0] * num_blocks, exact), weakref.WeakSet(), 0
         total = reducer.start_sum()
         for block, tensor in blocks.items():
             own = tensor.clone()
@@ -87,7 +87,7 @@ def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_bloc
             largest = max(largest, len(alive))
         assert largest <= most
         result = total.total()
-        if kind is ExactReducer:
+        if exact:
             assert torch.equal(result, reducer.sum_blocks(blocks))
 
 
@@ -95,13 +95,13 @@ def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_bloc
 @given(ownerships(), st.randoms())
 def test_blocks_may_come_in_any_order(owners, shuffled):
     blocks = make_blocks(len(owners))
-    alone = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
+    alone = Reducer(SoloGroup(), [0] * len(owners)).sum_blocks(blocks)
     orders = [[b for b, owner in enumerate(owners) if owner == rank] for rank in range(max(owners) + 1)]
     for order in orders:
         shuffled.shuffle(order)
 
     def work(group: Group) -> Tensor:
-        total = ExactReducer(group, owners).start_sum()
+        total = Reducer(group, owners).start_sum()
         for block in orders[group.rank]:
             total.add(block, blocks[block].clone())
         return total.total()
@@ -112,23 +112,23 @@ def test_blocks_may_come_in_any_order(owners, shuffled):
 
 
 def test_a_sum_ends_only_when_every_own_block_is_there():
-    total = ExactReducer(SoloGroup(), [0, 0]).start_sum()
+    total = Reducer(SoloGroup(), [0, 0]).start_sum()
     total.add(1, torch.ones(1))
     with pytest.raises(AssertionError, match=r"owns blocks \[0, 1\] but passes \[1\]"):
         total.total()
 
 
 @pytest.mark.parametrize(
-    ("choice", "device", "kind"),
+    ("choice", "device", "exact"),
     [
-        (Reduction.auto, "cpu", ExactReducer),
-        (Reduction.auto, "cuda:0", FastReducer),
-        (Reduction.exact, "cuda:0", ExactReducer),
-        (Reduction.fast, "cpu", FastReducer),
+        (Reduction.auto, "cpu", True),
+        (Reduction.auto, "cuda:0", False),
+        (Reduction.exact, "cuda:0", True),
+        (Reduction.fast, "cpu", False),
     ],
 )
-def test_sums_are_exact_on_a_cpu_and_fast_on_an_accelerator_unless_said_otherwise(choice, device, kind):
-    assert type(make_reducer(choice, SoloGroup(), [0], device)) is kind
+def test_sums_are_exact_on_a_cpu_and_fast_on_an_accelerator_by_default(choice, device, exact):
+    assert make_reducer(choice, SoloGroup(), [0], device).exact is exact
 
 
 def test_only_roots_of_whole_subtrees_travel():
@@ -143,7 +143,7 @@ def test_only_roots_of_whole_subtrees_travel():
 
     def work(group: ThreadGroup) -> Tensor:
         group.__class__ = Counting
-        return ExactReducer(group, owners).sum_blocks({b: blocks[b] for b in range(8) if owners[b] == group.rank})
+        return Reducer(group, owners).sum_blocks({b: blocks[b] for b in range(8) if owners[b] == group.rank})
 
     on_threads(2, work)
     assert sorted(sent) == [(0, 1, (1, 1)), (1, 1, (1, 1))]
@@ -153,11 +153,11 @@ def test_only_roots_of_whole_subtrees_travel():
 @given(ownerships())
 def test_a_fast_sum_is_close_to_the_exact_one_and_the_same_everywhere(owners):
     blocks = make_blocks(len(owners))
-    exact = ExactReducer(SoloGroup(), [0] * len(owners)).sum_blocks({b: t.double() for b, t in blocks.items()})
+    exact = Reducer(SoloGroup(), [0] * len(owners)).sum_blocks({b: t.double() for b, t in blocks.items()})
 
     def work(group: Group) -> Tensor:
         own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
-        return FastReducer(group, owners).sum_blocks(own)
+        return Reducer(group, owners, exact=False).sum_blocks(own)
 
     results = on_threads(max(owners) + 1, work)
     for result in results:
@@ -172,7 +172,7 @@ def test_gathering_gives_everyone_all_blocks_in_order(owners, exact):
 
     def work(group: Group) -> dict[int, Tensor]:
         own = {block: blocks[block] for block, owner in enumerate(owners) if owner == group.rank}
-        return (ExactReducer if exact else FastReducer)(group, owners).gather_blocks(own)
+        return Reducer(group, owners, exact).gather_blocks(own)
 
     for result in on_threads(max(owners) + 1, work):
         assert list(result) == list(blocks)
@@ -185,8 +185,8 @@ def test_sums_leave_their_inputs_alone_and_give_each_thread_its_own_result():
 
     def work(group: Group) -> Tensor:
         own = {0: blocks[0], 2: blocks[2]} if group.rank == 0 else {1: blocks[1]}
-        total = ExactReducer(group, [0, 1, 0]).sum_blocks(own)
-        result = FastReducer(group, [0, 1, 0]).sum_blocks(own)
+        total = Reducer(group, [0, 1, 0]).sum_blocks(own)
+        result = Reducer(group, [0, 1, 0], exact=False).sum_blocks(own)
         return total.clone(), total.add_(1e9), result
 
     first, second = on_threads(2, work)
@@ -207,8 +207,8 @@ def test_a_missing_thread_is_a_hang_that_names_who_waits_where():
 
 
 def test_passing_blocks_of_others_is_a_broken_invariant():
-    reducer = ExactReducer(SoloGroup(), [0, 0])
+    reducer = Reducer(SoloGroup(), [0, 0])
     with pytest.raises(AssertionError, match="rank 0 owns blocks"):
         reducer.sum_blocks({0: torch.ones(1)})
     with pytest.raises(AssertionError, match="at least once"):
-        ExactReducer(SoloGroup(), [0, 1])
+        Reducer(SoloGroup(), [0, 1])

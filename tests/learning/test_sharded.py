@@ -87,6 +87,18 @@ def test_a_worker_holds_slices_and_the_view_what_they_make_together(two):
         assert changed == (not name.startswith("frozen"))
 
 
+def test_parts_for_a_snapshot_are_slices_that_make_up_the_whole_state(two, solo):
+    """Nothing passes through one worker: each gives what it holds."""
+    parts = [worker["through"]["part"] for worker in two]
+    whole = two[0]["through"]["moments"]
+    sizes = [sum(tensor.numel() for name, tensor in part.items() if name != "steps") for part in parts]
+    assert sum(sizes) == len(whole["mean"]) + len(whole["square"])
+    assert max(sizes) < 0.7 * sum(sizes)
+    joined = Worker(Job(owners=(0,)), 0, solo).learner.joined(parts)
+    assert joined.keys() == whole.keys()
+    assert all(torch.equal(joined[name], whole[name]) for name in whole)
+
+
 def test_a_resumed_run_goes_on_bit_for_bit(two):
     for jobs in two:
         through, resumed = jobs["through"], jobs["resumed"]

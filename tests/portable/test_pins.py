@@ -12,7 +12,7 @@ import torch
 from rlinf_embodied import portable
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library, pins
-from rlinf_embodied.runtime.worker_process import worker_variables
+from rlinf_embodied.runtime.ray_cluster import worker_variables
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess:

@@ -1,4 +1,4 @@
-"""What is decided by texts alone is what math-verify would say, and what it may see is tame."""
+"""What is decided by texts alone is what math-verify would say; what it may see is tame; no text holds a check up."""
 
 from fractions import Fraction
 
@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf_embodied.data.expressions import evaluate
 from rlinf_embodied.data.problems import Countdown
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.reasoning.answers import decide, solves, within_limits
 from rlinf_embodied.reasoning.verifier_worker import are_equal
 
@@ -188,3 +190,32 @@ def test_a_reference_beyond_the_limits_is_compared_as_text():
 )
 def test_countdown_takes_expressions_of_the_given_numbers(answer, right):
     assert solves(answer, Countdown(24, (1, 2, 3, 8))) is right
+
+
+# ------------------------------------------------------------------------------------------------------ hostile texts
+CHECKS = {
+    "expressions": evaluate,
+    "countdown": lambda text: solves(text, Countdown(24, (3, 8))),
+    "integer": lambda text: decide(text, "6"),
+    "fraction": lambda text: decide(text, "1/3"),
+    "formula": lambda text: decide(text, "x+1"),
+    "reference": lambda text: decide("x+1", text),
+    "limits": lambda text: within_limits(text[:256]),  # `decide` hands it no more
+    **{f"{name}, answer": form.final_answer for name, form in PROMPT_TEMPLATES.items()},
+    **{f"{name}, form": form.is_formatted for name, form in PROMPT_TEMPLATES.items()},
+}
+PIECES = (
+    r"1~12~1 ~ ~1+~(~()~-~1/~1,~1,234~.~1.~%~x~x ~x=~=~$~!~{~}~{}~^~^{~^{1}~**~**1~#~#### ~\~\\~\ ~&~\boxed~\boxed "
+)
+PIECES += r"~\boxed{~}$~\frac~\frac{~\frac{1}~\text{~\text{a~\mathbb ~\binom~\binom{ ~\binom{1}~\overline{~\overline{ "
+PIECES += r"~0.\overline{1}~.1\overline{1~\begin{pmatrix}~\end{pmatrix}~\begin{pmatrix}1\end{pmatrix}~\begin{pmatrix}\\"
+BEHIND = ["", "\x00", "!", "}", "\u0664", "\\end{pmatrix}^"]
+
+
+@pytest.mark.timeout(120)  # a second where time is linear in the length; hours where it is not
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_comes_to_an_end_whatever_is_repeated_and_whatever_ends_it(name):
+    for length in (40, 256, 20_000):
+        for piece in [*PIECES.split("~"), "\n", "####\n", "\u00d7"]:
+            for behind in BEHIND:
+                CHECKS[name](piece * ((length - len(behind)) // len(piece)) + behind)

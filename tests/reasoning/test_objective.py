@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning.gradients import block_sums
 from rlinf_embodied.reasoning.batch import (
     Completions,
@@ -23,6 +27,7 @@ from rlinf_embodied.reasoning.batch import (
     Sequences,
     TokenAdvantages,
     all_log_probs,
+    dynamic_batches,
 )
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows
 from rlinf_embodied.reasoning.policy_folder import StageConfig
@@ -107,13 +112,15 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
 @pytest.mark.parametrize("options", [{"tis_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"])
-@pytest.mark.parametrize("old_log_probs", [True, False], ids=["several steps", "one step"])
-def test_its_gradient_is_that_of_the_definition(policy, level, options, old_log_probs):
-    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
+@pytest.mark.parametrize(("old_log_probs", "budget"), [(True, 17), (False, 4096)], ids=["several steps", "one step"])
+def test_its_gradient_is_that_of_the_definition(policy, level, options, old_log_probs, budget):
+    algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=budget, **options)
     rows = rows_of(policy, old_log_probs)
     found, statistics = found_sums(policy, rows, algorithm)
     expected = gradient(plain_loss(policy, rows, algorithm), policy)
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
+    alone = replace(algorithm, entropy_coef=0.0, kl_coef=0.0)  # what is reported is the clipped term
+    assert statistics["loss"] / statistics["weight"] == pytest.approx(float(plain_loss(policy, rows, alone)), rel=1e-4)
     assert expected.abs().max() > 1e-2
     assert statistics["ratios"] == sum(COMPLETIONS)
     if old_log_probs:
@@ -122,31 +129,7 @@ def test_its_gradient_is_that_of_the_definition(policy, level, options, old_log_
         assert 0.1 < statistics["capped"] / statistics["ratios"] < 0.9
 
 
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
-def test_the_policy_loss_that_is_reported_is_the_mean_of_the_clipped_term_alone(policy, options):
-    for level in LossLevel:
-        algorithm = ReasoningAlgorithmConfig(loss_level=level, **options)
-        rows = rows_of(policy)
-        statistics = found_sums(policy, rows, algorithm)[1]
-        alone = ReasoningAlgorithmConfig(loss_level=level, **(options | {"entropy_coef": 0.0, "kl_coef": 0.0}))
-        with torch.no_grad():
-            expected = float(plain_loss(policy, rows, alone))
-        assert statistics["loss"] / statistics["weight"] == pytest.approx(expected, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("level", LossLevel)
-def test_no_budget_of_tokens_changes_the_gradient(policy, level):
-    rows = rows_of(policy)
-    gradients = []
-    for budget in (17, 30, 64, 4096):
-        algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=budget, **EVERYTHING)
-        gradients.append(found_sums(policy, rows, algorithm)[0])
-    for other in gradients[1:]:
-        torch.testing.assert_close(other, gradients[0], atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(("level", "options"), [(level, {}) for level in LossLevel] + [("token", EVERYTHING)])
 def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level, options):
     rows = rows_of(policy)
     rows = replace(rows, advantages=rows.advantages * torch.tensor([0.0, 1, 0, 1, 0, 0])[:, None])
@@ -159,8 +142,7 @@ def test_completions_without_an_advantage_count_in_the_mean_alone(policy, level,
     assert statistics["weight"] == {"token": sum(COMPLETIONS), "sequence": 6, "constant": 6 * LONGEST, "sum": 6}[level]
 
 
-@pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
+@pytest.mark.parametrize(("level", "options"), [("token", {}), ("sequence", EVERYTHING)])
 def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, level, options):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=40, **options)
     whole = rows_of(policy)
@@ -213,23 +195,6 @@ def test_several_steps_of_rloo_correct_whole_completions(policy):
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("coefficient", "kept"), [(0.0, False), (0.03, True)])
-def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(policy, coefficient, kept, monkeypatch):
-    seen = []
-    log_probs = CausalLM.log_probs
-
-    def looked(self, *arguments, **named):
-        found = log_probs(self, *arguments, **named)
-        assert found.entropy is not None
-        seen.append((found.log_probs.requires_grad, found.entropy.requires_grad))
-        return found
-
-    rows = rows_of(policy)
-    monkeypatch.setattr(CausalLM, "log_probs", looked)
-    found_sums(policy, rows, ReasoningAlgorithmConfig(entropy_coef=coefficient))
-    assert set(seen) == {(True, kept)}
-
-
 def test_it_measures_how_far_generation_and_older_weights_are_from_it(policy):
     rows = rows_of(policy)
     objective = Objective(policy, ReasoningAlgorithmConfig(), TEMPERATURE, LONGEST, {})
@@ -277,15 +242,11 @@ def test_groups_that_do_not_differ_leave_the_loss():
     every = training_rows([FIRST], ReasoningAlgorithmConfig(group_size=2, drop_zero_variance_groups=False), None)
     assert (of_prompts(every), every.num_groups) == (([1, 1, 2, 2], []), 1)
     assert every.advantages[2:].abs().max() == 0
+    shaped = Round(FIRST.generation, Rewards(torch.tensor([[1.0, 1.0], [1.0, 1.2]]), FIRST.reward.raw))
+    assert of_prompts(training_rows([shaped], ReasoningAlgorithmConfig(group_size=2), None)) == ([1, 1], [2, 2])
     uniform = round_of([[True, True]], [[1, 1]], [[True, True]], 1)
     none = training_rows([uniform], ReasoningAlgorithmConfig(group_size=2), None)
     assert (of_prompts(none), none.num_groups) == (([], [1, 1]), 0)
-
-
-def test_groups_are_told_apart_by_being_right_whatever_their_form_earned():
-    shaped = Round(FIRST.generation, Rewards(torch.tensor([[1.0, 1.0], [1.0, 1.2]]), FIRST.reward.raw))
-    rows = training_rows([shaped], ReasoningAlgorithmConfig(group_size=2), None)
-    assert of_prompts(rows) == ([1, 1], [2, 2])
 
 
 def test_rounds_are_joined_in_order_with_the_groups_that_were_chosen():
@@ -305,24 +266,6 @@ def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
     assert float(rows.advantages[0, 0]) == -0.5  # the one that was cut off was right
     cut = training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None)
     assert (cut.num_trained, cut.num_watched, cut.num_groups) == (0, 2, 0)
-
-
-def test_advantages_are_those_of_the_algorithm():
-    rewards = torch.tensor([[1.0, 0.0, 0.0, 2.0]])
-    done = round_of([[True, False, False, True]], [[1, 2, 2, 3]], [[True] * 4], 1)
-    done = Round(done.generation, Rewards(rewards, done.reward.raw))
-    std = math.sqrt((0.25**2 + 0.75**2 * 2 + 1.25**2) / 3)
-    expected = {
-        "grpo": [0.25 / std, -0.75 / std, -0.75 / std, 1.25 / std],
-        "unscaled": [0.25, -0.75, -0.75, 1.25],
-        "rloo": [1 - 2 / 3, -1.0, -1.0, 2 - 1 / 3],  # minus the mean of the other three
-    }
-    for name, values in expected.items():
-        kind = ReasoningName.rloo if name == "rloo" else ReasoningName.grpo
-        algorithm = ReasoningAlgorithmConfig(name=kind, group_size=4, scale_by_std=name == "grpo")
-        rows = training_rows([done], algorithm, None)
-        assert rows.advantages.shape == (4, 3)
-        torch.testing.assert_close(rows.advantages, torch.tensor(values)[:, None].expand(4, 3), atol=1e-5, rtol=0)
 
 
 def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
@@ -351,3 +294,27 @@ def test_long_completions_lose_up_to_the_penalty_over_the_last_tokens():
     # right - penalty x (length - 6) / 4; an answer that was cut off earns nothing
     assert found.rewards[0].tolist() == pytest.approx([1, 1, 1 - 0.2, -0.6, 1 - 0.8, -0.8])
     assert found.raw[0].tolist() == [1.0, 1.0, 1.0, 0.0, 1.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------------------------- microbatches
+@given(st.lists(st.integers(1, 50), max_size=60), st.integers(50, 400))
+def test_every_row_is_packed_once_within_the_budget(lengths, budget):
+    batches = dynamic_batches(lengths, budget)
+    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
+    for rows in batches:
+        assert len(rows) * max(lengths[row] for row in rows) <= budget
+    # sorted: no sequence of a batch is longer than any of the one before
+    for one, other in itertools.pairwise(batches):
+        assert min(lengths[row] for row in one) >= max(lengths[row] for row in other)
+
+
+def test_a_sequence_longer_than_the_budget_is_named():
+    with pytest.raises(ConfigError, match=r"tokens_per_microbatch is 40, but sequence 1 has 41"):
+        dynamic_batches([3, 41], 40)
+
+
+def test_log_probs_do_not_depend_on_the_packing(policy):
+    sequences = rows_of(policy).sequences
+    one, other = (all_log_probs(policy, sequences, 0.9, token_budget=budget) for budget in (21, 1000))
+    assert torch.equal(one != 0, torch.arange(LONGEST) < torch.tensor(COMPLETIONS)[:, None])
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)

@@ -166,69 +166,33 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
         verifier.verify(["#6"], [SIX])
 
 
-WRONG_SOURCES = """
-from my_problems import Doubles
+BATCH = "def batch(self, split, start, count): return "
+WRONG_SOURCES = {  # what a class has instead of what the page's has, and what is said
+    "Unfinished": (
+        "def __init__(self, config, seed): self._open()",
+        r"making it raised AttributeError: .*, in __init__",
+    ),
+    "Raises": (BATCH + "{}['rows']", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*, in batch"),
+    "Short": (BATCH + "super().batch(split, start, count + 1)", r"returned 2 problems: return 1 Problem"),
+    "Pairs": (BATCH + "[('1+1=', '2')] * count", r"batch\(test, 0, 1\) returned a tuple among them"),
+    "OneId": (BATCH + "super().batch(split, 0, 1) * count", r"returned problems of which two have one id"),
+    "Empty": ("def size(self, split): return 0", r"size\(train\) is 0, but a split has some problems"),
+    "Forgets": (
+        BATCH + "super().batch(split, start + count % 3, count)",
+        "is always the same problem, so draw it",
+    ),
+    "Leaks": (BATCH + "super().batch(type(split)('train'), start, count)", "is in the splits train and test: let a"),
+}
 
 
-class Unfinished(Doubles):
-    def __init__(self, config, seed):
-        self._open("no/such/file")
-
-
-class Raises(Doubles):
-    def batch(self, split, start, count):
-        return {}["rows"]
-
-
-class Short(Doubles):
-    def batch(self, split, start, count):
-        return super().batch(split, start, count + 1)
-
-
-class Pairs(Doubles):
-    def batch(self, split, start, count):
-        return [("1+1=", "2")] * count
-
-
-class OneId(Doubles):
-    def batch(self, split, start, count):
-        return super().batch(split, 0, 1) * count
-
-
-class Empty(Doubles):
-    def size(self, split):
-        return 0
-
-
-class Forgets(Doubles):
-    def batch(self, split, start, count):
-        return super().batch(split, start + count % 3, count)
-
-
-class Leaks(Doubles):
-    def batch(self, split, start, count):
-        return super().batch(type(split)("train"), start, count)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Unfinished", r"making it raised AttributeError: .*from\n  .*wrong_sources\.py, line 7, in __init__"),
-        ("Raises", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*line 12, in batch"),
-        ("Short", r"batch\(test, 0, 1\) returned 2 problems: return 1 Problem"),
-        ("Pairs", r"batch\(test, 0, 1\) returned a tuple among them"),
-        ("OneId", r"batch\(train, 0, \d+\) returned problems of which two have one id"),
-        ("Empty", r"size\(train\) is 0, but a split has some problems"),
-        ("Forgets", r"position i of a split is always the same problem, so draw it from"),
-        ("Leaks", r"is in the splits train and test: let a question be in one"),
-    ],
-)
-def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name, words):
-    (plug_ins / "wrong_sources.py").write_text(WRONG_SOURCES)
+@pytest.mark.parametrize("name", WRONG_SOURCES)
+def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name):
+    code, words = WRONG_SOURCES[name]
+    content = f"from my_problems import Doubles\n\nclass {name}(Doubles):\n    {code}\n"
+    (plug_ins / "wrong_sources.py").write_text(content)
     monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
     start = f"warm_start.checkpoint={warm(tiny_math())}"
-    with pytest.raises(ConfigError, match=rf"data\._target_ is 'wrong_sources\.{name}', .*{words}"):
+    with pytest.raises(ConfigError, match=rf"(?s)data\._target_ is 'wrong_sources\.{name}', .*{words}"):
         ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 

@@ -17,7 +17,7 @@ from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.config import DataConfig, MathConfig
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, RlinfError
+from rlinf_embodied.errors import ConfigError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import Limit, Prompts
@@ -156,30 +156,6 @@ def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(
     assert [prompts.batch(place, 1)[0] for place in range(40)] == whole
     assert len({prompt.id for _, prompt in whole}) == 40
     assert max(len(prompt.tokens) for _, prompt in whole) <= lengths[6]
-
-
-def test_files_that_hold_no_problems(folders, files, tmp_path, nothing_starts) -> None:
-    model, run = folders["qwen2"], tmp_path / "run"
-    empty = write_rows(tmp_path / "empty.jsonl", [])
-    for split in files:
-        config = config_of(model, files | {split: empty}, run)
-        refused(DataError, "data.files names", "empty.jsonl", "has no rows", "give a file", config=config)
-    config = config_of(model, files | {"train": str(tmp_path / "nowhere.jsonl")}, run)
-    refused(DataError, "data.files names", "nowhere.jsonl", "cannot be read", "correct it", config=config)
-    bare = write_rows(tmp_path / "bare.jsonl", [{"question": "1?", "solution": "1"}])
-    config = config_of(model, files | {"train": bare}, run)
-    parts = ["data.answer_column is 'answer'", "bare.jsonl, line 1", "has only 'question', 'solution'", "choose one"]
-    refused(DataError, *parts, config=config)
-    config = config_of(model, files | {"train": files["test"]}, run)
-    refused(DataError, "is also in", "splits must be disjoint", "remove it", config=config)
-
-
-def test_a_folder_without_all_of_its_shards(files, tmp_path, nothing_starts) -> None:
-    model = model_folder(tmp_path / "model", "llama")
-    shard = sorted(model.glob("model-*.safetensors"))[1]
-    shard.unlink()
-    config = config_of(model, files, tmp_path / "run")
-    refused(CheckpointError, str(model), "lacks 1 of", shard.name, "copy them there", config=config)
 
 
 def test_a_folder_that_is_none(files, tmp_path, nothing_starts) -> None:

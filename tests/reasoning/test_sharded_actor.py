@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from math_runs import tiny_math, train_math, untimed_rows, warm
+from math_runs import TWO_STEPS, tiny_math, train_math, untimed_rows, warm
 from placements import leaves
 from runs import cluster, digest
 
@@ -142,3 +142,16 @@ def test_exact_runs_refuse_more_than_one_worker():
     with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
         executor_of(config, config.plan.variants, 2, SerialSession())
     executor_of(config, config.plan.variants, 1, SerialSession())
+
+
+@pytest.mark.parametrize("variant", [TWO_STEPS, SHARDED], ids=["two steps", "in slices"])
+def test_an_iteration_corrects_for_float32_generation_and_moves_float32_weights(variant: list[str]) -> None:
+    config = tiny_math("algorithm.precision=bfloat16", *variant)
+    executor = executor_of(config, config.plan.variants, 1, SerialSession())
+    row = ReasoningJob(config).run_iteration(executor, Progress())[1]
+    assert 1e-4 < row["losses/mismatch_max"] < 0.5  # generation's weights are the same, but nothing was rounded there
+    assert row["losses/initial_log_ratio"] < (0.3 if variant == TWO_STEPS else 1e-6)  # other batches; the pass itself
+    assert row["losses/grad_norm"] > 0
+    (message,) = executor.call("actor", "export_weights", StepContext(0))
+    assert isinstance(message, WeightsMessage)
+    assert {value.dtype for value in message.tensors.values()} == {torch.float32}

@@ -31,13 +31,15 @@ REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_zero_variance_groups=false
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
 VARIANTS = {
     "grpo": [],
-    "ppo": PPO,
     "reference": REFERENCE,
     "lora": LORA,
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
 }
-LONG = ("ppo", "reference", "lora", "dapo")
+
+
+OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
+FORM = ["reward.format_reward=0.25"]
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -76,9 +78,7 @@ def same_end(folder: Path, other: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
-@pytest.mark.parametrize(
-    "variant", ["grpo", "ppo with lora", *(pytest.param(name, marks=pytest.mark.slow) for name in LONG)]
-)
+@pytest.mark.parametrize("variant", ["grpo", "ppo with lora", pytest.param("dapo", marks=pytest.mark.slow)])
 def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped(
     straight, monkeypatch, tmp_path, variant: str
 ) -> None:
@@ -183,6 +183,23 @@ def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> Non
     assert {"pass@1", "pass@2", "pass@3", "pass@3_interval"} <= set(summary["after"])
     rows = untimed_rows(tmp_path)
     assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said", "drops"),
+    [
+        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another", False),
+        (FORM, "1 for a right answer, 0 for another, 0.25 for the right format", True),
+        ([*FORM, *PPO], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        ([*FORM, "algorithm=grpo"], "1 for a right answer, 0 for another, 0.25 for the right format", False),
+        (["reward._target_=my.f", *OVERLONG], "what my.f returns, up to -0.5 for length", False),
+    ],
+)
+def test_what_is_rewarded_and_dropped_is_said(chosen: list[str], said: str, drops: bool) -> None:
+    reward, *others = ReasoningJob(tiny_math(*chosen)).launch_notes()
+    assert reward == f"reward   {said} (reward.*)"
+    assert len(others) == drops
+    assert all("groups that differ only in their format leave the batch" in note for note in others)
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints

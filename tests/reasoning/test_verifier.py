@@ -14,12 +14,6 @@ SIX = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
 HALF = Problem(1, "What is a half?", "0.5", None, "text", "own")
 
 
-@pytest.fixture
-def verifier():
-    with Verifier(COMPACT) as made:
-        yield made
-
-
 @pytest.fixture(scope="module")
 def natural():
     with Verifier(NATURAL, RewardConfig(timeout_s=0.5)) as made:
@@ -49,10 +43,6 @@ def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
         assert verified.rewards.dtype == np.float32
         assert verified.rewards.tolist() == [1.25, 0.25, 1.0, 0.0, 1.25, 0.0]
         assert verifier.verify([], []).rewards.shape == (0,)
-
-
-def test_an_echo_of_the_question_earns_nothing(verifier):
-    assert verifier.verify(["#7+8-9", "#15-9"], [SIX, SIX]).rewards.tolist() == [0.0, 0.0]
 
 
 def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(natural):

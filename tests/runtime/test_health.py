@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.errors import HangError, StaleCallError
+from rlinf_embodied.errors import StaleCallError
 from rlinf_embodied.runtime.diagnosis import Limits
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, StepContext, WorkerSpec
@@ -114,14 +114,10 @@ def run(session: RaySession, iteration: int) -> list[object]:
 
 
 @pytest.mark.ray
-def test_a_long_call_that_reports_progress_is_no_hang_and_a_short_one_that_does_not_is(session) -> None:
+def test_a_long_call_that_reports_progress_is_no_hang(session) -> None:
     build(session, "Maker", {0: "work", 1: "work"})
     run(session, 0)
     assert len(run(session, 1)) == 2  # ten times as long as a worker may be without progress
-    build(session, "Maker", {1: "livelock"})
-    run(session, 0)
-    with pytest.raises(HangError, match="makes no progress"):
-        run(session, 1)
 
 
 @pytest.mark.ray

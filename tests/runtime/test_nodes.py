@@ -15,10 +15,9 @@ import pytest
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.runtime import discovery
+from rlinf_embodied.runtime import session as sessions
 from rlinf_embodied.runtime.host import WorkerSpec
-from rlinf_embodied.runtime.placement import bundles_of
-from rlinf_embodied.runtime.ray_nodes import _knock
+from rlinf_embodied.runtime.ray_cluster import bundles_of, join
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -29,9 +28,10 @@ def test_the_devices_of_a_node_are_held_together() -> None:
     assert bundles_of([WorkerSpec(0, "cuda:0", node="a")]) == {"a": {"GPU": 1.0}}
 
 
-def test_an_address_at_which_nobody_listens_is_refused_at_once() -> None:
+def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
     with pytest.raises(ConfigError, match=r"cluster.address is '127.0.0.1:9', but nothing answers there .*ray start"):
-        _knock("127.0.0.1:9")
+        join("127.0.0.1:9")
 
 
 @pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:70000"])
@@ -63,7 +63,7 @@ def test_a_run_on_this_machine_joins_no_cluster_that_is_noted_there(temporary: P
     note = temporary / "ray/ray_current_cluster"
     note.parent.mkdir()
     note.write_text("127.0.0.1:9")  # what a killed Ray leaves; nothing answers there
-    start = "import ray; from rlinf_embodied.runtime.ray_start import start_ray; start_ray(128 << 20); "
+    start = "import ray; from rlinf_embodied.runtime.ray_cluster import start_ray; start_ray(128 << 20); "
     assert _run(temporary, "-c", start + "print(ray.get(ray.remote(lambda: 42).remote()))") == "42\n"
 
 
@@ -89,6 +89,6 @@ def test_after_a_lost_node_a_run_takes_no_devices_that_it_was_not_given(monkeypa
         number = config.num_devices or left
         return Cluster("ray", "cpu", number, number, 0)
 
-    monkeypatch.setattr(discovery, "find_cluster", found)
+    monkeypatch.setattr(sessions, "find_cluster", found)
     config = ClusterConfig(address="auto", num_devices=asked)
-    assert discovery.find_remaining(config).num_devices == gets
+    assert sessions.find_remaining(config).num_devices == gets

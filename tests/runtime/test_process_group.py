@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 from rlinf_embodied.errors import ConfigError, HangError
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.process_group import TorchGroup
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -21,7 +20,7 @@ PREAMBLE = """
 import sys, time
 import torch
 from rlinf_embodied.errors import RlinfError
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.process_group import TorchGroup
 torch.set_num_threads(1)
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -61,8 +60,8 @@ def test_gloo_processes_get_the_bits_of_one_process_and_regroup_when_a_peer_dies
     def work(name, rank, owners, rendezvous):
         group = TorchGroup(rank, max(owners) + 1, rendezvous, timeout_s=60)
         own = {b: blocks[b] for b, owner in enumerate(owners) if owner == rank}
-        exact = ExactReducer(group, owners)
-        result = {"exact": exact.sum_blocks(own), "fast": FastReducer(group, owners).sum_blocks(own),
+        exact = Reducer(group, owners)
+        result = {"exact": exact.sum_blocks(own), "fast": Reducer(group, owners, exact=False).sum_blocks(own),
                   "double": exact.sum_blocks({b: t.double() for b, t in own.items()}),
                   "gathered": exact.gather_blocks({b: t > 0 for b, t in own.items()})}
         torch.save(result, f"{folder}/{name}{rank}.pt")
@@ -82,8 +81,8 @@ def test_gloo_processes_get_the_bits_of_one_process_and_regroup_when_a_peer_dies
     printed = run_processes(tmp_path, 3, body.replace("PORT", str(_free_port())))
     assert printed == [f"PeerError rank {rank} of 3 lost the others in all_reduce True\n" for rank in range(2)] + [""]
     alone = dict(enumerate(blocks))
-    expected = ExactReducer(SoloGroup(), [0] * 7).sum_blocks(alone)
-    double = ExactReducer(SoloGroup(), [0] * 7).sum_blocks({b: t.double() for b, t in alone.items()})
+    expected = Reducer(SoloGroup(), [0] * 7).sum_blocks(alone)
+    double = Reducer(SoloGroup(), [0] * 7).sum_blocks({b: t.double() for b, t in alone.items()})
     for name, size in (("first", 3), ("second", 2)):
         results = [torch.load(tmp_path / f"{name}{rank}.pt") for rank in range(size)]
         for result in results:
@@ -105,13 +104,6 @@ def test_a_peer_that_hangs_is_reported_after_the_timeout(tmp_path):
     silent.close()
 
 
-def test_a_meeting_to_which_nobody_comes_is_a_hang(tmp_path):
-    start = time.monotonic()
-    with pytest.raises(HangError, match="rank 0 of 2 waited 1 s for the others in rendezvous"):
-        TorchGroup(0, 2, f"file://{tmp_path}/store", timeout_s=1)
-    assert time.monotonic() - start < 20
-
-
 @pytest.mark.parametrize("rendezvous", ["/tmp/store", "tcp://host", "http://host:1"])
 def test_a_rendezvous_of_another_form_is_refused(rendezvous):
     with pytest.raises(ConfigError, match="must be file://"):
@@ -122,7 +114,7 @@ def test_a_rendezvous_of_another_form_is_refused(rendezvous):
 def test_nccl_sums_on_the_gpu(tmp_path):
     group = TorchGroup(0, 1, f"file://{tmp_path}/store", timeout_s=60, device="cuda:0")
     tensor = torch.arange(4.0, device="cuda:0")
-    assert torch.equal(FastReducer(group, [0]).sum_blocks({0: tensor}), tensor)
+    assert torch.equal(Reducer(group, [0], exact=False).sum_blocks({0: tensor}), tensor)
     ((returned,),) = group.exchange([tensor], [1])
     assert torch.equal(returned, tensor)
     group.close()
@@ -135,12 +127,12 @@ def test_nccl_processes_get_the_sums_of_one_process(tmp_path, blocks):
     owners = [0, 0, 0, 0, 1, 1, 1]
     group = TorchGroup(rank, size, f"file://{folder}/store", timeout_s=60, device=f"cuda:{rank}")
     own = {b: blocks[b].to(f"cuda:{rank}") for b, owner in enumerate(owners) if owner == rank}
-    sums = [kind(group, owners).sum_blocks(own).cpu() for kind in (ExactReducer, FastReducer)]
+    sums = [Reducer(group, owners, exact).sum_blocks(own).cpu() for exact in (True, False)]
     torch.save(sums, f"{folder}/sums{rank}.pt")
     group.close()
     """
     run_processes(tmp_path, 2, body)
-    expected = ExactReducer(SoloGroup(), [0] * 7).sum_blocks(dict(enumerate(blocks)))
+    expected = Reducer(SoloGroup(), [0] * 7).sum_blocks(dict(enumerate(blocks)))
     for rank in range(2):
         exact, fast = torch.load(tmp_path / f"sums{rank}.pt")
         torch.testing.assert_close(exact, expected, rtol=1e-6, atol=0)

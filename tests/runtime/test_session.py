@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import weakref
 
 import pytest
 import torch
 
+from rlinf_embodied.cluster.hardware import Cluster, with_cores
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
+from rlinf_embodied.execution.executor import _threads
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import (
     Call,
@@ -92,6 +95,57 @@ def test_what_stays_is_hidden_from_the_garbage_collector_in_a_process_of_its_own
         assert alone or set(hidden) == {0}
     finally:
         gc.freeze()  # as tests/conftest.py has it
+
+
+class Cycle:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+class Littering:
+    """Leaves garbage that only a collector finds."""
+
+    def __init__(self, config: list[weakref.ref]) -> None:
+        config.append(weakref.ref(Cycle()))
+
+    def setup(self, context: StageContext) -> None: ...
+
+    def run(self, step_context: StepContext) -> None: ...
+
+
+def test_garbage_of_the_set_up_is_not_hidden_from_the_collector() -> None:
+    gc.unfreeze()
+    gc.disable()
+    try:
+        host, garbage = WorkerHost(WorkerSpec(0, "cpu"), alone=True), []
+        host.add_stage(StageSpec("stage", "runtime_session.Littering", garbage), context(0, 1))
+        assert garbage[0]() is not None
+        host.invoke(Call("stage", "run", StepContext(0)), [])
+        assert garbage[0]() is None
+        host.clear()
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.mark.parametrize(("alone", "threads"), [(True, 3), (False, 1)])
+def test_a_process_computes_with_its_spec_s_threads_unless_it_holds_several_workers(alone: bool, threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        host = WorkerHost(WorkerSpec(0, "cpu", threads=3), alone=alone)
+        host.add_stage(StageSpec("member", "runtime_session.Member", None), context(0, 1))
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_worker_on_an_accelerator_has_its_share_of_the_node_s_cores() -> None:
+    gpus = Cluster("test", "cuda", 4, 30, 80 << 30)
+    assert [_threads(gpus, k) for k in range(4)] == [7] * 4
+    assert [_threads(with_cores(gpus, 2), k) for k in range(6)] == [7] * 4 + [1] * 2
+    assert _threads(Cluster("test", "cpu", 2, 16, 0), 0) == 1
 
 
 def test_members_of_a_gang_meet() -> None:

@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_embodied.execution.meter import context_of
 from rlinf_embodied.interfaces.envs import Observation, RunningEpisode
 from rlinf_embodied.learning.weights import WeightsMessage, export_weights, install_weights
-from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
+from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec, solo_context
 from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.runtime.tensor_wire import pack, unpack
 from rlinf_embodied.workflow.graph import StageSpec
@@ -142,7 +141,7 @@ def test_what_travels_as_numpy_is_read_where_it_lies_and_cannot_be_written(ray_s
     session = ray_session
     session.start([WorkerSpec(0, "cpu"), WorkerSpec(1, "cpu")])
     for worker in (0, 1):
-        session.add_stage(StageSpec("arrays", "fakes.Arrays", None), [context_of(worker, "cpu")])
+        session.add_stage(StageSpec("arrays", "fakes.Arrays", None), [solo_context((0,), worker=worker)])
     run = lambda worker, payloads: session.submit(  # noqa: E731
         [(worker, Call("arrays", "run", StepContext(0), (0,), len(payloads)), payloads)]
     )[0]

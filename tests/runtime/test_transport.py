@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -19,8 +18,8 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.runtime.transport import (
     Route,
     handover,
+    lines,
     routes,
-    table,
     with_bytes,
 )
 from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
@@ -53,24 +52,19 @@ def plan_for(workflow: Workflow, num_devices: int, **devices: list[int]) -> Plan
     return resolve("test", leaves(**devices), num_devices, workflow)
 
 
+def ways(found: list[Route]) -> dict[str, dict[str, int]]:
+    return {route.edge: {str(way): number for way, number in route.blocks.items()} for route in found}
+
+
 def test_a_transport_follows_from_the_two_places_and_all_is_stored_where_that_is_asked_for() -> None:
     workflow = graph()
     plan = plan_for(workflow, 3, maker=[0], taker=[0, 1, 2])
-    blocks = {str(route.transport): route.blocks for route in routes_of(workflow, plan, NEAR_AND_FAR)}
-    assert blocks == {"in_process": (0, 1), "shared_memory": (2,), "network": (3,)}
+    expected = {"in_process": 2, "shared_memory": 1, "network": 1}
+    assert ways(routes_of(workflow, plan, NEAR_AND_FAR)) == {"maker -> taker": expected}
     stored = routes_of(workflow, plan, replace(NEAR_AND_FAR, transport="object_store"))
-    assert {str(route.transport): route.blocks for route in stored} == {"shared_memory": (0, 1, 2), "network": (3,)}
+    assert ways(stored) == {"maker -> taker": {"shared_memory": 3, "network": 1}}
     one = routes(workflow, plan, NEAR_AND_FAR, handover(workflow, plan, NEAR_AND_FAR), one_process=True)
-    assert [route.transport for route in one] == ["in_process"]
-
-
-def test_an_edge_whose_blocks_go_different_ways_has_a_route_for_each() -> None:
-    workflow = graph()
-    found = routes_of(workflow, plan_for(workflow, 2, maker=[1], taker=[0, 1]), CORES)
-    assert [(r.edge, r.transport, r.blocks, r.hops) for r in found] == [
-        ("maker -> taker", "shared_memory", (0, 1), ((1, 0),)),
-        ("maker -> taker", "in_process", (2, 3), ((1, 1),)),
-    ]
+    assert ways(one) == {"maker -> taker": {"in_process": 4}}
 
 
 def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> None:
@@ -79,27 +73,18 @@ def test_loops_go_both_ways_and_weights_from_one_worker_to_those_without() -> No
     edges = (Edge("policy", "actor"), Edge("env", "actor"))
     workflow = Workflow("fake", 4, stages, edges, (WeightEdge("actor", "policy"),), {"rollout": loop})
     found = routes_of(workflow, resolve("p", looped([4, 5], [2], actor=[2, 3]), 6, workflow), MIXED)
-    found = with_bytes(found, {("env", "actor"): 8.0})
-    assert [(r.edge, r.kind, r.transport, len(r.blocks), r.bytes_per_item) for r in found] == [
-        ("env -> policy", "loop", "network", 4, None),
-        ("policy -> env", "loop", "network", 4, None),
-        ("policy -> actor", "data", "in_process", 2, None),
-        ("policy -> actor", "data", "shared_memory", 2, None),
-        ("env -> actor", "data", "network", 4, 8.0),
-        ("actor ~> policy", "weights", "in_process", 0, None),
-    ]
-
-
-def test_the_table_says_edge_transport_and_size() -> None:
-    workflow = graph()
-    found = routes_of(workflow, plan_for(workflow, 6, maker=[0], taker=[1]), MIXED)
-    head, row = table(found).splitlines()
-    assert head.split() == ["edge", "workers", "blocks", "transport", "bytes/item"]
-    assert row.split() == ["maker", "->", "taker", "0->1", "4", "shared_memory", "24"]
-    assert json.loads(json.dumps(found[0].to_dict())) == {
-        **{"edge": "maker -> taker", "kind": "data", "transport": "shared_memory"},
-        **{"blocks": [0, 1, 2, 3], "hops": [[0, 1]], "bytes_per_item": 24.0},
+    assert ways(found) == {
+        "env -> policy": {"network": 4},
+        "policy -> env": {"network": 4},
+        "policy -> actor": {"in_process": 2, "shared_memory": 2},
+        "env -> actor": {"network": 4},
+        "actor ~> policy": {"in_process": 1},
     }
+    assert lines(with_bytes(found, {("env", "actor"): 8.0})).splitlines()[2:] == [
+        "policy -> actor: 2 blocks in_process, 2 blocks shared_memory",
+        "env -> actor: 4 blocks network, 8 bytes per item",
+        "actor ~> policy: 1 workers in_process",
+    ]
 
 
 def test_one_process_cannot_be_told_to_use_a_store() -> None:
@@ -108,13 +93,14 @@ def test_one_process_cannot_be_told_to_use_a_store() -> None:
 
 
 # -------------------------------------------------------------------------------------------------- the real thing
-def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[dict, dict[int, str]]:
-    """Returns what the taker reports, and by which transport each block was to go."""
+def received(session: Session, cluster: Cluster, **devices: list[int]) -> tuple[dict, dict[str, int]]:
+    """Returns what the taker reports, and how many blocks were to go each way."""
     workflow = graph()
     executor = Executor(workflow, plan_for(workflow, 2, **devices), session, cluster)
     reports = executor.run(StepContext(5)).all_of("taker", dict)
-    said = {block: str(route.transport) for route in executor.routes for block in route.blocks}
-    return {block: value for report in reports for block, value in report.items()}, said
+    return {block: value for report in reports for block, value in report.items()}, ways(executor.routes)[
+        "maker -> taker"
+    ]
 
 
 CONSUMERS = {"maker": "Maker", "taker": "Taker", "other": "Taker"}
@@ -129,14 +115,14 @@ def test_what_one_of_two_consumers_needs_elsewhere_leaves_for_both_and_the_route
     stages = {name: StageSpec(name, f"fakes.{target}", None) for name, target in CONSUMERS.items()}
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     plan = plan_for(workflow, 2, maker=[0], taker=[0], other=[1])
-    assert [route.transport for route in routes_of(workflow, plan, CORES)] == ["shared_memory", "shared_memory"]
+    assert list(ways(routes_of(workflow, plan, CORES)).values()) == [{"shared_memory": 4}] * 2
 
 
 def test_messages_of_a_loop_that_is_called_step_by_step_leave_their_worker() -> None:
     stages = {name: StageSpec(name, "fakes.Counter", None) for name in ("env", "policy")}
     workflow = Workflow("fake", 4, stages, loops={"rollout": Loop("rollout", "env", "policy", 3)})
     found = routes_of(workflow, resolve("p", looped([0, 1], [1]), 2, workflow), CORES)
-    assert {route.transport for route in found} == {"shared_memory"}
+    assert list(ways(found).values()) == [{"shared_memory": 4}] * 2
 
 
 @pytest.mark.ray
@@ -145,7 +131,6 @@ def test_a_block_that_leaves_its_worker_is_a_copy_for_all_of_its_consumers(ray_s
     workflow = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
     executor = Executor(workflow, plan_for(workflow, 2, maker=[0], taker=[0], other=[1]), ray_session, CORES)
     result = executor.run(StepContext(5))
-    assert {route.transport for route in executor.routes} == {"shared_memory"}
     for stage in ("taker", "other"):
         assert [report[0] for report in result.all_of(stage, dict)] == [(False, [0, 5])]
 
@@ -155,7 +140,7 @@ def test_exactly_what_is_said_to_stay_in_its_process_is_the_object_that_was_made
     for devices, together in PLACEMENTS.values():
         got, said = received(ray_session, CORES, **devices)
         assert got == {block: (block in together, [block, 5]) for block in range(4)}
-        assert {block for block, transport in said.items() if transport == "in_process"} == together
+        assert said.get("in_process", 0) == len(together)
     got, said = received(ray_session, EVERYTHING_STORED, **PLACEMENTS["together"][0])
     assert got == {block: (False, [block, 5]) for block in range(4)}
-    assert set(said.values()) == {"shared_memory"}
+    assert said == {"shared_memory": 4}

@@ -78,9 +78,8 @@ def test_workers_of_a_benchmark_rest_while_others_are_timed(session) -> None:
     assert len(run(session, 0)) == 2
 
 
-@pytest.mark.parametrize("kind", ["Maker", "Gang"])
-def test_a_dead_worker_is_named_with_its_pid_and_what_it_did(session, kind) -> None:
-    pids = build(session, kind, {1: "die"})
+def test_a_dead_worker_is_named_with_its_pid_and_what_it_did(session) -> None:
+    pids = build(session, "Gang", {1: "die"})
     error, seconds = trouble(session)
     assert isinstance(error, LostWorkerError)
     assert error.workers == (1,)
@@ -102,7 +101,7 @@ def test_a_member_that_fails_keeps_nobody_waiting_and_is_the_one_that_is_named(s
     assert len(build(session, "Gang", {}, "cpu")) == 2
 
 
-@pytest.mark.parametrize(("kind", "fate"), [("Maker", "stop"), ("Gang", "stop"), ("Maker", "livelock")])
+@pytest.mark.parametrize(("kind", "fate"), [("Gang", "stop"), ("Maker", "livelock")])
 def test_a_hang_is_told_with_its_culprit(session, kind, fate) -> None:
     pids = build(session, kind, {1: fate})
     error, seconds = trouble(session)

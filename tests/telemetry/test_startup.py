@@ -4,8 +4,7 @@ import time
 
 import pytest
 
-from rlinf_embodied.telemetry.startup import StartupClock
-from rlinf_embodied.telemetry.trace import Span
+from rlinf_embodied.telemetry.trace import Span, StartupClock
 
 
 def step(name: str, start_s: float) -> Span:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from rlinf_embodied.learning.reduce import ExactReducer, FastReducer
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.process_group import TorchGroup
 
 
@@ -25,7 +25,7 @@ def member(rank: int, size: int, rendezvous: str, answers: Answers, kind: str = 
     draw = torch.Generator().manual_seed(1)
     blocks = {block: torch.randn(1 << 20, generator=draw) for block in range(8)}
     mine = {block: tensor.to(device) for block, tensor in blocks.items() if owners[block] == rank}
-    exact = ExactReducer(group, owners).sum_blocks(mine).cpu()
-    fast = FastReducer(group, owners).sum_blocks(mine).cpu()
+    exact = Reducer(group, owners).sum_blocks(mine).cpu()
+    fast = Reducer(group, owners, exact=False).sum_blocks(mine).cpu()
     truth = sum(tensor.double() for tensor in blocks.values())
     answers.put((rank, float((exact - truth).abs().max()), float((fast - truth).abs().max())))

@@ -18,8 +18,7 @@ from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import SerialSession, Session, of_type
-from rlinf_embodied.runtime.sessions import make_session
+from rlinf_embodied.runtime.session import SerialSession, Session, make_session, of_type
 from rlinf_embodied.telemetry.trace import Span, busy_seconds
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.workflow.graph import Workflow

@@ -1,4 +1,4 @@
-"""The config of an evaluation or an export: sections that are not given are those of the checkpoint."""
+"""The commands' configs; sections that evaluations and exports are not given are those of the checkpoint."""
 
 from __future__ import annotations
 
@@ -11,30 +11,59 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.compose.composition import compose
-from rlinf_embodied.config import EnvConfig, EvaluateAnswersConfig, EvaluateConfig, ExportConfig
+from rlinf_embodied.config import (
+    EnvConfig,
+    EvaluateAnswersConfig,
+    EvaluateConfig,
+    ExportConfig,
+    ImitationConfig,
+    MathConfig,
+    TrainConfig,
+)
 from rlinf_embodied.errors import ConfigError
 
 
-def compose_evaluate(overrides: Sequence[str], env: EnvConfig | None = None) -> EvaluateConfig:
-    """Returns the config of an evaluation in a simulator.
+def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
+    """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""
+    return compose(TrainConfig, overrides)
 
-    Args:
-        overrides: as for `compose`.
-        env: the env section of a checkpoint; None: that of `checkpoint=<dir>`.
 
-    Raises:
-        ConfigError: as for `compose`.
-    """
-    return compose(EvaluateConfig, overrides, _env_section(overrides, env))
+def compose_sft(overrides: Sequence[str] = ()) -> ImitationConfig:
+    """Returns the config of experiments/train_sft.py; raises ConfigError as `compose` does."""
+    return compose(ImitationConfig, overrides)
+
+
+def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
+    """Returns the config of experiments/train_llm_math.py; raises ConfigError as `compose` does."""
+    return compose(MathConfig, overrides)
 
 
 def compose_export(overrides: Sequence[str]) -> ExportConfig:
-    """Returns the config of experiments/export_dataset.py.
+    """Returns the config of experiments/export_dataset.py; raises ConfigError as `compose` does."""
+    return compose(ExportConfig, overrides, _env_section(overrides))
+
+
+def compose_evaluate(overrides: Sequence[str]) -> EvaluateConfig:
+    """Returns the config of an evaluation in a simulator; raises ConfigError as `compose` does."""
+    return compose(EvaluateConfig, overrides, _env_section(overrides))
+
+
+def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
+    """Returns the config of experiments/evaluate.py, which fits the workflow of the checkpoint.
 
     Raises:
-        ConfigError: as for `compose`.
+        ConfigError: as for `compose`; there is no such checkpoint.
     """
-    return compose(ExportConfig, overrides, _env_section(overrides, None))
+    answers = compose_answers(overrides)
+    if answers is not None:
+        return answers
+    folder = _folder(overrides)
+    if folder is not None and not folder.exists():
+        raise ConfigError(
+            f"checkpoint is {str(folder)!r}, but there is no such folder: give a checkpoint folder, for example "
+            "<run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
+        )
+    return compose_evaluate(overrides)
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
@@ -57,10 +86,10 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     return compose(EvaluateAnswersConfig, overrides, sections)
 
 
-def _env_section(overrides: Sequence[str], env: EnvConfig | None) -> dict[str, object]:
+def _env_section(overrides: Sequence[str]) -> dict[str, object]:
     """Returns the env section of the checkpoint; nothing if there is none that can be read."""
     try:
-        section = env or _json(overrides, "evaluation.json")["env"]
+        section = _json(overrides, "evaluation.json")["env"]
         OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EnvConfig), section))
         return {"env": section}
     except (ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
@@ -77,9 +106,14 @@ def _plain_model(overrides: Sequence[str]) -> Mapping[str, Any]:
     return {"workflow": "reasoning", "data": data, "policy": {}, "generation": {"max_new_tokens": 512}, "reward": {}}
 
 
-def _json(overrides: Sequence[str], name: str) -> dict[str, Any]:
+def _folder(overrides: Sequence[str]) -> Path | None:
     folders = [text.partition("=")[2].strip("'\"") for text in overrides if text.startswith("checkpoint=")]
+    return Path(folders[-1]).expanduser() if folders else None
+
+
+def _json(overrides: Sequence[str], name: str) -> dict[str, Any]:
+    folder = _folder(overrides)
     try:
-        return dict(json.loads((Path(folders[-1]).expanduser() / name).read_text(encoding="utf-8")))
-    except (IndexError, OSError, ValueError, TypeError):
+        return dict(json.loads((folder / name).read_text(encoding="utf-8"))) if folder is not None else {}
+    except (OSError, ValueError, TypeError):
         return {}

@@ -1,0 +1,304 @@
+"""Ray's processes: started or joined, its nodes and what they have, and where the workers of a plan run.
+
+    driver ----ray.nodes()----> ids, addresses, what each was given to Ray with
+       ----a task per node----> GPUs, cores, memory, versions (NodeFacts)
+       ----placement group----> one bundle per node, with the cores or GPUs of all of its workers: all or nothing
+
+On a cluster of this machine alone nothing is held: the plan knows what there is, and Ray would only hold back workers
+beyond its count of cores.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from rlinf_embodied import portable
+from rlinf_embodied.cluster.hardware import (
+    RAY_GPUS,
+    gpu_memory_bytes,
+    gpu_names,
+    host_memory_bytes,
+    num_cores,
+    store_bytes,
+)
+from rlinf_embodied.cluster.nodes import NodeFacts, RayNode, require_alike
+from rlinf_embodied.device import is_accelerator, kind_of
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.runtime.host import WorkerSpec
+from rlinf_embodied.runtime.stop_signals import kept_from_others
+from rlinf_embodied.telemetry.run_folder import library_versions
+
+_LOG = logging.getLogger(__name__)
+_START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
+_KNOCK_S, _RESERVE_S = 5.0, 30.0
+_PACKAGES = ("rlinf_embodied", "envs", "policies")
+_FACTS: dict[str, NodeFacts] = {}  # by node id: a node is asked once
+_DRIVER = {  # what Ray reads when it starts or is joined
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # Ray's default, 15, yields every core to whatever else runs
+    "RAY_prestart_worker_first_driver": "0",  # no actor with separate variables can use them
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",  # every receipt is fetched, so every error is raised
+}
+
+
+# ------------------------------------------------------------------------------------------------------ start and join
+def _init(**options: object) -> None:
+    for name, value in _DRIVER.items():
+        os.environ.setdefault(name, value)
+    with kept_from_others():
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **cast(Any, options))
+
+
+def start_ray(object_store_bytes: int | None = None) -> None:
+    """Starts Ray in this process, quietly; or joins the cluster that RAY_ADDRESS names."""
+    if os.environ.get("RAY_ADDRESS"):
+        return _init()
+    for attempt in range(_START_ATTEMPTS):
+        try:
+            return _init(
+                address="local",  # never one that somebody started here, or that a killed run left a note of
+                num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                include_dashboard=False,
+                object_store_memory=object_store_bytes or store_bytes(),
+                configure_logging=True,
+            )
+        except Exception as error:  # Ray has no class for it
+            ray.shutdown()
+            if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
+                raise
+            _LOG.warning("Ray did not start within its 30 s, as it happens on busy machines: trying again")
+
+
+def join(address: str) -> None:
+    """Connects this process to a running Ray cluster, unless it is connected already.
+
+    Raises:
+        ConfigError: nothing answers there, or this machine is no node of it.
+    """
+    if ray.is_initialized():
+        return
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:
+            _knock(host.strip("[]"), int(port))
+        except OSError as error:
+            raise ConfigError(
+                f"cluster.address is {address!r}, but nothing answers there ({error}): run `ray start --head` on that "
+                "machine, and let the port through its firewall (docs/clusters.md)"
+            ) from error
+    try:
+        _init(address=address)
+    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(
+            f"cluster.address is {address!r}, but this machine is no node of a Ray cluster there ({first}): run `ray "
+            "start --head` here, or `ray start --address=<head>:6379` to join one (docs/clusters.md); or leave "
+            "cluster=ray out to train on this machine alone"
+        ) from error
+
+
+def _knock(host: str, port: int) -> None:
+    socket.create_connection((host, port), timeout=_KNOCK_S).close()
+
+
+def worker_variables(threads: int, device: str = "cpu") -> dict[str, str]:
+    """Returns the environment of a worker process; on CPU cores it is pinned (portable/) if the driver is."""
+    return task_variables(threads) | ({} if is_accelerator(device) else portable.worker_variables())
+
+
+def task_variables(threads: int = 1) -> dict[str, str]:
+    """Returns the environment of a process that computes nothing: it looks at a node, reads and writes files.
+
+    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
+    import from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+    """
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
+    own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
+    return {name: str(threads) for name in names} | {"PYTHONPATH": os.pathsep.join(own)}
+
+
+# --------------------------------------------------------------------------------------------------------------- nodes
+def here() -> str:
+    """Returns the id of this process's node."""
+    return ray.get_runtime_context().get_node_id()
+
+
+def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Returns Ray's option for a process that runs on one node and no other."""
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def ray_nodes(address: str, timeout_s: float) -> list[RayNode]:
+    """Returns the living nodes of a cluster, this process joined to it.
+
+    Raises:
+        ConfigError: there is no such cluster, a node does not answer, or runs something else than the driver.
+    """
+    join(address)
+    alive = [node for node in ray.nodes() if _is_up(node)]
+    _ask([node for node in alive if node["NodeID"] not in _FACTS], timeout_s)
+    nodes = [
+        RayNode(
+            node_id=node["NodeID"],
+            address=node["NodeManagerAddress"],
+            num_cpus=int(node["Resources"].get("CPU", 0)),
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+            is_here=node["NodeID"] == here(),
+            facts=_FACTS[node["NodeID"]],
+        )
+        for node in alive
+    ]
+    require_alike(nodes, versions())
+    return nodes
+
+
+def _is_up(node: Mapping[str, Any]) -> bool:
+    """Returns whether a node, one of ray.nodes(), is there: Ray learns of a node's end up to half a minute late."""
+    if not node["Alive"]:
+        return False
+    try:
+        _knock(node["NodeManagerAddress"], node["NodeManagerPort"])
+    except OSError:
+        return False
+    return True
+
+
+def lost_nodes(node_ids: Collection[str]) -> dict[str, str]:
+    """Returns those of these nodes that are gone, with their addresses."""
+    known = {node["NodeID"]: node for node in ray.nodes()} if node_ids else {}
+    gone = [node_id for node_id in node_ids if node_id not in known or not _is_up(known[node_id])]
+    return {node_id: known[node_id]["NodeManagerAddress"] if node_id in known else "unknown" for node_id in gone}
+
+
+def store_room() -> int:
+    """Returns the size of the object store of this node, in bytes."""
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here()]
+    return int(node["Resources"].get("object_store_memory", 0))
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Returns what has to be alike on all nodes: the libraries, and this package by its source."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[2]
+    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return library_versions() | {"rlinf_embodied": digest.hexdigest()[:12]}
+
+
+def examine() -> NodeFacts:
+    """Returns what this node has."""
+    return NodeFacts(
+        gpus=tuple(gpu_names()),
+        gpu_memory_bytes=tuple(gpu_memory_bytes()),
+        num_cores=num_cores(),
+        memory_bytes=host_memory_bytes(),
+        versions=versions(),
+    )
+
+
+def _ask(nodes: list[dict], timeout_s: float) -> None:
+    """Has nodes examine themselves, all at the same time."""
+    # Ray hides the GPUs of a node from tasks that ask for none, which this one is to see
+    variables = {**task_variables(), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    shared = {"num_cpus": 0, "max_retries": 0, "runtime_env": {"env_vars": variables}}
+    task = ray.remote(examine)
+    asked = [task.options(**shared, scheduling_strategy=on_node(node["NodeID"])).remote() for node in nodes]
+    for node, ref in zip(nodes, asked, strict=True):
+        place = node["NodeManagerAddress"]
+        try:
+            _FACTS[node["NodeID"]] = cast(NodeFacts, ray.get(ref, timeout=timeout_s))
+        except GetTimeoutError as error:
+            raise ConfigError(
+                f"cluster.address: node {place} said nothing for {timeout_s:.0f} s (cluster.first_progress_s): look at "
+                "its logs in /tmp/ray, or take it out of the cluster with `ray stop` there"
+            ) from error
+        except RayError as error:
+            cause = str(getattr(error, "cause", error)).strip().splitlines()[-1]
+            raise ConfigError(
+                f"cluster.address: node {place} cannot run this package ({cause}): install it there as on the "
+                f"driver's machine (python {os.path.realpath('/proc/self/exe')}; docs/clusters.md)"
+            ) from error
+
+
+# ----------------------------------------------------------------------------------------------------------- placement
+class Placement:
+    """The places of a session's workers; they are held until `release`."""
+
+    def __init__(self) -> None:
+        self._groups: list[PlacementGroup] = []
+        self._options: dict[int, dict[str, object]] = {}
+
+    def reserve(self, workers: Sequence[WorkerSpec]) -> None:
+        """Holds the devices of new workers, all of them or none.
+
+        Raises:
+            PlanError: a node has too little left; says which, and what it would have to have.
+        """
+        placed = [spec for spec in workers if spec.node is not None and spec.worker not in self._options]
+        if not placed:
+            return
+        bundles = bundles_of(placed)
+        nodes = list(bundles)
+        selectors = [{"ray.io/node-id": node} for node in nodes]
+        group = placement_group(list(bundles.values()), strategy="PACK", bundle_label_selector=selectors)
+        if not group.wait(_RESERVE_S):
+            remove_placement_group(group)
+            raise PlanError(_too_little(bundles))
+        self._groups.append(group)
+        for spec in placed:
+            where = PlacementGroupSchedulingStrategy(group, nodes.index(str(spec.node)))
+            self._options[spec.worker] = {**_resources(spec), "scheduling_strategy": where}
+
+    def options(self, spec: WorkerSpec) -> dict[str, object]:
+        """Returns how Ray is asked for a worker's process, also for one that takes the place of a lost one."""
+        alone = {**_resources(spec), "num_cpus": 0, "scheduling_strategy": on_node(here())}
+        return self._options.get(spec.worker, alone)
+
+    def release(self) -> None:
+        """Gives everything back."""
+        for group in self._groups:
+            remove_placement_group(group)
+        self._groups, self._options = [], {}
+
+
+def _resources(spec: WorkerSpec) -> dict[str, int]:
+    on_gpu = kind_of(spec.device) in RAY_GPUS
+    return {"num_cpus": int(not on_gpu), "num_gpus": int(on_gpu)}
+
+
+def bundles_of(workers: Sequence[WorkerSpec]) -> dict[str, dict[str, float]]:
+    """Returns what the workers of each node need of it, by node id: {"4f...": {"CPU": 2.0}}."""
+    found: dict[str, dict[str, float]] = {}
+    for spec in workers:
+        bundle = found.setdefault(str(spec.node), {})
+        name = "GPU" if _resources(spec)["num_gpus"] else "CPU"
+        bundle[name] = bundle.get(name, 0.0) + 1.0
+    return found
+
+
+def _too_little(bundles: Mapping[str, Mapping[str, float]]) -> str:
+    known = {node["NodeID"]: node for node in ray.nodes()}
+    lines = []
+    for node_id, bundle in bundles.items():
+        node = known.get(node_id, {})
+        has = node.get("Resources", {}) if node.get("Alive") else {}
+        needs = " and ".join(f"{number:.0f} of its {has.get(name, 0):.0f} {name}s" for name, number in bundle.items())
+        lines.append(f"{node.get('NodeManagerAddress', node_id)} {needs}")
+    return (
+        f"cluster=ray: the plan needs {', '.join(lines)}, and within {_RESERVE_S:.0f} s not all of them were free: "
+        "another run holds them (`ray status` shows it), or a node is gone; wait, or use cluster.num_devices=<fewer>"
+    )

@@ -1,0 +1,127 @@
+"""Training continues from a checkpoint or a snapshot as if nothing had happened in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
+from rlinf_embodied.learning.reduce import Reducer
+from rlinf_embodied.learning.shared_policy import SharedPolicy
+
+
+class Trained(LearnerStage):
+    """A stage with a policy, another network, and an optimizer of both."""
+
+    def __init__(
+        self, rank: int = 0, kind: type[ReplicatedLearner] = ReplicatedLearner, with_critic: bool = True
+    ) -> None:
+        torch.manual_seed(0)
+        self.policy, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
+        parameters = [*self.policy.parameters(), *(self.critic.parameters() if with_critic else ())]
+        settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
+        self.learner = kind(parameters, settings, ("loss",), Reducer(SoloGroup(), (0,)))
+        modules = {"critic": self.critic} if with_critic else {}
+        self.hold(SharedPolicy(SimpleNamespace(module=self.policy)), rank, "cpu", {"optimizer": self.learner}, modules)
+
+    def write_policy(self, folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+
+    def step(self, seed: int) -> None:
+        rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+
+        def run() -> LossSums:
+            loss = (self.policy(rows) - self.critic(rows)).square().sum() + self.policy(rows).square().sum()
+            return LossSums(loss, loss.new_tensor(4.0), loss.detach()[None])
+
+        self.learner.step({0: torch.arange(4)}, lambda block, index: [Pass(4.0, run)])
+        self.shared.version += 1
+
+    @property
+    def weights(self) -> list[float]:
+        parts = [*self.policy.parameters(), *self.critic.parameters()]
+        return torch.cat([part.detach().reshape(-1) for part in parts]).tolist()
+
+
+def after(made: Trained, *steps: int) -> Trained:
+    for step in steps:
+        made.step(step)
+    return made
+
+
+def at(iteration: int) -> SimpleNamespace:
+    return SimpleNamespace(iteration=iteration)
+
+
+def written(made: Trained, root: Path) -> str:
+    made.save(at(2), (str(root), 2, 1, StagePart(state={"blocks": []})))
+    made.wait_saved(at(2))
+    return str(root / "step_000002")
+
+
+def test_a_checkpoint_brings_back_networks_moments_and_version(tmp_path) -> None:
+    first = after(Trained(), 1, 2)
+    folder = written(first, tmp_path)
+    assert load_state(Path(folder)) == {"blocks": [], "version": 2}
+    second = Trained()
+    second.policy.load_state_dict(first.policy.state_dict())  # as whoever loads a policy does
+    second.load(at(2), folder)
+    assert second.shared.version == 2
+    assert after(second, 3).weights == after(first, 3).weights
+
+
+def test_a_snapshot_is_a_copy_from_which_every_worker_continues() -> None:
+    first = after(Trained(), 1, 2)
+    parts = [first.export_snapshot(at(2)), Trained(rank=1).export_snapshot(at(2))]
+    assert parts[1] is None
+    later = after(first, 3).weights
+    for made in (first, Trained()):
+        made.import_snapshot(at(2), parts)
+        assert made.shared.version == 2
+        assert after(made, 3).weights == later
+
+
+class Half(ReplicatedLearner):
+    """Holds one of two slices, by its rank."""
+
+    shares = 2
+    rank = 0
+
+    def export_part(self) -> dict[str, torch.Tensor]:
+        state = self.export_state()
+        return {"steps": state["steps"]} | {n: state[n].chunk(2)[self.rank] for n in ("mean", "square")}
+
+    def joined(self, parts):
+        return {"steps": parts[0]["steps"]} | {n: torch.cat([part[n] for part in parts]) for n in ("mean", "square")}
+
+
+def test_where_workers_hold_slices_each_keeps_its_own_and_a_share_of_the_weights() -> None:
+    workers = [Trained(rank, Half) for rank in range(2)]
+    for rank, worker in enumerate(workers):
+        after(worker, 1, 2)
+        worker.learner.rank = rank
+    parts = [worker.export_snapshot(at(2)) for worker in workers]
+    assert [sorted(part.weights.tensors) for part in parts] == [["weight"], ["bias"]]
+    assert [len(part.groups["optimizer"]["mean"]) for part in parts] == [4, 4]
+    later = after(workers[0], 3).weights
+    made = Trained(0, Half)
+    made.import_snapshot(at(2), parts)
+    assert made.shared.version == 2
+    assert after(made, 3).weights == later
+
+
+def test_a_checkpoint_of_other_networks_is_refused(tmp_path) -> None:
+    folder = written(after(Trained(), 1), tmp_path)
+    other = Trained(with_critic=False)
+    with pytest.raises(CheckpointError, match="the optimizer state has"):
+        other.load(at(1), folder)
+    assert other.shared.version == 0
