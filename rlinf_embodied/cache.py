@@ -1,4 +1,4 @@
-"""The cache: what took long to make, found again by whoever asks for the same."""
+"""The cache of results that take long, such as warm starts and profiles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cache_root(configured: str = _DEFAULT) -> Path:
     """Returns the cache's folder: RLINF_EMBODIED_CACHE, or else the configured one.
 
     Raises:
-        ConfigError: it lies in the home folder, and nobody knows where that is.
+        ConfigError: it lies in the home folder, which is unknown.
     """
     chosen = os.environ.get(_VARIABLE, configured)
     try:

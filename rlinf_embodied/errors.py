@@ -69,11 +69,11 @@ class NoRoomError(WorkerError):
 
 
 class PeerError(WorkerError):
-    """A worker could not go on because another one was gone: look for the other's error."""
+    """A worker could not continue because another one was gone: look for the other's error."""
 
 
 class StaleCallError(WorkerError):
-    """A call of an attempt that was given up; nobody waits for its answer."""
+    """A call of an attempt that was given up; its answer is dropped."""
 
 
 class SimulatorCallError(WorkerError):

@@ -103,11 +103,13 @@ def _imported(target: str, path: str) -> Callable[..., object]:
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         told = None if missing else raised_by_user(error)
         if told is not None:
-            raise ConfigError(f"{path} is {target!r}, but importing {module} raised {told}\nMend it there") from error
+            raise ConfigError(
+                f"{path} is {target!r}, but importing {module} raised {told}\nCorrect it there"
+            ) from error
         said = f"{path} is {target!r}, but {module}"
         if isinstance(error, AttributeError):
             raise ConfigError(f"{said} has no {name} ({error}): correct the name") from error
-        action = "put its folder on PYTHONPATH, which workers get as well" if missing else "mend that file"
+        action = "put its folder on PYTHONPATH, which workers get as well" if missing else "correct that file"
         raise ConfigError(f"{said} cannot be imported ({error}): {action}") from error
 
 

@@ -312,7 +312,7 @@ BAD_INPUT = [
     (MATH, "algorithm.dual_clip=1.2", "algorithm.dual_clip is 1.2|1 + algorithm.clip_high=0.28|use 3.0, or null"),
     (MATH, "algorithm.max_log_ratio=100", "algorithm.max_log_ratio is 100.0|overflows|use 20.0"),
     (MATH, "algorithm=ppp", "algorithm is 'ppp'|did you mean algorithm=ppo?"),
-    (MATH, "reward.concurrency=4", "reward.concurrency is 4|a function of one's own|use 1"),
+    (MATH, "reward.concurrency=4", "reward.concurrency is 4|it needs a custom function|use 1"),
     (MATH, "reward.waits=true", "reward.waits is True|without reward._target_"),
     (MATH, "cluster.cpu_devices=2", "cluster.cpu_devices is 2|only training and evaluation in simulators"),
     (MATH, "cluster.waiting_devices=-1", "cluster.waiting_devices is -1|not negative"),
@@ -342,7 +342,7 @@ def test_bad_input_is_named_with_its_rule_and_the_next_action(base, words, parts
 def test_checks_have_episodes_of_their_own_where_there_are_checks():
     seeds = ["eval.seed=999950", "eval.num_episodes=51"]
     assert compose_train(seeds).eval.seed == 999950  # no goal: nothing is checked
-    with pytest.raises(ConfigError, match=r"eval.check_seed is 1000000, but checks have episodes of their own"):
+    with pytest.raises(ConfigError, match=r"eval.check_seed is 1000000, but checks need separate episodes"):
         compose_train([*seeds, "run.until_success=0.9"])
     assert compose_train([seeds[0], "eval.num_episodes=50", "run.until_success=0.9"]).eval.num_episodes == 50
 

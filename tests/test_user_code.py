@@ -46,7 +46,7 @@ def test_only_the_lines_of_the_user_are_shown(monkeypatch) -> None:
         ),
         (
             "1 / 0\n",
-            r"importing mine raised ZeroDivisionError: .*\n  .*mine\.py, line 1, in <module>: 1 / 0\nMend it there",
+            r"importing mine raised ZeroDivisionError: .*\n  .*mine\.py, line 1, in <module>: 1 / 0\nCorrect it there",
         ),
         ("import json\njson.lods\n", r"importing mine raised AttributeError: .*lods.*\n  .*mine\.py, line 2"),
         ("def of(\n", r"mine cannot be imported \(.*line 1\)"),

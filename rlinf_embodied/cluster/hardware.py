@@ -195,14 +195,14 @@ def store_bytes() -> int:
 
 
 def _asked_of_gpus(field: str) -> list[str]:
-    """Returns what the driver's own tool says of each visible GPU (importing torch takes seconds)."""
+    """Returns a property of each visible GPU from nvidia-smi (importing torch takes seconds)."""
     if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    said = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
+    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return said[: len(visible.split(","))] if visible else said
+    return lines[: len(visible.split(","))] if visible else lines
 
 
 def processor() -> str:
@@ -233,7 +233,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
     cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
-    if config.device_memory_bytes is not None:  # of cores it is all of them that a cluster says
+    if config.device_memory_bytes is not None:  # a cluster has that of all of its cores
         shares = cluster.num_devices if cluster.kind == "cpu" else 1
         cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)
     cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
@@ -259,8 +259,7 @@ def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
         cores = max(1, round(whole.cores_per_device * number))
         beside = 0 if groups else None
         groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
-    said = ", ".join(f"{speed:g}" for speed in speeds)
-    return replace(cluster, groups=tuple(groups), description=f"{cluster.description} of the speeds {said}")
+    return _regrouped(cluster, groups, f"of the speeds {', '.join(f'{speed:g}' for speed in speeds)}")
 
 
 def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:
@@ -285,16 +284,11 @@ def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None
             f"cluster.cpu_devices is {number}, but a node has {least} cores: use cluster.cpu_devices={least} or less"
         )
     memory = host_bytes or [float(host_memory_bytes())] * len(first)
-    cores = tuple(
+    cores = [
         replace(group, kind="cpu", devices_per_node=number, memory_bytes=memory[k] / number, beside=k)
         for k, group in enumerate(first)
-    )
-    return replace(
-        cluster,
-        num_devices=cluster.num_devices + sum(group.num_devices for group in cores),
-        groups=(*first, *cores),
-        description=f"{cluster.description} and {number} cores beside",
-    )
+    ]
+    return _regrouped(cluster, [*first, *cores], f"and {number} cores beside")
 
 
 def with_waiting(cluster: Cluster, number: int) -> Cluster:
@@ -303,19 +297,19 @@ def with_waiting(cluster: Cluster, number: int) -> Cluster:
     waiting = replace(
         first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0, speed=1.0
     )
-    return replace(
-        cluster,
-        num_devices=cluster.num_devices + number,
-        groups=(*cluster.node_groups(), waiting),
-        description=f"{cluster.description} and {number} that wait",
-    )
+    return _regrouped(cluster, [*cluster.node_groups(), waiting], f"and {number} that wait")
+
+
+def _regrouped(cluster: Cluster, groups: Sequence[NodeGroup], what: str) -> Cluster:
+    number = sum(group.num_devices for group in groups)
+    return replace(cluster, num_devices=number, groups=tuple(groups), description=f"{cluster.description} {what}")
 
 
 def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
     """Returns this machine as a cluster of `num_devices` devices (None: all of them) of a kind, see ClusterConfig.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are, or it is not said how many devices of another kind.
+        ConfigError: more GPUs are asked for than there are, or the number of devices of another kind is missing.
     """
     gpus, cores = [] if kind not in ("auto", "cuda") else gpu_names(), num_cores()
     if kind == "cuda" and not gpus:

@@ -1,4 +1,4 @@
-"""A cluster of several nodes from what each of them says of itself; plain functions of plain values.
+"""A cluster of several nodes from what each of them reports; plain functions of plain values.
 
     facts of every node -> devices of one kind -> groups of alike nodes -> Cluster
 
@@ -19,10 +19,10 @@ _LEAST_SHARE = 0.9  # nodes whose memory differs by less are alike: a kernel kee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """What a node says of itself."""
+    """What a node reports of itself."""
 
     gpus: tuple[str, ...]  # names of the GPUs that are visible there
-    gpu_memory_bytes: tuple[int, ...]  # as their driver says
+    gpu_memory_bytes: tuple[int, ...]  # as their driver reports
     num_cores: int  # that a process may use
     memory_bytes: int  # of the host, or of the control group
     versions: Mapping[str, str]  # of what must be alike on all nodes

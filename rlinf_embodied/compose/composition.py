@@ -192,7 +192,7 @@ def _algorithm_of(overrides: Sequence[str]) -> str:
     value = given.get("algorithm", "ppo").strip("'\"")
     path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
     path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
-    # whoever composes the preset says what is wrong with it
+    # composing the preset explains what is wrong with it
     return _target(_layer(path, "algorithm", read_mapping(path)).get("algorithm")) if path.is_file() else _PPO
 
 

@@ -13,7 +13,7 @@
     checks.py     the form of every check
 
 Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule
-and what to do next.  Sections are handed to the component they belong to; nobody gets the whole but the entry points.
+and what to do next.  Sections are handed to the component they belong to; only the entry points get the whole.
 """
 
 from rlinf_embodied.config.algorithms import (

@@ -10,13 +10,12 @@ A custom algorithm is a subclass in a separate module (docs/own_algorithm.md).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.language import Precision
 from rlinf_embodied.config.run import Exactness
@@ -116,7 +115,7 @@ class AlgorithmConfig:
     compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
 
     def __post_init__(self) -> None:
-        _require_positive(self, "lr")
+        require_numbers(self, "algorithm", "lr", low=0, above=True)
 
     def check(self, config: TrainConfig) -> None:
         """Checks the algorithm against the other sections of a training.
@@ -182,11 +181,12 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        _require_counts(self, "epochs", "num_minibatches", "group_size", "min_groups")
-        _require_positive(self, "value_lr")
-        _require_not_negative(
-            *(self, "value_epochs", "critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
-        )
+        counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch")
+        require_numbers(self, "algorithm", *counts, low=1)
+        optional = ("ratio_tolerance", "target_kl", "value_clip")
+        require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
+        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
+        require_numbers(self, "algorithm", "value_epochs", *more, low=0)
         whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
         require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
         rule = "a policy in slices has a separate optimizer"
@@ -197,9 +197,6 @@ class OnPolicyConfig(AlgorithmConfig):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
-        for name in ("rows_per_microbatch", "ratio_tolerance", "target_kl", "value_clip"):
-            value = getattr(self, name)
-            require(value is None or value > 0, f"algorithm.{name}", value, "it must be positive", "use null")
         for name in ("gamma", "gae_lambda", "lr_end_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
@@ -298,9 +295,9 @@ class ReplayConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        _require_counts(self, "batch_size", "capacity", "updates_per_iteration")
-        _require_positive(self, "updates_per_step")
-        _require_not_negative(self, "warmup_steps", "expert_steps")
+        require_numbers(self, "algorithm", "batch_size", "capacity", "updates_per_iteration", low=1)
+        require_numbers(self, "algorithm", "updates_per_step", low=0, above=True)
+        require_numbers(self, "algorithm", "warmup_steps", "expert_steps", low=0)
         share = self.demonstration_share
         require(0 <= share <= 1, "algorithm.demonstration_share", share, "it is a share of a batch", "use 0.5")
 
@@ -371,8 +368,9 @@ class CriticsConfig(ReplayConfig):
 
     def __post_init__(self) -> None:
         ReplayConfig.__post_init__(self)
-        _require_counts(self, "num_critics", "target_critics", "critic_hidden_size", "critic_layers")
-        _require_positive(self, "value_lr")
+        counts = ("num_critics", "target_critics", "critic_hidden_size", "critic_layers")
+        require_numbers(self, "algorithm", *counts, low=1)
+        require_numbers(self, "algorithm", "value_lr", low=0, above=True)
         require(0 <= self.gamma < 1, "algorithm.gamma", self.gamma, "it lies in [0, 1)", "use 0.99")
         require(0 < self.tau <= 1, "algorithm.tau", self.tau, "it lies in (0, 1]", "use 0.005")
         few, number = self.target_critics <= self.num_critics, self.num_critics
@@ -397,10 +395,9 @@ class SACConfig(CriticsConfig):
 
     def __post_init__(self) -> None:
         CriticsConfig.__post_init__(self)
-        _require_counts(self, "policy_period")
-        _require_positive(self, "initial_entropy_coef")
-        given = self.entropy_coef
-        require(given is None or given >= 0, "algorithm.entropy_coef", given, "it must not be negative", "use null")
+        require_numbers(self, "algorithm", "policy_period", low=1)
+        require_numbers(self, "algorithm", "initial_entropy_coef", low=0, above=True)
+        require_numbers(self, "algorithm", "entropy_coef", low=0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -417,8 +414,8 @@ class IQLConfig(CriticsConfig):
 
     def __post_init__(self) -> None:
         CriticsConfig.__post_init__(self)
-        _require_not_negative(self, "advantage_scale")
-        _require_positive(self, "advantage_limit")
+        require_numbers(self, "algorithm", "advantage_scale", low=0)
+        require_numbers(self, "algorithm", "advantage_limit", low=0, above=True)
         require(0 < self.expectile < 1, "algorithm.expectile", self.expectile, "it lies in (0, 1)", "use 0.7")
 
 
@@ -450,21 +447,3 @@ class DaggerConfig(ReplayConfig):
         rule = "DAgger begins with what the expert does"
         require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
         ReplayConfig.check(self, config)
-
-
-def _require_counts(config: AlgorithmConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
-
-
-def _require_positive(config: AlgorithmConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(0 < value < math.inf, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-
-
-def _require_not_negative(config: AlgorithmConfig, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        require(0 <= value < math.inf, f"algorithm.{name}", value, "it must not be negative", "use 0 for none")

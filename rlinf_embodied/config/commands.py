@@ -81,7 +81,7 @@ class TrainConfig(TrainingConfig):
             env.carry_over or env.chunks_per_rollout >= needed,
             "env.chunks_per_rollout",
             env.chunks_per_rollout,
-            f"an episode may take {needed} chunk-steps, and none would be seen to its end",
+            f"an episode may take {needed} chunk-steps, and none would end within a rollout",
             f"set env.chunks_per_rollout={needed} or env.carry_over=true",
         )
         ours, theirs = self.eval, range(self.eval.check_seed, self.eval.check_seed + self.eval.check_episodes)
@@ -90,7 +90,7 @@ class TrainConfig(TrainingConfig):
             self.run.until_success is None or (theirs.start >= 0 and theirs.stop < 2**30 and apart),
             "eval.check_seed",
             theirs.start,
-            "checks have episodes of their own, neither evaluation's nor training's",
+            "checks need separate episodes, neither evaluation's nor training's",
             "use 1000000",
         )
         learning = {"algorithm": algorithm} | (
@@ -122,7 +122,7 @@ class ImitationConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         require_no_cores(self.cluster)
-        target, rule = self.run.until_success, "fine-tuning goes on for its epochs"
+        target, rule = self.run.until_success, "fine-tuning runs for its epochs"
         require(target is None, "run.until_success", target, rule, "leave it out")
         number, epochs = self.run.num_iterations, self.sft.num_epochs
         rule = f"an iteration is an epoch, and sft.epochs + sft.head_epochs = {epochs}"
@@ -201,7 +201,7 @@ class MathConfig(TrainingConfig):
             generation.max_new_tokens > 1 or not self.eval.forced_prefix,
             "generation.max_new_tokens",
             generation.max_new_tokens,
-            "a forced prefix is the first token, and an answer goes on behind it",
+            "a forced prefix is the first token, and an answer follows it",
             "use at least 2, or eval.forced_prefix=false",
         )
         require(
@@ -319,7 +319,7 @@ class ProfiledConfig:
     workflow: str | None = None  # refuse profiles of others, for example embodied; None: whatever the profile is of
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
     num_items: int | None = None  # another amount of work than the profile's
-    num_ranked: int = 8  # plans that are shown
+    num_ranked: int = 8  # plans that are printed
     max_staleness: int = 0  # rollouts may use weights this many versions old, where that pays: as plan.max_staleness
     run: RunConfig = field(default_factory=RunConfig)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Backend(StrEnum):
@@ -70,8 +70,6 @@ class EnvConfig:
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
             self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
-        rows, rule = self.rows_per_call, "a policy call has rows"
-        require(rows is None or rows >= 1, "env.rows_per_call", rows, rule, "use null for all rows of a worker")
         require(
             0 <= self.execute_steps <= self.chunk,
             "env.execute_steps",
@@ -81,9 +79,8 @@ class EnvConfig:
         )
         if self.chunks_per_rollout == 0 and self.chunk >= 1:
             self.chunks_per_rollout = self.chunks_per_episode
-        for name in ("num_envs", "block_size", "obs_size", "chunk", "horizon", "chunks_per_rollout"):
-            value = getattr(self, name)
-            require(value >= 1, f"env.{name}", value, "it must be at least 1", f"set env.{name} to a positive number")
+        counts = ("num_envs", "block_size", "rows_per_call", "obs_size", "chunk", "horizon", "chunks_per_rollout")
+        require_numbers(self, "env", *counts, low=1)
         require(
             0 <= self.control_hz < math.inf,
             "env.control_hz",

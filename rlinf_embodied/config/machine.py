@@ -149,10 +149,12 @@ class ClusterConfig:
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:
-    """Checks that no cores beside accelerators are asked for where nothing would run on them.
+    """Checks that cores are not asked for in addition to accelerators where nothing would run on them.
 
     Raises:
         ConfigError: they are.
     """
-    rule = "only training and evaluation in simulators (train_vla.py, evaluate.py) use cores beside accelerators"
+    rule = (
+        "only training and evaluation in simulators (train_vla.py, evaluate.py) use cores in addition to accelerators"
+    )
     require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

@@ -33,7 +33,7 @@ PATHS = {
 
 @dataclass(frozen=True, slots=True)
 class LeRobotEpisode:
-    """One episode: T frames, each with what was seen and what was done then."""
+    """One episode: T frames, each with its observation and action."""
 
     task: str  # in words
     actions: np.ndarray  # float32 [T, A]
@@ -58,7 +58,7 @@ class LeRobotInfo:
         return tuple(name.removeprefix(IMAGES) for name in self.features if name.startswith(IMAGES))
 
     def size(self, name: str) -> int | None:
-        """Returns the number of entries of a vector feature, None where there is no such feature."""
+        """Returns the number of entries of a vector feature, None without such a feature."""
         shape = self.features.get(name, {}).get("shape")
         return int(shape[0]) if shape and len(shape) == 1 else None
 

@@ -93,7 +93,7 @@ class Loops:
     ) -> tuple[dict[int, list[Ref]], dict[int, list[Ref]]]:
         """Submits all chunk-steps as one call to each of the answerer's workers (runtime/relay.py).
 
-        Returns by block what the opener shows last, and what is there when the opener's steps are over: its `close` has
+        Returns by block the opener's last message, and what is there when the opener's steps are over: its `close` has
         to come after them, although they are not the driver's calls.
         """
         calls = []
@@ -109,9 +109,9 @@ class Loops:
             calls.append((worker, call, [ref for block in blocks for ref in messages[block]]))
         answers = self._session.submit(calls)
         last, ends = {}, {}
-        for (_, call, _), (*shown, end, receipt) in zip(calls, answers, strict=True):
+        for (_, call, _), (*last_messages, end, receipt) in zip(calls, answers, strict=True):
             state.timings.append(receipt)
-            last |= {block: [ref] for block, ref in zip(call.blocks, shown, strict=True)}
+            last |= {block: [ref] for block, ref in zip(call.blocks, last_messages, strict=True)}
             ends |= {block: [end] for block in call.blocks}
         return last, ends
 

@@ -263,12 +263,12 @@ class _Profiling:
         for one in self._grown:
             taken = min(one.grown, left[one.worker]) if one.first else 0.0
             left[one.worker] -= taken
-            shown = self.measured.stages[one.stage]
-            table = shown.sharing if one.shares else shown.resident
+            profile = self.measured.stages[one.stage]
+            table = profile.sharing if one.shares else profile.resident
             table[one.cell] = max(table.get(one.cell, 0.0), one.grown - taken)
         most = max(overhead.values())
-        for shown in self.measured.stages.values():
-            shown.working = {cell: held + most for cell, held in shown.working.items()}
+        for profile in self.measured.stages.values():
+            profile.working = {cell: held + most for cell, held in profile.working.items()}
 
     def _moment(self) -> Moment:
         readings = self._metered.readings()
@@ -291,7 +291,7 @@ class _Profiling:
         earlier: set[str] = set()
         peaks, after = self._metered.peaks(), self._metered.readings()
         for stage in probe.workflow.order():
-            shown, workers, cell = self.measured.stages[stage], executor.workers(stage), probe.cell(stage)
+            profile, workers, cell = self.measured.stages[stage], executor.workers(stage), probe.cell(stage)
             partners = {e.target for e in probe.workflow.weight_edges if e.source == stage} & earlier
             sharing = {worker for partner in partners for worker in executor.workers(partner)}
             grown, empty, known = self._metered.grown[stage], self._metered.empty, self._metered.overhead
@@ -302,10 +302,10 @@ class _Profiling:
             alone = probe.plan.excluded()[stage]
             held = {w: empty[w].used_bytes + grown[w] if alone else before[w].used_bytes for w in workers}
             working = max(max(0.0, peaks[stage, w] - held[w]) for w in workers)
-            shown.working[cell] = max(shown.working.get(cell, 0.0), working)
+            profile.working[cell] = max(profile.working.get(cell, 0.0), working)
             limit = max(self._cluster.place_of(w).group.cores_per_device for w in workers)
             cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
-            shown.cores = max(min(1.0, limit), min(limit, cores))
+            profile.cores = max(min(1.0, limit), min(limit, cores))
 
     # ------------------------------------------------------------------------------------------ edges and switches
     def _count_bytes(self, probe: Probe, run: Workflow) -> None:
@@ -328,16 +328,16 @@ class _Profiling:
         """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
         metered, step_context = self._metered, _step_context(probe, 0)
         for stage, spec in probe.workflow.stages.items():
-            shown, worker = self.measured.stages[stage], executor.workers(stage)[0]
+            profile, worker = self.measured.stages[stage], executor.workers(stage)[0]
             target = load_target(spec.target)
-            if shown.offloaded_bytes is not None or not can_leave(target, self._cluster.torch_device(worker)):
+            if profile.offloaded_bytes is not None or not can_leave(target, self._cluster.torch_device(worker)):
                 continue
             metered.ask(worker, stage, "enter", step_context)
             before = metered.readings()[worker].used_bytes
-            shown.offload_s = metered.seconds_of(worker, stage, "offload", step_context)
+            profile.offload_s = metered.seconds_of(worker, stage, "offload", step_context)
             freed = before - metered.readings()[worker].used_bytes
-            shown.onload_s = metered.seconds_of(worker, stage, "onload", step_context)
-            shown.offloaded_bytes = max(0.0, metered.grown[stage][worker] - freed)
+            profile.onload_s = metered.seconds_of(worker, stage, "onload", step_context)
+            profile.offloaded_bytes = max(0.0, metered.grown[stage][worker] - freed)
 
     def _time_weights(self, probe: Probe, executor: Executor) -> None:
         """Times export and install along each weight edge, between different workers where there are some."""

@@ -3,7 +3,7 @@
     caller   save(...)     waits for the checkpoint before; has the policy write its own files, which the system takes
                            at memory speed; copies all other tensors; returns
     thread                 writes the copies, waits for the disk, hashes, seals, renames, drops old checkpoints
-    caller   wait()        before anybody reads the checkpoint, and at the end; raises what failed
+    caller   wait()        before the checkpoint is read, and at the end; raises what failed
 
 A process that is asked to exit meanwhile exits when the thread is done, so what was to be saved is saved.  Until then
 it holds a copy of the optimizer's state, and of what else a checkpoint has in addition to the policy, on the CPU.

@@ -23,7 +23,7 @@ class Group(Protocol):
     size: int
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """Returns everybody's tensors, by rank and in the order in which each rank gave them.
+        """Returns the tensors of all ranks, by rank and in the order in which each rank gave them.
 
         What this rank gave may come back as the same objects: write into neither.
 

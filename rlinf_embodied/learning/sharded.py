@@ -102,7 +102,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
 
 @dataclass(frozen=True, slots=True)
 class _Agreed:
-    """What all workers know before a step: a pass is everybody's, so all make as many as the one with the most."""
+    """What all workers agree on before a step: all take part in each pass, so all make as many as the busiest one."""
 
     weight: float  # the loss's denominator
     trained: int  # passes with a gradient
@@ -125,7 +125,7 @@ class ShardedLearner(Learner):
         device: str,
         precision: Precision = Precision.float32,
     ) -> None:
-        """Shards `module`, which nobody else may use from now on; starts with moments of zero.
+        """Shards `module`, which is the learner's alone from now on; starts with moments of zero.
 
         Args:
             module: on the CPU, equal in all workers.

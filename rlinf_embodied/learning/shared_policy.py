@@ -17,7 +17,7 @@ def move(module: nn.Module, device: str) -> None:
     """Moves a module to a device; its parameters stay the objects that learners hold and that its parts share.
 
     `nn.Module.to` alone would put new ones in their place where torch does not exchange data between the two kinds of
-    device, as for every kind that a plug-in brings: a learner would go on to train the old ones, and an embedding that
+    device, as for every kind that a plug-in brings: a learner would keep training the old ones, and an embedding that
     is the head's weight too would become two.
     """
     there = torch.device(device)

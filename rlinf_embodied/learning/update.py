@@ -68,7 +68,7 @@ class Fitted:
     stopped: bool = False  # by an early stop
 
     def add(self, step: Step) -> None:
-        """Adds what came of a minibatch."""
+        """Adds the result of a minibatch."""
         for name, value in step.sums.items():
             self.sums[name] += value
         self.weight += step.weight

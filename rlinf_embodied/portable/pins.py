@@ -19,7 +19,7 @@ from rlinf_embodied.portable import library
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "avx2",  # ATen's own kernels, Sleef's functions inside them included
     "MKL_CBWR": "COMPATIBLE",  # what is left of MKL: LAPACK, the inverse error function
-    "ONEDNN_MAX_CPU_ISA": "AVX2",  # not used for float32 (kernels.c); for whoever calls it himself
+    "ONEDNN_MAX_CPU_ISA": "AVX2",  # not used for float32 (kernels.c); for code that calls it directly
     "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",  # numpy: AVX2 at most
     "OPENBLAS_CORETYPE": "Haswell",  # numpy's products
     "LP_NATIVE_VECTOR_WIDTH": "256",  # llvmpipe's images

@@ -22,12 +22,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def missing(why: str) -> str:
-    """Returns a remark on what is not there."""
+    """Returns a remark on what is missing."""
     return f'<p class="missing">Missing: {escape(why)}.</p>'
 
 
 def folded(title: str, inside: str) -> str:
-    """Returns what is shown on demand."""
+    """Returns content that a click unfolds."""
     return f"<details><summary>{escape(title)}</summary>{inside}</details>"
 
 

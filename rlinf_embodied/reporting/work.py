@@ -36,10 +36,10 @@ def _predictions(run: Run) -> str:
     for period in run.plan_report.get("periods", []):
         first, number = period["first_iteration"] + 1, period["num_iterations"]
         for name, seconds in period["measured_s"].items():
-            told, error = period["predicted_s"].get(name), period["error"].get(name)
-            said = [f"{told:.3g}" if told is not None else "-", f"{seconds:.3g}"]
+            expected, error = period["predicted_s"].get(name), period["error"].get(name)
+            pair = [f"{expected:.3g}" if expected is not None else "-", f"{seconds:.3g}"]
             off = f"{error:+.1%}" if error is not None else "-"
-            rows.append([f"{number} from {first} on" if name == "iteration" else "", name, *said, off])
+            rows.append([f"{number} from {first} on" if name == "iteration" else "", name, *pair, off])
     if not rows:
         return missing("plan_report.json has no measured iterations (it is written when a run ends)")
     return table(["iterations", "stage", "predicted s", "measured s (median)", "error"], rows)
@@ -78,14 +78,14 @@ def seconds(run: Run) -> str:
 
 def idle(run: Run) -> str:
     """The share of the time in which each device does nothing, predicted and measured."""
-    told, seen = predicted(run), idle_shares(run)
-    expected = told.idle if isinstance(told, Activity) else {}
-    if not seen and not expected:
+    simulated, traced = predicted(run), idle_shares(run)
+    expected = simulated.idle if isinstance(simulated, Activity) else {}
+    if not traced and not expected:
         return missing("nothing was traced (trace.json is written at the end of a run), and nothing was predicted")
     names = {span.worker: span.device for span in run.spans}
     rows = []
-    for worker in sorted({*seen, *expected}):
-        shares = [f"{found[worker]:.1%}" if worker in found else "-" for found in (expected, seen)]
+    for worker in sorted({*traced, *expected}):
+        shares = [f"{found[worker]:.1%}" if worker in found else "-" for found in (expected, traced)]
         rows.append([str(worker), names.get(worker, "-"), *shares])
     return table(["device", "worker", "idle, predicted", "idle, measured over all traced iterations"], rows)
 

@@ -394,7 +394,7 @@ class WorkerHost:
         if call.method == "enter":
             return [], None
         stage = self.stages[call.stage]
-        if call.method == "export_snapshot":  # the report tells whether there is one
+        if call.method == "export_snapshot":  # the report is whether there is one
             state = self._timed(call, stage) if hasattr(stage, call.method) else None
             return [state], state is not None
         if call.method == "import_snapshot":
@@ -407,16 +407,16 @@ class WorkerHost:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
         assert call.partner is not None
         opener, answerer = self.stages[call.stage], self.stages[call.partner]
-        shown = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
+        messages = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
         for step in range(call.chunk_steps):
             step_context = replace(call.step_context, chunk_step=step)
             answers = self._timed(
-                call, answerer, shown, method="step", stage_name=call.partner, step_context=step_context
+                call, answerer, messages, method="step", stage_name=call.partner, step_context=step_context
             )
-            shown = self._timed(call, opener, answers, method="step", step_context=step_context)
-            if all(message is None for message in shown.values()):
+            messages = self._timed(call, opener, answers, method="step", step_context=step_context)
+            if all(message is None for message in messages.values()):
                 break
-        theirs = self._timed(call, answerer, shown, method="close", stage_name=call.partner)
+        theirs = self._timed(call, answerer, messages, method="close", stage_name=call.partner)
         ours = self._timed(call, opener, dict.fromkeys(call.blocks), method="close")
         return [output.blocks[block] for output in (ours, theirs) for block in call.blocks], ours.report
 
@@ -424,10 +424,10 @@ class WorkerHost:
         """Runs a loop's chunk-steps with openers in other workers; returns what they show last."""
         answerer = self.stages[call.stage]
 
-        def answer(step_context: StepContext, shown: dict[int, object]) -> Mapping[int, object]:
-            step = replace(call, method="step", step_context=step_context, blocks=tuple(shown))
+        def answer(step_context: StepContext, messages: dict[int, object]) -> Mapping[int, object]:
+            step = replace(call, method="step", step_context=step_context, blocks=tuple(messages))
             with self.state.calling(str(step)):
-                found = self._timed(call, answerer, shown, method="step", step_context=step_context)
+                found = self._timed(call, answerer, messages, method="step", step_context=step_context)
             return found.blocks if isinstance(found, Output) else found
 
         last, receipts = relay.run(call, opened, peers, answer)
@@ -488,9 +488,9 @@ class WorkerHost:
     def _failure(self, where: str, error: Exception) -> WorkerError:
         own = (self.spec.worker,)
         failed = f"worker {self.spec.worker} (pid {os.getpid()}, {self.spec.device}) failed in {where}: "
-        told = raised_by_user(error)
-        if told is not None:
-            return PlugInError(f"{failed}{told}\nFix it there, then give the same command again", own)
+        users = raised_by_user(error)
+        if users is not None:
+            return PlugInError(f"{failed}{users}\nFix it there, then give the same command again", own)
         if isinstance(error, SimulatorError):
             return SimulatorCallError(f"{failed}{error}", own)
         frames = traceback.extract_tb(error.__traceback__)[-3:]

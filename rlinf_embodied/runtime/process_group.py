@@ -166,20 +166,14 @@ def listen(host: str) -> tuple[socket.socket, str]:
     return listener, f"tcp://{host}:{listener.getsockname()[1]}"
 
 
-def interface_of(address: str) -> str | None:
-    """Returns the name of the network interface that has an address, None if none of this machine has it."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return name
-    return None
-
-
 def use_interface_of(address: str) -> None:
-    """Lets torch's collectives of this process talk over the interface that has an address.
+    """Lets torch's collectives of this process talk over the network interface that has an address, if one has it.
 
     Without it gloo takes what the host's name resolves to, which on many machines is a loopback address that no other
     node reaches.  Variables that the environment has already are left alone.
     """
-    interface = interface_of(address)
-    for variable in _INTERFACES if interface else ():
-        os.environ.setdefault(variable, str(interface))
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            for variable in _INTERFACES:
+                os.environ.setdefault(variable, name)
+            return

@@ -223,8 +223,8 @@ def _ask(nodes: list[dict], timeout_s: float) -> None:
             _FACTS[node["NodeID"]] = cast(NodeFacts, ray.get(ref, timeout=timeout_s))
         except GetTimeoutError as error:
             raise ConfigError(
-                f"cluster.address: node {place} said nothing for {timeout_s:.0f} s (cluster.first_progress_s): look at "
-                "its logs in /tmp/ray, or take it out of the cluster with `ray stop` there"
+                f"cluster.address: node {place} did not answer for {timeout_s:.0f} s (cluster.first_progress_s): look "
+                "at its logs in /tmp/ray, or take it out of the cluster with `ray stop` there"
             ) from error
         except RayError as error:
             cause = str(getattr(error, "cause", error)).strip().splitlines()[-1]
@@ -246,7 +246,7 @@ class Placement:
         """Holds the devices of new workers, all of them or none.
 
         Raises:
-            PlanError: a node has too little left; says which, and what it would have to have.
+            PlanError: a node has too little left; names it and what it lacks.
         """
         placed = [spec for spec in workers if spec.node is not None and spec.worker not in self._options]
         if not placed:

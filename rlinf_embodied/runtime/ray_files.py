@@ -233,8 +233,8 @@ class RayFiles:
             return ray.get(cast(ray.ObjectRef, answer))
         except RayTaskError as error:
             cause = error.cause
-            told = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
-            raise (cause if isinstance(cause, RlinfError) else DataError(told)) from None
+            lost = f"a file on its way to or from node {_address(node)} is lost ({cause}): start the run again"
+            raise (cause if isinstance(cause, RlinfError) else DataError(lost)) from None
         except RayError as error:
             raise self._lost(node, error) from error
 

@@ -4,7 +4,7 @@
        `----relay (references, unread)----> answerer's worker: answers, --step--> opener's worker
                                                ^----------- shown, receipt ----------'
 
-What is shown and answered travels between the two workers only.  The answerer's worker owns these references, which end
+Messages and answers travel between the two workers only.  The answerer's worker owns these references, which end
 with its call; those that the driver hands on (`open`, `close`) are the driver's.  Calls carry their attempt: when it is
 given up, the answerer's worker stops waiting, and openers refuse what is left.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rlinf_embodied.runtime.host import Call, StepContext
 
 Ref = object  # opaque to everyone but the session that made it
-Answer = Callable[["StepContext", dict[int, object]], Mapping[int, object]]  # to what is shown, by block
+Answer = Callable[["StepContext", dict[int, object]], Mapping[int, object]]  # to the opener's messages, by block
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,12 @@ def _parts(workers: Sequence[int], opener: Sequence[int], shard: set[int]) -> Sh
 
 
 def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tuple[list[object], list[object]]:
-    """Goes through the chunk-steps of a relayed call.
+    """Runs the chunk-steps of a relayed call.
 
-    A shard is over when none of its blocks is shown anything any more.
+    A shard is over when none of its blocks has a message any more.
 
     Returns:
-        what is shown last, in the order of call.blocks, and the receipts of the openers' steps.
+        the last messages, in the order of call.blocks, and the receipts of the openers' steps.
     """
     coming = dict(zip(call.blocks, opened, strict=True))
     receipts: list[Ref] = []
@@ -96,11 +96,11 @@ def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tupl
         step_context = replace(call.step_context, chunk_step=number)
         for shard in tuple(going):
             blocks, workers = sorted(b for part in shard for b in part.blocks), [part.worker for part in shard]
-            shown = dict(zip(blocks, peers.take([coming[block] for block in blocks], workers), strict=True))
-            if all(message is None for message in shown.values()):
+            messages = dict(zip(blocks, peers.take([coming[block] for block in blocks], workers), strict=True))
+            if all(message is None for message in messages.values()):
                 going.remove(shard)
                 continue
-            answers = answer(step_context, shown)
+            answers = answer(step_context, messages)
             for part in shard:
                 asked = replace(step, step_context=step_context, blocks=part.blocks)
                 refs = peers.ask(part.worker, asked, [answers[block] for block in part.blocks])

@@ -45,7 +45,7 @@ class TensorBoard:
         self._writer.flush()
 
     def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """See Board: samples.jsonl is the place to read tables."""
+        """Dropped: samples.jsonl holds tables."""
 
     def close(self) -> None:
         if self._writer is not None:

@@ -1,4 +1,4 @@
-"""What a person sees while a run is going on: a live table in a terminal, one line per iteration anywhere else."""
+"""The progress of a run: a live table in a terminal, one line per iteration anywhere else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-_HISTORY = 8  # iterations shown
-_QUIET_S = 10.0  # seconds between progress lines where there is no terminal
+_HISTORY = 8  # iterations in the table
+_QUIET_S = 10.0  # seconds between progress lines outside of a terminal
 _SMOOTHING = 0.3  # weight of the newest iteration in the estimate of the time left
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A number that is shown of every iteration, as Column("success", "rollout/success_once", ".1f", " %", 100.0)."""
+    """A number printed for every iteration, as Column("success", "rollout/success_once", ".1f", " %", 100.0)."""
 
     title: str
     metric: str
@@ -138,7 +138,7 @@ class LiveView:
                 stream.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
     def _time(self, metrics: Mapping[str, float]) -> None:
-        """Updates the seconds per iteration: as seen here (evaluations included), or as the first metrics tell."""
+        """Updates the seconds per iteration: as measured here (evaluations included), or from the first metrics."""
         now = time.monotonic()
         seen = metrics.get("time/iteration_s", math.nan) if self._last_update_s is None else now - self._last_update_s
         self._last_update_s = now

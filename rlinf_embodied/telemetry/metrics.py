@@ -96,7 +96,7 @@ class MetricsWriter:
             board.log(finite, global_step)
 
     def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
-        """Writes what the policy wrote in an iteration that `write` got; nothing where there are no rows.
+        """Writes the completions of an iteration that `write` got; nothing without rows.
 
         Raises:
             RunFileError: the file cannot be written.

@@ -37,7 +37,7 @@ def line_chart(
     y_range: tuple[float, float] | None = None,
     size: tuple[float, float] = (7.6, 3.2),
 ) -> Figure | None:
-    """Returns a chart of lines, their intervals as shades or whiskers; None where there are no points."""
+    """Returns a chart of lines, their intervals as shades or whiskers; None without points."""
     lines = [line for line in lines if line.points]
     if not lines:
         return None
@@ -71,7 +71,7 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "", minutes: bool 
         run: what was read of it.
         name: a metric, such as success_once: a share is drawn in per cent, anything else in its own unit.
         colour: of line and marks.
-        label: of the run, where there are several.
+        label: of the run, if several are drawn.
         minutes: draw over minutes of training instead of steps.
     """
     prefix, factor = f"{label}, " if label else "", 100.0 if name in SHARES else 1.0

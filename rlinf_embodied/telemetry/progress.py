@@ -10,7 +10,7 @@ _LISTENER: ContextVar[Callable[[], None] | None] = ContextVar("listener", defaul
 
 
 def report_progress() -> None:
-    """Reports that a step of the running call has ended; does nothing where nobody watches the call."""
+    """Reports that a step of the running call has ended; does nothing without a listener."""
     listener = _LISTENER.get()
     if listener is not None:
         listener()

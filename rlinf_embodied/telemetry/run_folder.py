@@ -55,7 +55,7 @@ class RunFolder:
 
         Args:
             path: of the folder.
-            locked: whether nobody else may have it so, until `unlock` or the end of the process.
+            locked: whether to lock it against other processes, until `unlock` or the end of this one.
 
         Raises:
             ConfigError: it cannot be written, or another process has it locked.

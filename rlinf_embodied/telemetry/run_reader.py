@@ -1,4 +1,4 @@
-"""What a run folder holds, read as it is at this moment: of a finished run, of one that runs, of one that stopped.
+"""Reads the folder of a run that is finished, running or stopped.
 
 Any file may be missing or half written; what could not be read is named in `Run.unread`.
 """

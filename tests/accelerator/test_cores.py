@@ -119,7 +119,7 @@ def test_what_is_placed_otherwise_is_refused() -> None:
     [
         (["cluster.cpu_devices=2", "cluster.torch_device=cpu"], "there is no accelerator for cores to be beside"),
         ([*overrides(1), "cluster.cpu_devices=4096"], "but a node has .* cores: use cluster.cpu_devices="),
-        ([*overrides(1), "cluster.cpu_devices=-1"], "it counts cores beside the accelerators"),
+        ([*overrides(1), "cluster.cpu_devices=-1"], "cluster.cpu_devices is -1, but it must not be negative"),
         ([*overrides(1), "cluster.cpu_devices=1", "env.backend=gpu"], "simulators run on cores: use env.backend=auto"),
     ],
 )

@@ -185,7 +185,7 @@ def test_a_device_has_the_memory_that_is_said_of_it() -> None:
     assert [group.memory_bytes for group in cores.node_groups()] == [10**9]
     devices = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="npu", device_memory_bytes=10**9))
     assert [group.memory_bytes for group in devices.node_groups()] == [10**9]
-    with pytest.raises(ConfigError, match=r"cluster\.device_memory_bytes is 0, but it is a positive number of bytes"):
+    with pytest.raises(ConfigError, match=r"cluster\.device_memory_bytes is 0, but it must be positive"):
         ClusterConfig(device_memory_bytes=0)
 
 

@@ -16,7 +16,7 @@ def test_the_rows_of_a_call_are_a_blocks_where_equal_bits_are_promised() -> None
     assert rows_of_calls(tiny("env.rows_per_call=16")) == [4] * 8
     assert rows_of_calls(tiny("run.exact=off")) == [16, 16]
     assert rows_of_calls(tiny("run.exact=off", "env.rows_per_call=9")) == [8, 8, 8, 8]  # whole blocks
-    with pytest.raises(ConfigError, match=r"env.rows_per_call is 0, but a policy call has rows"):
+    with pytest.raises(ConfigError, match=r"env.rows_per_call is 0, but it must be at least 1: leave it out"):
         tiny("env.rows_per_call=0")
 
 

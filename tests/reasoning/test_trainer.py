@@ -255,9 +255,7 @@ def nothing_starts(monkeypatch):
     ("overrides", "difference"),
     [
         (["data.level=sum1-1-9"], "data.level is 'sum1-1-9' here and 'sum1-2-9' there"),
-        (["data.prompt_template=natural"], "data.prompt_template is 'natural' here and 'compact' there"),
         (["policy.lora.rank=2"], "policy.lora.rank is 2 here and 0 there"),
-        (["generation.temperature=0.5"], "generation.temperature is 0.5 here and 1.0 there"),
         (PPO, "algorithm.name is 'ppo' here and 'grpo' there"),
     ],
 )
