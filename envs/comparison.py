@@ -117,7 +117,6 @@ class Pair:
         return different
 
     def image_differences(self, rows: Sequence[int]) -> list[Difference]:
-        """Compares the images of all cameras of these rows."""
         images = _named_images(self.batched)
         expected = {row: _named_images(self.stock[row]) for row in self._compared(rows)}
         return [d for row in expected for d in compare_row(images, expected[row], row, self.batched.num_envs)]

@@ -169,9 +169,9 @@ class EpisodeEnv:
             )
         if rows and not getattr(self._sim, "history_free", True):
             raise SimulatorError(
-                f"restore got {len(rows)} running episodes, but on {self.spec.backend} nobody promises that seed and "
-                "actions decide an episode, so that others might go on in their place: use env.carry_over=false, "
-                "or what can be replayed (ManiSkill: env.backend=batched; Gymnasium, where it is true of the env: "
+                f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
+                "to be a function of seed and actions, so that a replay may differ: use env.carry_over=false, or an "
+                "env that can be replayed (ManiSkill: env.backend=batched; Gymnasium, if it is true of the env: "
                 "env.options.history_free=true)"
             )
         self._running[:] = False
@@ -196,25 +196,25 @@ class EpisodeEnv:
         return self._sim.expert()
 
     def state(self) -> Observation:
-        """Returns what all rows show now, without images; see VectorEnv."""
+        """Returns the current observation of all rows, without images; see VectorEnv."""
         state = self._split(self._state.proprio.clone())
         return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
     def simulator_states(self) -> dict[str, Tensor]:
         """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
-        tell = getattr(self._sim, "states", None)  # a simulator of one's own need not have it
-        return {} if tell is None else tell()
+        states = getattr(self._sim, "states", None)  # custom simulators need not have it
+        return {} if states is None else states()
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
         return self._sim.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
-        """From now on keeps one image per env step of each of these rows (original meshes, goal shown)."""
+        """Records one image per env step of each of these rows from now on (original meshes, goal visible)."""
         self._film_rows, self._film_size = tuple(rows), size
 
     def take_frames(self) -> dict[int, list[Tensor]]:
-        """Returns the images kept since the last call by row, and forgets them."""
+        """Returns the images recorded since the last call, by row."""
         frames, self._frames = self._frames, {}
         return frames
 
@@ -223,7 +223,7 @@ class EpisodeEnv:
 
     # ----------------------------------------------------------------------------------------------------------- steps
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
-        """Resets rows and their episodes' accounts."""
+        """Resets rows and the statistics of their episodes."""
         self._sim.reset(rows, seeds)
         self._state, self._shown = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
@@ -238,7 +238,7 @@ class EpisodeEnv:
         self._unseen.update(rows)
 
     def _step(self, actions: Tensor, mask: Tensor) -> _Outcome:
-        """Runs one env step of the rows in `mask` [N] and keeps the episodes' accounts."""
+        """Runs one env step of the rows in `mask` [N] and updates the episodes' statistics."""
         rows = mask.nonzero()[:, 0].tolist()
         nothing = torch.zeros_like(mask)
         if not rows:
@@ -272,7 +272,7 @@ class EpisodeEnv:
         return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
 
     def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
-        """Returns what training sees [N]; `_last_reward` is still that before this step."""
+        """Returns the rewards for training [N]; `_last_reward` is still that before this step."""
         bonus = self._config.success_bonus * ends_solved
         if self._config.reward is Reward.sparse:
             return bonus

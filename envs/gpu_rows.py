@@ -51,7 +51,6 @@ class RowResets:
         self._without_contacts[rows] = True
 
     def stepped(self) -> None:
-        """Marks the physics as stepped."""
         self._without_contacts[:] = False
 
     def _reset_controller(self, stock_reset: Callable[[], None]) -> None:
@@ -108,7 +107,6 @@ class RestStates:
         self._targets: dict[tuple[int, str], Tensor] = {}
 
     def keep(self, rows: Collection[int]) -> None:
-        """Stores the state of these rows."""
         mask, fresh = self._mask(rows), self._task.scene.get_sim_state()
         for kind, name, struct in self._structs():
             kept, now = self._states.setdefault(kind, {}), fresh[kind][name]
@@ -117,7 +115,6 @@ class RestStates:
             self._targets[key] = torch.where(mask[:, None], now, self._targets.get(key, now))
 
     def put_back(self, rows: Collection[int]) -> None:
-        """Restores the stored state of these rows."""
         if not rows:
             return
         mask, states = self._mask(rows), {}

@@ -2,21 +2,21 @@
 """LIBERO's suites: env=libero env.options.suite=spatial (docs/libero.md), and one task as the benchmark builds it.
 
 An episode is a function of its start and its actions.  Robosuite and LIBERO keep these between episodes, and `begin`
-sets them anew:
+resets them:
 
-    where fixtures stand      (a cabinet, a stove) is drawn by every reset from numpy's global generator, and no part
-                              of the benchmark's initial states: the generator is brought to where the k-th reset after
-                              `seed(0)` finds it, which is what evaluation scripts do that run the states in order
-    what is drawn at a reset  grows: each reset of LIBERO's draws drawers and knobs once more than the one before
-    the gripper               closes and opens by steps from where its last command left it
+    poses of fixtures         (a cabinet, a stove) are drawn by every reset from numpy's global generator, and are not
+                              part of the benchmark's initial states: the generator gets the state that it has at the
+                              k-th reset after `seed(0)`, as in evaluation scripts that run the states in order
+    draws of a reset          grow: each reset of LIBERO draws drawers and knobs once more than the one before
+    the gripper               closes and opens by steps from the position of its last command
     everything else           MuJoCo's data, controller and buffers are reset by robosuite, whose model is kept (a reset
-                              that builds it anew takes seconds, and leads to the same bits)
+                              that rebuilds it takes seconds, and leads to the same bits)
 
-Which start a reset seed stands for:
+The start of a reset seed:
 
-    evaluation (seed < 2^30)   tasks in turn, then the benchmark's 50 initial states of each: 500 consecutive seeds are
-                               every pair of a suite of 10 tasks once
-    training (seed >= 2^30)    a task by the seed, its objects placed by the task's own rules and drawn from the seed
+    evaluation (seed < 2^30)   one task after the other, then the benchmark's 50 initial states of each: 500 consecutive
+                               seeds are every pair of a suite of 10 tasks once
+    training (seed >= 2^30)    a task by the seed, its objects placed by the task's rules and drawn from the seed
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SEEN = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xm
 
 @dataclass(kw_only=True, slots=True)
 class LiberoOptions(ForeignOptions):
-    """The defaults of env.options."""
+    """The options in env.options."""
 
     suite: str = "spatial"  # spatial, object, goal, 10 or 90
     max_steps: dict[str, int] = field(default_factory=dict)  # of the benchmark's episodes by suite: env.horizon
@@ -160,7 +160,6 @@ class Scene:
         self._success = False
 
     def begin(self, start: Start) -> None:
-        """Brings the row to the initial state of an episode."""
         if start.state is None:
             self._env.object_property_initializers = self._drawn_once
             np.random.seed(start.seed)
@@ -196,15 +195,15 @@ class Scene:
         }
 
     def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
-        """Returns what the benchmark's camera observation shows, uint8 [size, size, 3], upright (there: upside down).
+        """Returns the benchmark's camera observation, uint8 [size, size, 3], upright (there: upside down).
 
         It is of the moment at which robosuite samples its observations, which lies within the last control step.
         """
-        data, shown = self._env.sim.data._data, self._seen[_VIEW]
+        data, sampled = self._env.sim.data._data, self._seen[_VIEW]
         now = {name: np.array(getattr(data, name)) for name in _SEEN}
         start = 0
         for name in _SEEN:
-            getattr(data, name).flat[:] = shown[start : start + now[name].size]
+            getattr(data, name).flat[:] = sampled[start : start + now[name].size]
             start += now[name].size
         try:
             return renderer.image(self._env.sim, camera, size)[::-1]
@@ -253,7 +252,7 @@ class Scene:
                 self._env.modify_observable(name, "enabled", False)
 
     def _view(self) -> Callable[[dict], np.ndarray]:
-        """Returns a sensor of all that a camera would show, which costs nothing next to an image."""
+        """Returns a sensor of everything that an image depends on, which is far cheaper than an image."""
         from robosuite.utils.observables import sensor
 
         @sensor(modality=_VIEW)
@@ -272,7 +271,7 @@ class Renderer:
 
         self._context = MjRenderContextOffscreen(sim, device_id=-1)
         self._context.vopt.geomgroup[0], self._context.vopt.geomgroup[1] = 0, 1  # visual meshes only
-        sim._render_context_offscreen = None  # pyright: ignore[reportAttributeAccessIssue]  it is no scene's own
+        sim._render_context_offscreen = None  # pyright: ignore[reportAttributeAccessIssue]  shared by all scenes
 
     def image(self, sim, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upside down."""

@@ -135,8 +135,7 @@ def _make_gpu(
 ) -> GpuSimulator:
     if not runs_physx(device):
         raise SimulatorError(
-            f"env.backend=gpu needs a CUDA device, as PhysX runs on no other, but the simulator is to run on {device}: "
-            "use env.backend=batched"
+            f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
         )
     if options.decimate:
         raise ConfigError(

@@ -1,15 +1,15 @@
 # pyright: reportMissingImports=false
 """MetaWorld's tasks: env=metaworld env.task=<task or suite> (docs/metaworld.md), built as the benchmark builds them.
 
-An episode is a function of its seed and its actions.  MetaWorld's resets leave these to the next episode, and `begin`
-sets them anew, to what they were when the task was built:
+An episode is a function of its seed and its actions.  MetaWorld's resets do not restore these, and `begin` sets them to
+their values when the task was built:
 
     the model      a reset moves bodies, sites and cameras of the model itself
     attributes     of the task's object, among them what rewards compare with
-    the state      a reset simulates the hand's way to its first place twice, the first time from where it was left
+    the state      a reset simulates the hand's way to its first place twice, the first time from its last place
 
-Objects and goal are drawn as the benchmark draws them, by a reset of its own, but from the seed; with what was drawn
-the episode begins as the benchmark's does.
+Objects and goal are drawn by MetaWorld's own reset, but from the seed; with these values the episode begins as in the
+benchmark.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class Pictures(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class MetaworldOptions(ForeignOptions):
-    """The defaults of env.options."""
+    """The options in env.options."""
 
     pictures: Pictures = Pictures.light
-    show_goal: bool = True  # whether images show goals and other marks: where a reach ends is told by its mark alone
+    show_goal: bool = True  # whether images show goals and other marks; only its mark tells where a reach ends
     goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
     spare_scenes: int = 20
 
@@ -174,7 +174,7 @@ class Scene:
     """A row's simulator."""
 
     def __init__(self, task: str, options: MetaworldOptions, which: np.ndarray) -> None:
-        """Builds it; `which` is a one-hot row that tells a suite's tasks apart."""
+        """Builds it; `which` is the one-hot index of the task in its suite."""
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
         from metaworld.policies import ENV_POLICY_MAP
 
@@ -190,7 +190,6 @@ class Scene:
         self.drawn = np.zeros(0)  # where this episode's objects and goal are, as MetaWorld codes it
 
     def begin(self, start: Start) -> None:
-        """Brings the row to the initial state of an episode."""
         env = self._env
         self._first.restore()
         env.np_random = np.random.default_rng(start.seed)
@@ -260,7 +259,6 @@ class _Snapshot:
         self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
 
     def restore(self) -> None:
-        """Brings the env back to it."""
         import mujoco
 
         model, data = self._env.model, self._env.data
@@ -285,7 +283,7 @@ def _is_space(value: object) -> bool:
 
 
 def _is_simulators(value: object) -> bool:
-    """Whether it is an array of MuJoCo's own numbers, which a task keeps to see them change."""
+    """Returns whether it is a view of MuJoCo's memory, which a task keeps to observe changes."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     return isinstance(value, np.ndarray) and not value.flags.owndata

@@ -26,15 +26,15 @@ class Renderer:
         """
         import mujoco
 
-        shown = copy.copy(model)  # what the renderer is told of meshes is not what the physics meets
+        rendered = copy.copy(model)  # the physics keeps the original meshes
         if light:
-            shown.vis.quality.offsamples = 0
-            coarsen(shown)
+            rendered.vis.quality.offsamples = 0
+            coarsen(rendered)
         self._size = 64
-        shown.vis.global_.offwidth = shown.vis.global_.offheight = self._size
+        rendered.vis.global_.offwidth = rendered.vis.global_.offheight = self._size
         self._gl = mujoco.GLContext(self._size, self._size)
         self._gl.make_current()
-        self._context = mujoco.MjrContext(shown, mujoco.mjtFontScale.mjFONTSCALE_50)
+        self._context = mujoco.MjrContext(rendered, mujoco.mjtFontScale.mjFONTSCALE_50)
         self._scene = mujoco.MjvScene(model, _MOST_GEOMS)
         if light:
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0

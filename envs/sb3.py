@@ -41,7 +41,6 @@ class StableBaselinesVec(VecEnv):
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        """Runs one step of all rows."""
         seen, rewards, terminated, truncated, ends = self._rows.advance(self._actions)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         now_s = round(time.time() - self._start_s, 6)

@@ -1,6 +1,6 @@
-"""What an episode needs of a simulator: N rows that can be reset, stepped and measured, and perhaps rendered.
+"""The interface of a simulator: N rows that can be reset, stepped and measured, and perhaps rendered.
 
-An env of one's own is a `Simulator` behind envs.episodes.EpisodeEnv, which makes episodes of it: docs/own_env.md.
+A custom env is a `Simulator` inside envs.episodes.EpisodeEnv, which adds episodes: docs/own_env.md.
 """
 
 from __future__ import annotations
@@ -35,12 +35,7 @@ class Measurement:
         return Measurement(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
 
     def checked(self, num_rows: int, simulator: object) -> Measurement:
-        """Returns itself.
-
-        Raises:
-            SimulatorError: a field is no tensor, of another dtype or shape than it says above, or not finite where the
-                simulator is one's own; names the field.
-        """
+        """Returns itself; raises SimulatorError for a field with a wrong type, dtype or shape, or not finite values."""
         for name, (dtype, axes) in _FORMS.items():
             value = getattr(self, name)
             if (value is None and name in _OPTIONAL) or _fits(value, dtype, axes, num_rows):
@@ -90,7 +85,7 @@ def _fits(value: object, dtype: torch.dtype, axes: int, num_rows: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """What a row is to do, where rows have several tasks."""
+    """A row's task, where rows have several tasks."""
 
     name: str
     instruction: str
@@ -99,7 +94,7 @@ class RowTask:
 class Simulator(Protocol):
     """N rows of a task, without any notion of an episode.
 
-    A class that inherits from this writes num_rows, action_dim, reset, step and measure, and what else it can do.
+    A class that inherits from this defines num_rows, action_dim, reset, step and measure; the rest is optional.
     """
 
     num_rows: int
@@ -107,7 +102,7 @@ class Simulator(Protocol):
     backend: str = "own"
     device: torch.device = torch.device("cpu")
     history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
-    has_success: bool = True  # whether `measure` can tell that the task is solved; without, the return is what counts
+    has_success: bool = True  # whether `measure` reports success; otherwise the return is the metric
     categorical: bool = False  # an action is the choice of one of A: the largest entry
     state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
     image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
@@ -137,7 +132,7 @@ class Simulator(Protocol):
         )
 
     def object_positions(self) -> Tensor | None:
-        """Returns where the object to handle is, float32 [N, 3] in metres, None for a task without one."""
+        """Returns the position of the object to handle, float32 [N, 3] in metres, None for a task without one."""
         return None
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:

@@ -84,7 +84,7 @@ def _film_config(task: BaseEnv) -> CameraConfig:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorOptions:
-    """How a simulator is set up, beside the arguments of the task class."""
+    """Settings of a simulator that are not arguments of the task class."""
 
     cameras: tuple[str, ...]
     decimate: bool
@@ -94,11 +94,7 @@ class SimulatorOptions:
 
 
 def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
-    """Returns the named cameras of a task.
-
-    Raises:
-        ConfigError: it has no such camera.
-    """
+    """Returns the named cameras of a task, or raises ConfigError."""
     unknown = [name for name in cameras if name not in task._sensors]
     if unknown:
         known = ", ".join(task._sensors) or "none"
@@ -107,7 +103,7 @@ def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
 
 
 def hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
-    """Returns what policies must not see: what the task hides, and its goal marker."""
+    """Returns the actors that policies must not see: those that the task hides, and its goal marker."""
     hidden = [actor for actor in view.env._hidden_objects if actor is not view.goal]
     return hidden if show_goal or view.goal is None else [*hidden, view.goal]
 
@@ -151,7 +147,7 @@ class _CpuRenderer:
 
 
 class OneTask:
-    """What simulators have in common whose rows are those of one ManiSkill env object."""
+    """A simulator whose rows are those of one ManiSkill env object."""
 
     def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
         self.num_rows, self.device, self._task = task.num_envs, task.device, task

@@ -1,4 +1,9 @@
-"""What the project reads from a ManiSkill task: instruction, proprioception, privileged state, reward and success."""
+"""The values read from a ManiSkill task (instruction, proprioception, privileged state, reward), and scripted experts.
+
+An expert is a pure function of the current state, batched over rows, so that it can take over at any point of an
+episode: proportional control on privileged state for pd_ee_delta_pose.  Actions are [dx dy dz, three rotations,
+gripper] in [-1, 1]; 1 means 0.1 m of target offset per control step, and gripper 1 is open.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +44,7 @@ def instruction_of(task_id: str) -> str:
 
 
 class TaskView:
-    """Reads one ManiSkill env object of B rows; every row is computed by itself, so that B does not change its bits."""
+    """Reads one ManiSkill env object of B rows; B does not change a row's bits."""
 
     def __init__(self, env: BaseEnv, goal_in_proprio: bool, objects_in_proprio: bool = False) -> None:
         """Finds the robots, the goal and the objects of the task, which stay the same for the life of `env`."""
@@ -68,7 +73,7 @@ class TaskView:
         )
 
     def object_position(self) -> Tensor | None:
-        """Returns where the first movable object is, float32 [B, 3] in metres, None for a task without one."""
+        """Returns the position of the first movable object, float32 [B, 3] in metres, None for a task without one."""
         return self.objects[0].pose.p.clone() if self.objects else None
 
     def _flag(self, info: Mapping[str, object], name: str) -> Tensor:
@@ -77,7 +82,7 @@ class TaskView:
         return torch.as_tensor(info[name], device=self.env.device).bool().reshape(-1)
 
     def _tool_poses(self) -> list[Tensor]:
-        """Position and quaternion of each robot's tool; a robot without one (a cart-pole) shows zeros."""
+        """Returns position and quaternion of each robot's tool, zeros for a robot without one (a cart-pole)."""
         zeros = torch.zeros(self.env.num_envs, 7, device=self.env.device)
         tools = [getattr(agent, "tcp", None) for agent in self.agents]
         return [zeros if tool is None else tool.pose.raw_pose for tool in tools]
@@ -88,10 +93,9 @@ class TaskView:
         return self.goal.pose.p
 
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
-        """Returns joints, tool poses, the goal, and the way from each tool to it; on demand the same of each object.
+        """Returns joints, tool poses, the goal, and the offset from each tool to it; optionally the same per object.
 
-        The way is the difference of what stands before it; a policy that has to find it by itself now and then learns
-        to ignore one of the goal's coordinates.
+        The offset is redundant, but without it a policy sometimes learns to ignore a coordinate of the goal.
         """
         goal = self._goal_position()
         shown = [goal, *(goal - tool[:, :3] for tool in tcp)]
@@ -126,14 +130,14 @@ def _moving_actors(env: BaseEnv) -> dict[str, Actor]:
 
 
 def _articulations(env: BaseEnv) -> list[Articulation]:
-    found = [*env.scene.articulations.values(), *env.scene.articulation_views.values()]
-    return [articulation for articulation in found if len(articulation._objs) == env.num_envs]
+    every = [*env.scene.articulations.values(), *env.scene.articulation_views.values()]
+    return [articulation for articulation in every if len(articulation._objs) == env.num_envs]
 
 
 NUM_ACTIONS = 7
 TURN_RAD = 0.1  # radians at action 1
 STEP_M = 0.1  # metres of target offset at action 1
-CLEAR_RAD = 0.8  # least angle between the line of the fingers and a neighbour ...
+CLEAR_RAD = 0.8  # minimum angle between the line of the fingers and a neighbour ...
 NEAR_M = 0.09  # ... that is nearer than this
 GAIN = 0.8  # of the remaining way per control step; more overshoots
 OPEN, CLOSED = 1.0, -1.0
@@ -142,7 +146,7 @@ Expert = Callable[[TaskView], Tensor]
 
 
 def expert_of(task_id: str, view: TaskView) -> Expert | None:
-    """Returns the scripted expert of a task, None where there is none for it, its robot or its control mode."""
+    """Returns the scripted expert of a task, None if it, its robot or its control mode has none."""
     agent = view.agents[0]
     known = agent.control_mode == CONTROL_MODE and hasattr(agent, "is_grasping") and hasattr(agent, "tcp")
     arm_only = view.env.single_action_space.shape == (NUM_ACTIONS,)  # a mobile robot has a body and wheels besides
@@ -164,7 +168,7 @@ def _approach(way: Tensor, height: float, tolerance: float) -> Tensor:
 
 
 def _reached(way: Tensor, tolerance: float, height: float) -> Tensor:
-    """Whether nothing but `tolerance` sideways and `height` downwards is left of a way [B, 3], as [B, 1]."""
+    """Returns whether an offset [B, 3] is within `tolerance` sideways and `height` vertically, as [B, 1]."""
     return (way[:, :2].norm(dim=1, keepdim=True) < tolerance) & (way[:, 2:].abs() < height)
 
 

@@ -18,7 +18,7 @@ from policies.action_distributions import DISTRIBUTIONS
 from policies.checkpoint_folder import KeptInFolder
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, PolicySpec, Record
@@ -38,8 +38,13 @@ class ActorCriticOptions:
     normalize_observations: bool = True  # by running statistics of the rollouts
     normalize_returns: bool = True  # the critic's output is in deviations of the returns so far
     use_state: bool = True  # whether a policy that sees images is shown the state as well
+    hidden_size: int = 64
+    num_layers: int = 2
+    initial_std: float = 1.0  # of the actions of a new policy
 
     def __post_init__(self) -> None:
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", low=1)
+        require_numbers(self, "policy.options", "initial_std", low=0, above=True)
         known, given = ("auto", *DISTRIBUTIONS), self.distribution
         require(given in known, "policy.options.distribution", given, f"it is one of {', '.join(known)}", "use auto")
 
@@ -47,20 +52,20 @@ class ActorCriticOptions:
 class ActorCriticNet(nn.Module):
     """All parameters and statistics; features: "state" [B, D], standardised, and "images" where the env has cameras."""
 
-    def __init__(self, config: PolicyConfig, env: EnvSpec, options: ActorCriticOptions, has_std: bool) -> None:
+    def __init__(self, env: EnvSpec, options: ActorCriticOptions, has_std: bool) -> None:
         super().__init__()
         self.sees, self._options = bool(env.cameras), options
         self.state_dim = env.proprio_dim if options.use_state or not self.sees else 0
         self.state_statistics = RunningStatistics(self.state_dim)
         self.return_statistics = RunningStatistics(1)
-        width, seen, hidden_layers = config.hidden_size, self.state_dim, config.num_layers
+        width, seen, hidden_layers = options.hidden_size, self.state_dim, options.num_layers
         if self.sees:
             self.images = convolutions(3 * len(env.cameras), env.image_sizes[0], width)
             seen, hidden_layers = width + self.state_dim, 0
         self.actor = tanh_network(seen, width, hidden_layers, env.chunk * env.action_dim)
         self.critic = tanh_network(seen, width, hidden_layers, env.chunk)
         self.log_std = (
-            nn.Parameter(torch.full((env.chunk, env.action_dim), config.initial_std).log()) if has_std else None
+            nn.Parameter(torch.full((env.chunk, env.action_dim), options.initial_std).log()) if has_std else None
         )
         self._shape = (env.chunk, env.action_dim)
         _orthogonal(self, 2**0.5)
@@ -107,6 +112,8 @@ class ActorCriticNet(nn.Module):
 class ActorCritic(KeptInFolder, Policy):
     """The networks behind the `Policy` protocol; it starts from nothing and is not cloned."""
 
+    options_type = ActorCriticOptions
+
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
 
@@ -123,7 +130,7 @@ class ActorCritic(KeptInFolder, Policy):
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, choices, noise)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
-            self.module: ActorCriticNet = ActorCriticNet(config, env, options, self._distribution.has_std)
+            self.module: ActorCriticNet = ActorCriticNet(env, options, self._distribution.has_std)
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from safetensors import SafetensorError
@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.options import NoOptions, typed
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
 _ACTION = "give a policy checkpoint folder"
-_FREE = ("temperature", "freeze_stem", "_target_")  # settings of use, not of shape
+_FREEZE = "options.freeze_stem"
+_FREE = ("temperature", "_target_", _FREEZE)  # settings of use, not of shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Mo
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def read_folder(folder: Path, wanted: PolicyConfig | None = None) -> SavedPolicy:
+def read_folder(folder: Path, wanted: PolicyConfig | None = None, options_type: type = NoOptions) -> SavedPolicy:
     """Returns what a folder holds, with the settings of use of `wanted` where it is given.
 
     Raises:
@@ -106,19 +108,27 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None) -> SavedPolicy
     except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
     if wanted is not None:
-        config = _adopt(folder, config, wanted)
+        config = _adopt(folder, config, wanted, options_type)
     return SavedPolicy(folder, config, env, tensors)
 
 
-def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> PolicyConfig:
-    theirs, ours = asdict(saved), asdict(wanted)
+def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type) -> PolicyConfig:
+    theirs, ours = _settings(saved, options_type), _settings(wanted, options_type)
     for name, value in theirs.items():
         if name not in _FREE and ours[name] != value:
             raise CheckpointError(
                 f"policy.{name} is {ours[name]!r}, but the policy in {folder} was made with {value!r}: "
                 f"set policy.{name}={value} or give another checkpoint"
             )
-    return replace(saved, **{name: ours[name] for name in _FREE})
+    use = {"freeze_stem": ours[_FREEZE]} if _FREEZE in ours else {}
+    return replace(saved, temperature=wanted.temperature, _target_=wanted._target_, options=saved.options | use)
+
+
+def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:
+    """Returns all settings by path, those that are left out with their defaults."""
+    settings = asdict(config)
+    options = asdict(typed(settings.pop("options"), options_type, "policy.options"))
+    return settings | {f"options.{name}": value for name, value in options.items()}
 
 
 def _is_statistic(name: str) -> bool:
@@ -133,6 +143,7 @@ def write_json(path: Path, value: Mapping[str, object]) -> None:
 class KeptInFolder:
     """Keeps a policy in such a folder: a class first in the bases of policies that are made of (config, env, seed)."""
 
+    options_type: ClassVar[type] = NoOptions  # of policy.options: a dataclass
     config: PolicyConfig
     env: EnvSpec
     module: nn.Module
@@ -148,7 +159,7 @@ class KeptInFolder:
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
         """
-        saved = read_folder(folder, config)
+        saved = read_folder(folder, config, cls.options_type)
         policy = cls.unloaded(saved.config, saved.env)
         saved.restore(policy.module)
         return policy

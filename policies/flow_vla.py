@@ -10,32 +10,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from policies.flow import Flow
-from policies.tiny_vla import TinyVLA, TinyVLANet
-from rlinf_embodied.config import PolicyConfig
-from rlinf_embodied.config.checks import require
+from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
 
 @dataclass(kw_only=True, slots=True)
-class FlowOptions:
-    """The section policy.options."""
+class FlowOptions(TinyVLAOptions):
+    """The section policy.options; num_bins has no effect."""
 
     steps: int = 4  # K of a chain, in training and evaluation
     expert_size: int = 256  # units of the expert's hidden layers
 
     def __post_init__(self) -> None:
-        for name in ("steps", "expert_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"policy.options.{name}", value, "it must be at least 1", "leave it out")
+        TinyVLAOptions.__post_init__(self)
+        require_numbers(self, "policy.options", "steps", "expert_size", low=1)
 
 
 class ActionExpert(nn.Module):
@@ -65,11 +64,10 @@ class ActionExpert(nn.Module):
 class FlowVLANet(TinyVLANet):
     """The tiny VLA's network with an expert in the place of its head."""
 
-    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+    def __init__(self, options: FlowOptions, critic: Critic, env: EnvSpec) -> None:
         """Builds the modules for an env's cameras, proprioception and chunk."""
-        super().__init__(config, env)
-        options = typed(config.options, FlowOptions, "policy.options")
-        self.head = ActionExpert(env.chunk, env.action_dim, config.hidden_size, options.expert_size)
+        super().__init__(options, critic, env)
+        self.head = ActionExpert(env.chunk, env.action_dim, options.hidden_size, options.expert_size)
 
 
 class FlowVLA(TinyVLA):
@@ -80,8 +78,7 @@ class FlowVLA(TinyVLA):
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, env, seed)
-        options = typed(config.options, FlowOptions, "policy.options")
-        self.flow = Flow(env.chunk, env.action_dim, options.steps)
+        self.flow = Flow(env.chunk, env.action_dim, cast(FlowOptions, self.options).steps)
         self.spec, self.imitation_noise = self.flow.spec(config.name), self.flow.imitation_noise()
 
     # ------------------------------------------------------------------------------------------------------ inference

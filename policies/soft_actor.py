@@ -7,8 +7,8 @@ state [B, P] -> ReLU network -+-> mean [B, C, A]
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from policies.action_distributions import SquashedGaussian
 from policies.checkpoint_folder import KeptInFolder
 from rlinf_embodied.config import PolicyConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
@@ -34,12 +34,23 @@ _INSIDE = 1 - 1e-5  # the largest action that has a density
 _LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
 
 
-class SoftActorNet(nn.Module):
-    """All parameters: `policy.num_layers` hidden layers of `policy.hidden_size`, and two last layers."""
+@dataclass(kw_only=True, slots=True)
+class SoftActorOptions:
+    """The section policy.options."""
 
-    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+    hidden_size: int = 256
+    num_layers: int = 2
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", low=1)
+
+
+class SoftActorNet(nn.Module):
+    """All parameters: `num_layers` hidden layers of `hidden_size`, and two last layers."""
+
+    def __init__(self, options: SoftActorOptions, env: EnvSpec) -> None:
         super().__init__()
-        sizes = [env.proprio_dim, *[config.hidden_size] * config.num_layers]
+        sizes = [env.proprio_dim, *[options.hidden_size] * options.num_layers]
         self.trunk = nn.Sequential(*(layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())))
         self.mean = nn.Linear(sizes[-1], env.chunk * env.action_dim)
         self.log_std = nn.Linear(sizes[-1], env.chunk * env.action_dim)
@@ -57,7 +68,7 @@ class SoftActorNet(nn.Module):
 class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
     """The network behind the protocols; features: "state" [B, P].  It has no value: critics are the learner's."""
 
-    options_type: ClassVar[type] = NoOptions
+    options_type = SoftActorOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
@@ -65,7 +76,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         Raises:
             ConfigError: the env's actions are choices, or it shows images or no state.
         """
-        typed(config.options, NoOptions, "policy.options")
+        options = typed(config.options, SoftActorOptions, "policy.options")
         rule = f"the actions of {env.task} are the choice of one of several, and this policy's are real numbers"
         require(not env.categorical, "policy.name", config.name, rule, "use policy=actor_critic with train_vla.py")
         rule = f"{config.name} acts on a state alone"
@@ -78,7 +89,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
-            self.module: SoftActorNet = SoftActorNet(config, env)
+            self.module: SoftActorNet = SoftActorNet(options, env)
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:

@@ -12,6 +12,7 @@ bin it knows of the neighbours, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -22,9 +23,10 @@ from policies.critic import Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.options import NoOptions
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
@@ -33,21 +35,37 @@ _LIMIT = 10.0  # deviations
 _FIRST_MEANS = 0.01  # scale of the last layer's first weights: the first means are about 0
 
 
+@dataclass(kw_only=True, slots=True)
+class StateOptions:
+    """The section policy.options."""
+
+    num_bins: int = 33  # values per action dimension
+    hidden_size: int = 256
+    num_layers: int = 2
+    critic_hidden_size: int = 256
+    initial_std: float = 0.5  # of the actions of a new policy
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "policy.options", "hidden_size", "num_layers", "critic_hidden_size", low=1)
+        require_numbers(self, "policy.options", "initial_std", low=0, above=True)
+        require_numbers(self, "policy.options", "num_bins", low=2)
+
+
 class StateNet(nn.Module):
     """All parameters: the network of means, the deviations, the value head."""
 
     centres: Tensor
 
-    def __init__(self, config: PolicyConfig, env: EnvSpec, orthogonal: bool) -> None:
+    def __init__(self, options: StateOptions, env: EnvSpec, orthogonal: bool) -> None:
         """Builds the modules for an env's privileged state and chunk.
 
         Orthogonal first weights are a decomposition of each matrix: 30 s on a core for 100 million of them.
         """
         super().__init__()
-        seen, width, actions = env.privileged_dim - CLOCK_COLUMNS, config.hidden_size, env.chunk * env.action_dim
+        seen, width, actions = env.privileged_dim - CLOCK_COLUMNS, options.hidden_size, env.chunk * env.action_dim
         self.privileged_scale = Standardise(env.privileged_dim, _LIMIT)
         layers: list[nn.Module] = []
-        for size in [seen, *[width] * (config.num_layers - 1)]:
+        for size in [seen, *[width] * (options.num_layers - 1)]:
             layers += [nn.Linear(size, width), nn.Tanh()]
         last = nn.Linear(width, actions)
         for layer, gain in [(layer, 2**0.5) for layer in layers if isinstance(layer, nn.Linear)] + [
@@ -57,9 +75,9 @@ class StateNet(nn.Module):
                 nn.init.orthogonal_(layer.weight, gain)
                 nn.init.zeros_(layer.bias)
         self.means = nn.Sequential(*layers, last, nn.Unflatten(1, (env.chunk, env.action_dim)))
-        self.log_std = nn.Parameter(torch.full((env.chunk, env.action_dim), config.initial_std).log())
-        self.register_buffer("centres", torch.linspace(-1.0, 1.0, config.num_bins), persistent=False)
-        self.value = ValueHead(env.privileged_dim, config.critic_hidden_size)
+        self.log_std = nn.Parameter(torch.full((env.chunk, env.action_dim), options.initial_std).log())
+        self.register_buffer("centres", torch.linspace(-1.0, 1.0, options.num_bins), persistent=False)
+        self.value = ValueHead(env.privileged_dim, options.critic_hidden_size)
 
     def logits(self, state: Tensor) -> Tensor:
         """Returns the logits [B, C, A, bins] of privileged states [B, Q], whose clock is not looked at."""
@@ -71,7 +89,7 @@ class StateNet(nn.Module):
 class StatePolicy(KeptInFolder, ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
-    options_type: ClassVar[type] = NoOptions  # of policy.options; a subclass may have some
+    options_type: ClassVar[type[StateOptions]] = StateOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int | None) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
@@ -83,10 +101,11 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
         """
         _check(config, env)
         self.config, self.env = config, env
+        self.options = typed(config.options, self.options_type, "policy.options")
         self.spec = token_spec(config, env)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed or 0, "policy")) >> 1)
-            net = StateNet(config, env, orthogonal=seed is not None)
+            net = StateNet(self.options, env, orthogonal=seed is not None)
         self.module: StateNet = net.eval()
 
     @classmethod
@@ -136,7 +155,7 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""
-        last = self.config.num_bins - 1
+        last = self.options.num_bins - 1
         tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
         return -self.evaluate(features, {"tokens": tokens}, 1.0).log_probs.mean((1, 2)).sum()
 

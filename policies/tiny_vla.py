@@ -12,6 +12,7 @@ chunk's log-prob is the exact sum over its tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,15 +27,41 @@ from policies.vision import MAPS, Pool, Stem, image_features, of_cameras
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.options import NoOptions
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
 from rlinf_embodied.randomness import words
 
 _FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
 _REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
 _LIMIT = 10.0  # deviations; RL leaves the demonstrations' range, and a frozen scale must not blow up there
+
+
+@dataclass(kw_only=True, slots=True)
+class TinyVLAOptions:
+    """The section policy.options."""
+
+    num_bins: int = 33  # values per action dimension
+    stem_width: int = 64  # channels of the convolutional stem
+    keypoints: int = 32  # spatial-softmax keypoints per camera
+    instruction_length: int = 8  # word tokens; the rest of a longer instruction is folded into the last one
+    hidden_size: int = 128  # of the causal transformer
+    num_layers: int = 2
+    num_heads: int = 4
+    critic_hidden_size: int = 256
+    freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
+
+    def __post_init__(self) -> None:
+        require_numbers(
+            self, "policy.options", "stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", low=1
+        )
+        require_numbers(self, "policy.options", "num_heads", "critic_hidden_size", low=1)
+        require_numbers(self, "policy.options", "num_bins", low=2)
+        rule = f"it must be a multiple of policy.options.num_heads={self.num_heads}"
+        fits = self.hidden_size % self.num_heads == 0
+        require(fits, "policy.options.hidden_size", self.hidden_size, rule, "change one of the two")
 
 
 def _adapter(in_features: int, hidden_size: int) -> nn.Sequential:
@@ -44,25 +71,25 @@ def _adapter(in_features: int, hidden_size: int) -> nn.Sequential:
 class TinyVLANet(nn.Module):
     """All parameters of the policy: stem, pooling, adapters, transformer, action head, value head, helper head."""
 
-    def __init__(self, config: PolicyConfig, env: EnvSpec) -> None:
+    def __init__(self, options: TinyVLAOptions, critic: Critic, env: EnvSpec) -> None:
         """Builds the modules for an env's cameras, proprioception and chunk."""
         super().__init__()
-        num_cameras, d = len(env.cameras), config.hidden_size
-        self.stem = Stem(num_cameras, config.stem_width)
-        self.pool = Pool(config.stem_width, config.keypoints, env.image_sizes)
+        num_cameras, d = len(env.cameras), options.hidden_size
+        self.stem = Stem(num_cameras, options.stem_width)
+        self.pool = Pool(options.stem_width, options.keypoints, env.image_sizes)
         self.vision_scale = Standardise(num_cameras * self.pool.out_features, _LIMIT)
         self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
-        self.words = nn.Embedding(WordTokenizer(config.instruction_length).size, d)
+        self.words = nn.Embedding(WordTokenizer(options.instruction_length).size, d)
         self.cameras = nn.ModuleList([_adapter(self.pool.out_features, d) for _ in range(num_cameras)])
         self.body = _adapter(env.proprio_dim, d)
         self.queries = nn.Parameter(torch.randn(env.chunk, d))
-        self.transformer = LlamaModel(_transformer_config(config, 1 + num_cameras + env.chunk))
+        self.transformer = LlamaModel(_transformer_config(options, 1 + num_cameras + env.chunk))
         self.transformer.set_input_embeddings(nn.Identity())  # everything enters as embeddings: no table to train
-        self.head: nn.Module = nn.Linear(d, env.action_dim * config.num_bins)
+        self.head: nn.Module = nn.Linear(d, env.action_dim * options.num_bins)
         self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
-        privileged = config.critic is Critic.privileged
+        privileged = critic is Critic.privileged
         self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
-        self.value = ValueHead(env.privileged_dim if privileged else d, config.critic_hidden_size)
+        self.value = ValueHead(env.privileged_dim if privileged else d, options.critic_hidden_size)
 
     def hidden(self, pooled: Tensor, proprio: Tensor, tokens: Tensor) -> Tensor:
         """Returns the queries' hidden states [B, C, d] of pooled vision [B, K, D], proprioception and word numbers."""
@@ -76,16 +103,16 @@ class TinyVLANet(nn.Module):
         return output[:, -self.queries.shape[0] :]
 
 
-def _transformer_config(config: PolicyConfig, num_other_tokens: int) -> LlamaConfig:
+def _transformer_config(options: TinyVLAOptions, num_other_tokens: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=1,
         bos_token_id=None,
         eos_token_id=None,
-        hidden_size=config.hidden_size,
-        intermediate_size=2 * config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        max_position_embeddings=config.instruction_length + num_other_tokens,
+        hidden_size=options.hidden_size,
+        intermediate_size=2 * options.hidden_size,
+        num_hidden_layers=options.num_layers,
+        num_attention_heads=options.num_heads,
+        max_position_embeddings=options.instruction_length + num_other_tokens,
         use_cache=False,
     )
 
@@ -98,7 +125,7 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
     """
 
     _net = TinyVLANet
-    options_type: ClassVar[type] = NoOptions  # of policy.options; a subclass may have some
+    options_type: ClassVar[type[TinyVLAOptions]] = TinyVLAOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with weights that are a function of the seed; the global generator is left as it was.
@@ -108,17 +135,18 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         """
         _check(config, env)
         self.config, self.env = config, env
+        self.options = typed(config.options, self.options_type, "policy.options")
         self.spec = token_spec(config, env)
-        self._tokenizer = WordTokenizer(config.instruction_length)
+        self._tokenizer = WordTokenizer(self.options.instruction_length)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
-            net = self._net(config, env)
+            net = self._net(self.options, config.critic, env)
         self.module: TinyVLANet = net.eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
         """Returns what RL caches: feature maps where the stem is frozen, else the images themselves."""
-        return self.encode_frozen(observation) if self.config.freeze_stem else self.encode_trainable(observation)
+        return self.encode_frozen(observation) if self.options.freeze_stem else self.encode_trainable(observation)
 
     @torch.no_grad()
     def encode_frozen(self, observation: Observation) -> Features:
@@ -146,7 +174,7 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         return self.module.hidden(self._pool(features), features["proprio"], features["tokens"])
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.module.head(hidden).unflatten(-1, (self.spec.action_dim, self.config.num_bins))
+        return self.module.head(hidden).unflatten(-1, (self.spec.action_dim, self.options.num_bins))
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
@@ -158,7 +186,7 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         logits = self._logits(self._hidden(features))
         tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
-        actions = places * (2.0 / (self.config.num_bins - 1)) - 1.0
+        actions = places * (2.0 / (self.options.num_bins - 1)) - 1.0
         return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 
     def evaluate(
@@ -184,7 +212,7 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what the policy loss trains in RL: all but value head, helper head and a frozen stem."""
         return self._parameters(
-            exclude=("value.", "object_position.", *(("stem.",) if self.config.freeze_stem else ()))
+            exclude=("value.", "object_position.", *(("stem.",) if self.options.freeze_stem else ()))
         )
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -236,9 +264,9 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         return error.square().mean(-1).sum()
 
     def _soft_labels(self, actions: Tensor) -> Tensor:
-        last = self.config.num_bins - 1
+        last = self.options.num_bins - 1
         place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
-        distance = place[..., None] - torch.arange(self.config.num_bins, device=actions.device)
+        distance = place[..., None] - torch.arange(self.options.num_bins, device=actions.device)
         return F.softmax(-2.0 * distance.square(), dim=-1)
 
 

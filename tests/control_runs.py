@@ -34,7 +34,7 @@ SMALL = {
     "env.block_size": 2,
     "env.chunks_per_rollout": 5,
     "cluster": "serial",
-    "policy.hidden_size": 16,
+    "policy.options.hidden_size": 16,
     "algorithm.critic_hidden_size": 16,
     "algorithm.batch_size": 16,
     "algorithm.capacity": 120,  # transitions are overwritten

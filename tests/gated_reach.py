@@ -21,6 +21,8 @@ _POLL_S = 0.02
 class GatedSimulator(PointSimulator):
     """Waits in its steps from the seventeenth on for the file that RLINF_TEST_GATE names; without it, for nothing."""
 
+    _steps_run = 0
+
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Moves the points of these rows, once it may."""
         gate = os.environ.get("RLINF_TEST_GATE")
@@ -28,6 +30,7 @@ class GatedSimulator(PointSimulator):
             print("waiting at the gate", flush=True)
         while gate and self._steps_run >= OPEN_STEPS and not Path(gate).exists():
             time.sleep(_POLL_S)
+        self._steps_run += 1
         super().step(actions, rows)
 
 

@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -21,12 +22,23 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.warm_start import warm_start
 from rlinf_embodied.embodied.warm_start_stage import WarmStartStageConfig
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.interfaces.options import NoOptions
 from rlinf_embodied.planning.notation import resolve
+from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.trainer import Trainer
 
+OPTION = "policy.options."
+POLICIES = {
+    "tiny_vla": "policies.tiny_vla.TinyVLA",
+    "flow_vla": "policies.flow_vla.FlowVLA",
+    "state": "policies.state_policy.StatePolicy",
+    "actor_critic": "policies.actor_critic.ActorCritic",
+    "soft_actor": "policies.soft_actor.SoftActor",
+}
 TINY = {
     "env": "point_reach",
     "cluster": "serial",
@@ -38,14 +50,14 @@ TINY = {
     "env.chunk": 4,
     "env.horizon": 12,
     "env.chunks_per_rollout": 4,  # rollouts cut episodes, which have three chunks
-    "policy.hidden_size": 32,
-    "policy.num_layers": 1,
-    "policy.num_heads": 2,
-    "policy.stem_width": 16,
-    "policy.keypoints": 4,
-    "policy.num_bins": 9,
-    "policy.critic_hidden_size": 16,
-    "policy.instruction_length": 4,
+    "policy.options.hidden_size": 32,
+    "policy.options.num_layers": 1,
+    "policy.options.num_heads": 2,
+    "policy.options.stem_width": 16,
+    "policy.options.keypoints": 4,
+    "policy.options.num_bins": 9,
+    "policy.options.critic_hidden_size": 16,
+    "policy.options.instruction_length": 4,
     "algorithm.epochs": 2,
     "algorithm.num_minibatches": 2,
     "algorithm.value_epochs": 2,
@@ -74,7 +86,18 @@ GRPO = [
 def tiny_overrides(*overrides: str) -> list[str]:
     """Returns the command line of a run that takes about a second; each key is given once, so `overrides` win."""
     given = dict(text.split("=", 1) for text in overrides)
-    return [f"{key}={value}" for key, value in (TINY | given).items()]
+    known = _options_of(given.get("policy._target_") or POLICIES.get(given.get("policy", "tiny_vla"), ""))
+    start = {k: v for k, v in TINY.items() if not k.startswith(OPTION) or k.removeprefix(OPTION) in known}
+    return [f"{key}={value}" for key, value in (start | given).items()]
+
+
+def _options_of(target: str | None) -> list[str]:
+    """Returns the names of the options that a policy has."""
+    try:
+        kind = getattr(load_target(target or ""), "options_type", NoOptions)
+    except (RlinfError, ValueError):
+        return []
+    return [each.name for each in fields(kind)]
 
 
 def tiny(*overrides: str) -> TrainConfig:

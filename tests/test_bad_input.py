@@ -27,8 +27,10 @@ PATIENCE_S = 20.0  # of processor time: what is imported for a message, whatever
 # (command, words, parts of the message); what composing a config refuses is in test_config.py
 WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env._target_=nowhere.make_env", ["env._target_ is 'nowhere.make_env'", "nowhere"]),
+    (VLA, "policy.options.num_layers=two", ["policy.options.num_layers is 'two'", "Integer"]),
+    (VLA, "policy.options.hidden_size=31", ["hidden_size is 31", "multiple of policy.options.num_heads", "change one"]),
     (VLA, "policy._target_=policies.none.Policy", ["policy._target_ is 'policies.none.Policy'", "policies.none"]),
-    (VLA, "env=point_reach env.options.crash_at_step=x", ["env.options.crash_at_step is 'x'", "a number is needed"]),
+    (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",

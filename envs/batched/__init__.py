@@ -1,9 +1,9 @@
 """N CPU PhysX scenes in one process behind ManiSkill's batched (GPU) code path.
 
 ManiSkill has two code paths: one scene with per-object getters (CPU), or N scenes whose state lies in tensors of one
-`PhysxGpuSystem` (GPU).  Here `physics.PhysicsBatch` plays the GPU system but owns one `PhysxCpuSystem` per scene, so
-that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row is bit for
-bit that of a stock single env.
+`PhysxGpuSystem` (GPU).  Here `physics.PhysicsBatch` stands in for the GPU system but owns one `PhysxCpuSystem` per
+scene, so that controllers, evaluation, reward and observations run once for all N rows, while the physics of every row
+is bit for bit that of a stock single env.
 
     build                     makes it: which class, with which arguments, and whether the task's rows equal stock envs
     task.BatchedTask          a ManiSkill task class with N rows: a whole env, with partial resets and rows at rest

@@ -172,7 +172,7 @@ class Drives:
     def take(self) -> Callable[[int], object]:
         """Takes the assigned targets and returns what sets those of one scene.
 
-        Targets of scenes at rest are dropped thereby: their next episode sets its own.
+        This drops targets of scenes at rest: their next episode sets new ones.
         """
         if not self.buffer.touched:
             return lambda scene: None

@@ -1,4 +1,4 @@
-"""Builds N CPU rows of a ManiSkill task, if every row equals a stock single env; this is found out by comparing.
+"""Builds N CPU rows of a ManiSkill task, and compares them with stock single envs, which they must equal.
 
 The results of a long comparison (`experiments.bench.coverage`) for the installed versions are in `covered.json`; any
 other task is compared for a few steps, once per machine.

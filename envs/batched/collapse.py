@@ -1,7 +1,7 @@
 """Edge collapse by quadric error (Garland and Heckbert, 1997), for the last few hundred triangles of a mesh.
 
 Fast libraries pass over the edges with a growing threshold; with few triangles left that ruins shapes.  Here the edge
-with the least error goes first, always.
+with the smallest error always goes first.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Work:
         return len(self.faces)
 
     def collapse_next(self) -> bool:
-        """Collapses the edge with the least error that may go; False if there is none."""
+        """Collapses the edge with the smallest error that may go; False if there is none."""
         while self.heap:
             _, a, b, stamp_a, stamp_b, place = heapq.heappop(self.heap)
             if a not in self.points or b not in self.points:
@@ -143,7 +143,7 @@ def _add_planes(
 
 
 def _cheapest(quadric: np.ndarray, a: Point, b: Point) -> tuple[float, Point]:
-    """Returns the least error on which both ends of an edge can meet, and where that is."""
+    """Returns the smallest error at which both ends of an edge can meet, and the point."""
     (xx, xy, xz, x), (_, yy, yz, y), (_, _, zz, z), (_, _, _, one) = quadric.tolist()
 
     def error(p: Point) -> float:

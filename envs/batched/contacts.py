@@ -27,7 +27,6 @@ class ContactTable:
         self._paired: set[object] = set()  # bodies of pair queries
 
     def invalidate(self, scenes: Iterable[int]) -> None:
-        """Marks the contacts of these scenes as out of date."""
         self._stale.update(scenes)
 
     def create_query(self, keys: Sequence) -> SimpleNamespace:
@@ -57,7 +56,6 @@ class ContactTable:
                     impulses[k] = total_impulse(contacts)
 
     def read(self, scene: int) -> None:
-        """Fetches the contacts of a scene."""
         self._stale.discard(scene)
         self._tables.pop(scene, None)
         if not self._paired and not self._single:

@@ -1,4 +1,4 @@
-"""The controllers of a task's robots: what a batched env changes in them, and whether they act between two steps.
+"""The controllers of a task's robots: changes for a batched env, and whether they act between two steps.
 
 End-effector controllers solve for joint targets as on the CPU, N rows at a time; on a GPU, ManiSkill takes one step
 along the Jacobian, which gives other targets.

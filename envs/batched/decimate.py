@@ -1,4 +1,4 @@
-"""Lighter visual meshes for software rendering, where a small image costs what its vertices cost."""
+"""Lighter visual meshes for software rendering, where vertices dominate the cost of a small image."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mani_skill.sensors.camera import Camera as SensorCamera
 from envs.batched.meshes import VERSION, Mesh, decimated
 from rlinf_embodied.cache import cached
 
-VIEW_MARGIN = 1.25  # times the field of view: what is a little outside may come in
+VIEW_MARGIN = 1.25  # times the field of view, for bodies that move into it
 UNSEEN = 4.0  # times as wide are pixels for bodies outside every camera's view
-NEAREST_RADII = 0.5  # of a body's bounding sphere: a camera that is nearer sees a part of it only
+NEAREST_RADII = 0.5  # of a body's bounding sphere: a nearer camera sees only a part of it
 SPARED_TRIANGLES = 100  # a body that would not lose as many stays as it is
 
 Camera = sapien.render.RenderCameraComponent
@@ -40,11 +40,9 @@ class Swap:
     light: RenderBody
 
     def show_heavy(self) -> None:
-        """Puts the original in place."""
         _exchange(self.entity, self.light, self.heavy)
 
     def show_light(self) -> None:
-        """Puts the decimated copy in place."""
         _exchange(self.entity, self.heavy, self.light)
 
 
@@ -72,7 +70,7 @@ def decimate_task(task: BaseEnv) -> None:
 
 
 def _pixel(body: RenderBody, cameras: Sequence[Camera]) -> float:
-    """Returns how wide a pixel is at a body, metres: in the camera that sees it largest, rounded to powers of sqrt 2.
+    """Returns the width of a pixel at a body, metres: in the camera nearest to it, rounded to powers of sqrt 2.
 
     Rounding lets rows and nearby bodies share meshes.
     """
@@ -90,9 +88,9 @@ def _width(camera: Camera, points: np.ndarray, nearest: float) -> float:
     forward, left, up = world_to_camera[:3, :3] @ points.T + world_to_camera[:3, 3:]
     slope = np.tan(camera.fovy / 2)
     aside = VIEW_MARGIN * slope * forward
-    seen = (forward > camera.near) & (abs(left) < aside) & (abs(up) < aside)
-    if seen.any():
-        return 2 * slope * max(forward[seen].min(), nearest) / camera.height
+    visible = (forward > camera.near) & (abs(left) < aside) & (abs(up) < aside)
+    if visible.any():
+        return 2 * slope * max(forward[visible].min(), nearest) / camera.height
     distance = (forward**2 + left**2 + up**2).min() ** 0.5
     return UNSEEN * 2 * slope * max(distance, nearest) / camera.height
 

@@ -3,10 +3,10 @@
 SAPIEN solves one row a call: some seventy iterations of small matrices.  `clik.c` runs the same iteration, a row per
 SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last
 bits of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are
-certain.  A target out of the arm's reach has no solution, see reach.py.  All other rows go to SAPIEN: in practice those
-without solution that are just within reach, on which the iteration is chaotic, and about a percent of the others.  So
-does everything where there is no compiler, where a chain has other joints than revolute and prismatic ones, or where a
-trial of a new chain does not agree with SAPIEN.
+certain.  A target out of the arm's reach has no solution, see chain.Reach.  All other rows go to SAPIEN: in practice
+those without solution that are just within reach, on which the iteration is chaotic, and about a percent of the others.
+So does everything without a compiler, for a chain with other joints than revolute and prismatic ones, and for a new
+chain whose trial does not agree with SAPIEN.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class RowSolver:
     def run(
         self, rows: Sequence[int], qpos: np.ndarray, poses: np.ndarray, targets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solves what is certain, in C; returns joint values [R, joints], their margins [R] in rad, and status [R]."""
+        """Solves the certain rows in C; returns joint values [R, joints], their margins [R] in rad, and status [R]."""
         assert self.chain is not None
         assert self.library is not None
         assert qpos.dtype == poses.dtype == targets.dtype == np.float32
@@ -146,7 +146,7 @@ class RowSolver:
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """Returns the compiled `clik.c`; None, said once in the log, where it cannot be compiled or loaded."""
+    """Returns the compiled `clik.c`; None, with one log entry, if it cannot be compiled or loaded."""
     try:
         library = ctypes.CDLL(str(_compiled()))
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""Meshes with as many triangles as show: simplified to a fraction of a pixel."""
+"""Meshes simplified to a fraction of a pixel."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Mesh:
 
 
 def decimated(mesh: Mesh, pixel: float) -> Mesh:
-    """Returns a copy of a mesh with the triangles that show in images where a pixel is this wide.
+    """Returns a copy of a mesh with the triangles that are visible in images where a pixel is this wide.
 
     Args:
         mesh: one part of a visual shape.
         pixel: width of a pixel in the mesh's unit of length.
 
     Returns:
-        A mesh of at most as many triangles, none if it cannot be seen; one with few is returned as it is.
+        A mesh of at most as many triangles, none if it is too small to see; one with few is returned unchanged.
     """
     if _diagonal(mesh) < LOST_PIXELS * pixel:
         return Mesh(mesh.vertices[:0], mesh.triangles[:0], mesh.normals[:0], mesh.uvs[:0])

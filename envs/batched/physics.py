@@ -51,7 +51,6 @@ class PhysicsBatch:
         self._invalidate(range(self.num_scenes))
 
     def _invalidate(self, scenes: Collection[int]) -> None:
-        """Marks what was read from these scenes as out of date."""
         if not scenes:
             return
         self._stale.update(scenes)
@@ -61,7 +60,6 @@ class PhysicsBatch:
     # ------------------------------------------------------------------------------------ properties of a physx system
     @property
     def timestep(self) -> float:
-        """Seconds of simulated time per step."""
         return self.systems[0].timestep
 
     @timestep.setter
@@ -140,7 +138,6 @@ class PhysicsBatch:
 
     # -------------------------------------------------------------------------------------------------------- stepping
     def step(self) -> None:
-        """Steps every active scene once."""
         self.gpu_apply_articulation_target_position()  # interpolating controllers set targets before each step
         self.gpu_apply_articulation_target_velocity()
         for i in self.active:
@@ -204,7 +201,6 @@ class PhysicsBatch:
     gpu_fetch_articulation_link_pose = gpu_fetch_articulation_link_velocity = gpu_fetch_rigid_dynamic_data
 
     def gpu_fetch_articulation_qpos(self) -> None:
-        """Brings positions, velocities and drive targets of joints up to date."""
         if self._joints_old:
             self._join()
             for name, source in self._layout.joint_source.items():
@@ -221,12 +217,10 @@ class PhysicsBatch:
 
     @property
     def cuda_articulation_qacc(self) -> SimpleNamespace:
-        """Joint accelerations [articulations, dof]."""
         return self._gathered(lambda articulation: articulation.qacc)
 
     @property
     def cuda_articulation_link_incoming_joint_forces(self) -> SimpleNamespace:
-        """Incoming joint forces [articulations, links, 6]."""
         return self._gathered(lambda articulation: articulation.get_link_incoming_joint_forces())
 
     def _gathered(self, get: Callable[[physx.PhysxArticulation], np.ndarray]) -> SimpleNamespace:
@@ -290,7 +284,6 @@ class PhysicsBatch:
         self._invalidate(scenes)
 
     def _apply_joint_values(self, name: str) -> None:
-        """Hands assigned positions, velocities or forces of joints to PhysX."""
         buffer, changed = getattr(self, f"cuda_articulation_{name}"), set()
         for row, _ in buffer.take_dirty_rows():
             articulation = self.articulations[row]
@@ -308,11 +301,9 @@ class PhysicsBatch:
             set_targets(i)
 
     def gpu_apply_articulation_target_position(self) -> None:
-        """Hands assigned position targets to the drives of active scenes."""
         self._apply_targets(self.position_drives)
 
     def gpu_apply_articulation_target_velocity(self) -> None:
-        """Hands assigned velocity targets to the drives of active scenes."""
         self._apply_targets(self.velocity_drives)
 
     # -------------------------------------------------------------------------------------------------------- contacts

@@ -96,7 +96,6 @@ class RenderGroup:
         self.versions = [0] * len(scenes)  # of the appearance of each scene
 
     def update_render(self) -> None:
-        """Brings the renderers up to date with the physics."""
         for row, scene in enumerate(self._scenes):
             appearance = _appearance_of(scene)
             if appearance != self._appearance[row]:

@@ -1,4 +1,9 @@
-"""ManiSkill's scene object over N CPU scenes."""
+"""ManiSkill's scene object over N CPU scenes, and changes of the objects in it; classes and modules stay stock.
+
+The rows of bodies, articulations and joints are written where ManiSkill itself keeps them on a GPU.  A few methods are
+replaced in the objects: because the CPU does it otherwise (visibility, camera matrices, inverse kinematics in
+`controllers`), or because the same takes fewer operations (drive targets, grasping).
+"""
 
 from __future__ import annotations
 
@@ -128,12 +133,12 @@ def structs_of(env: BaseEnv) -> list[BaseStruct]:
 
     Those of ManiSkill's scene are among them; merged links are known to the task alone.
     """
-    structs, seen, waiting = [], {}, [env]
+    structs, visited, waiting = [], {}, [env]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+        if id(value) in visited or isinstance(value, type | ModuleType | FunctionType):
             continue
-        seen[id(value)] = value  # kept, so that no other object gets its id
+        visited[id(value)] = value  # kept, so that no other object gets the same id
         if isinstance(value, BaseStruct) and value.scene is env.scene:
             structs.append(value)
         if isinstance(value, dict):
@@ -146,7 +151,7 @@ def structs_of(env: BaseEnv) -> list[BaseStruct]:
 
 
 def adopt_structs(env: BaseEnv) -> None:
-    """Tells every struct of an env its rows; the physics has numbered them (`PhysicsBatch.number`)."""
+    """Gives every struct of an env its rows, as numbered by `PhysicsBatch.number`."""
     for struct in structs_of(env):
         if isinstance(struct, PhysxRigidBodyComponentStruct):
             _adopt_bodies(struct)

@@ -57,12 +57,12 @@ def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSy
 
 
 def packed_state(system: physx.PhysxCpuSystem) -> np.ndarray:
-    """Returns the values of all bodies and joints, float32; see layout.py for their order."""
+    """Returns the values of all bodies and joints, float32; see buffers.PackLayout for their order."""
     return np.frombuffer(system.pack(), np.float32)
 
 
 def put_back(system: physx.PhysxCpuSystem, built: np.ndarray) -> None:
-    """Moves bodies and joints to where they were in a packed state: a reset need not place what a task never places."""
+    """Restores the poses of bodies and joints in a packed state: a task need not place every body at a reset."""
     moved = packed_state(system) != built
     bodies = system.rigid_dynamic_components
     at = 13 * len(bodies)

@@ -1,13 +1,13 @@
-"""The shaders of the cameras: SAPIEN's own, less what costs a CPU time and leaves no trace in the images.
+"""The shaders of the cameras: SAPIEN's, without the parts that cost CPU time and do not change the images.
 
 Which lines are left out is declared in EDITS.  In scenes without an environment map the images stay the
 same bit for bit without
 
 1. reflections of the environment, black there: two look-ups per pixel, and a table (the BRDF's integral) that takes
    seven seconds to fill when the first image of a process is taken;
-2. in the colour pack, positions and segmentation, and with them a third of what is interpolated across triangles;
-3. in the colour pack, the second pass, which blends with the background: black, so that only what is transparent
-   differs.  The alpha of such pixels tells, see `shows_through`, and their camera needs the whole pack.
+2. in the colour pack, positions and segmentation, and with them a third of the values interpolated across triangles;
+3. in the colour pack, the second pass, which blends with the background: black, so that only transparent pixels
+   differ.  Their alpha identifies them, see `shows_through`, and their camera needs the whole pack.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KNOWN_FILES = {  # blake2b of the texts that the line numbers below belong to
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What is changed in a file; lines count from 1, as in `Edit(cut=((100, 100), (111, 115)))`."""
+    """The changes of a file; lines count from 1, as in `Edit(cut=((100, 100), (111, 115)))`."""
 
     cut: tuple[tuple[int, int], ...] = ()  # first and last line of each part that is taken out
     renamed: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # line: (name in it, new name)
@@ -64,8 +64,8 @@ EDITS: dict[str, dict[str, Edit | None]] = {  # by pack and file; None: the pack
 def unknown_files() -> list[str]:
     """Returns which of SAPIEN's files are missing or have another text than the edits were declared for."""
     paths = {name: STOCK_FOLDER / name for name in KNOWN_FILES}
-    found = {n: hashlib.blake2b(p.read_bytes(), digest_size=16).hexdigest() for n, p in paths.items() if p.is_file()}
-    return [name for name, digest in KNOWN_FILES.items() if found.get(name) != digest]
+    digests = {n: hashlib.blake2b(p.read_bytes(), digest_size=16).hexdigest() for n, p in paths.items() if p.is_file()}
+    return [name for name, digest in KNOWN_FILES.items() if digests.get(name) != digest]
 
 
 def made_packs() -> Path:
@@ -82,7 +82,7 @@ def made_packs() -> Path:
 
 
 def made_files() -> dict[str, str]:
-    """Returns the texts of the packs and of what they include, by path."""
+    """Returns the texts of the packs and their includes, by path."""
     made = {}
     for name in KNOWN_FILES:
         folder, file = name.split("/")
@@ -147,7 +147,7 @@ def current_pack() -> str:
 
 
 def pack_of(camera: Camera) -> Pack:
-    """Returns which shaders a camera gets when it is added to a scene; those that nobody noted: the whole pack."""
+    """Returns the shaders that a camera gets when it is added to a scene; by default the whole pack."""
     return _packs.get(camera, Pack.whole)
 
 

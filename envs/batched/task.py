@@ -51,7 +51,7 @@ class BatchedTask:
 
     @property
     def backend(self) -> BackendInfo:
-        """CPU tensors, yet under a name and with a simulation device of its own.
+        """CPU tensors, with a separate backend name and simulation device.
 
         BaseEnv refuses N > 1 rows where the backend is called "physx_cpu", and applies drive targets only where the
         simulation device says "cuda".
@@ -101,15 +101,15 @@ class BatchedTask:
             Observation and info of all N rows.
 
         Raises:
-            SimulatorError: another number of seeds, rows that do not exist or come twice, or some rows only where all
-                are to be built anew.
+            SimulatorError: another number of seeds, rows that do not exist or come twice, or only some rows of a
+                reset that rebuilds all.
         """
         options = dict(options or {})
         rows = chosen_rows(options.get("env_idx"), self.num_envs)
         rebuild = options.get("reconfigure") or (self.reconfiguration_freq != 0 and self._reconfig_counter == 0)
         if rebuild and len(rows) != self.num_envs:
             raise SimulatorError(
-                f"reset of envs {short(rows)} would build all {self.num_envs} anew: reset all at once, or use "
+                f"reset of envs {short(rows)} would rebuild all {self.num_envs}: reset all at once, or use "
                 "reconfiguration_freq=0"
             )
         if not hasattr(self, "_seeds"):  # construction
@@ -126,16 +126,16 @@ class BatchedTask:
         return self._last_obs, {**info, "reconfigure": False}
 
     def _observe(self, info: dict, rows: Sequence[int], options: dict) -> object:
-        """Returns what all rows see, with the caller's own observations of rows that were reset to given states."""
+        """Returns all rows' observations, the caller's for rows that were reset to given states."""
         given = options.get("reset_to_env_states", {}).get("obs")
         if given is None:
             return self.get_obs(info)
-        seen = tree_map(torch.clone, self._last_obs)
-        tree.replace(seen, torch.as_tensor(rows), common.to_tensor(given, device=self.device))
-        return seen
+        observations = tree_map(torch.clone, self._last_obs)
+        tree.replace(observations, torch.as_tensor(rows), common.to_tensor(given, device=self.device))
+        return observations
 
     def _build(self, seeds: np.ndarray, options: dict) -> tuple[object, dict]:
-        """Builds all scenes anew, each row with its own seed, and starts an episode in every row."""
+        """Rebuilds all scenes, each row with its own seed, and starts an episode in every row."""
         self._row_seeds = seeds
         self._being_reset = torch.ones(self.num_envs, dtype=torch.bool)
         built = super().reset(seed=seeds, options={**options, "reconfigure": True})
@@ -191,7 +191,7 @@ class BatchedTask:
         self.scene._gpu_fetch_all()
 
     def _restore(self, rows: Tensor, options: dict) -> bool:
-        """Whether there are given states, which these rows get."""
+        """Sets the given states of these rows; returns whether there are some."""
         if "reset_to_env_states" not in options:
             return False
         states = options["reset_to_env_states"]["env_states"]
@@ -247,7 +247,6 @@ class BatchedTask:
         self._step_action(actions)
 
     def _step_action(self, action: Tensor | np.ndarray | dict | None) -> Tensor | dict | None:
-        """Runs a control step of the active rows."""
         if isinstance(action, dict) and "control_mode" in action:
             action = self._switched(**action)
         watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes an image of each simulation step

@@ -118,7 +118,6 @@ class Adapter:
         return Start(tasks[seed % len(tasks)], None, seed)
 
     def title(self) -> str:
-        """Returns its name in messages about processes."""
         return self.name
 
     def python(self) -> Path:
@@ -138,7 +137,6 @@ class Adapter:
         raise NotImplementedError
 
     def scene(self, task: int) -> Scene:
-        """Builds a scene."""
         raise NotImplementedError
 
     def oriented(self, image: np.ndarray) -> np.ndarray:

@@ -37,7 +37,6 @@ class Rows:
         self._renderers: dict[int, Any] = {}
 
     def run(self, question: Message) -> Message:
-        """Returns the answer."""
         kinds = {"reset": self._reset, "step": self._step, "images": self._images, "expert": self._expert}
         return kinds[question.kind](question.values["rows"], question)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 from envs.episodes import EpisodeEnv
-from envs.foreign.env import start_processes
+from envs.foreign.env import ForeignSimulator, shares_of, start_processes
 from envs.foreign.process import Local
-from envs.foreign.simulator import ForeignSimulator, shares_of
 from envs.foreign.worker import Rows
 from envs.gym.row import CAMERA, Gymnasium, GymnasiumOptions
 from rlinf_embodied.config import EnvConfig

@@ -131,7 +131,6 @@ class Row:
         self.reset(start.seed)
 
     def step(self, action: np.ndarray) -> None:
-        """Runs one step; action [A] in [-1, 1]."""
         returned = self._parts("step", self.env.step(self.action.decode(action)), _STEP)
         observation, reward, terminated, truncated, info = returned
         self._keep(observation, info)

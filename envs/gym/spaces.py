@@ -86,7 +86,6 @@ class ObservationCode:
 
     @property
     def is_image(self) -> bool:
-        """Whether observations have an image."""
         return self.path is not None
 
     def state(self, observation: Any) -> np.ndarray:
@@ -98,7 +97,6 @@ class ObservationCode:
         return spaces.flatten(self.rest, _kept(self.rest, observation) if self.path else observation)
 
     def image(self, observation: Any) -> np.ndarray:
-        """Returns the image [H, W] or [H, W, channels]."""
         for key in self.path or ():
             observation = observation[key]
         return observation

@@ -16,7 +16,7 @@ from __future__ import annotations
 REASONING = "workflow=reasoning"
 
 _SHORT = ("env.chunks_per_rollout=10", "warm_start.num_demos=24", "warm_start.epochs=2", "warm_start.head_epochs=4")
-_LARGE = ("policy.hidden_size=256", "policy.num_layers=4", "policy.stem_width=96")
+_LARGE = ("policy.options.hidden_size=256", "policy.options.num_layers=4", "policy.options.stem_width=96")
 _ROBOTS = (
     *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", "env.obs_size=128"),
     # every iteration of learning does as much as the next one: no early end
@@ -26,15 +26,21 @@ CASES: dict[str, tuple[str, ...]] = {
     "pick": ("env=maniskill_pick", *_SHORT),
     "pick_large": ("env=maniskill_pick", *_SHORT, *_LARGE),
     # as near to state alone as a policy that sees can be: small images cost next to nothing
-    "pick_state": ("env=maniskill_pick", *_SHORT, "env.obs_size=16", "policy.stem_width=16", "policy.keypoints=4"),
+    "pick_state": (
+        "env=maniskill_pick",
+        *_SHORT,
+        "env.obs_size=16",
+        "policy.options.stem_width=16",
+        "policy.options.keypoints=4",
+    ),
     # chunks of ten actions: twice the physics for each image and each answer
     "cpu_heavy": ("env=maniskill_pick", *_SHORT, "env.chunk=10", "env.chunks_per_rollout=5", "env.obs_size=32"),
     "policy_heavy": ("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
     "point_reach": ("env=point_reach", "warm_start.num_demos=48", "warm_start.epochs=4", "env.chunks_per_rollout=20"),
     # sixteen robots at 30 Hz, each with a camera that a frozen stem of some size looks through
-    "robot": (*_ROBOTS, "policy.stem_width=256", "env.control_hz=30"),
+    "robot": (*_ROBOTS, "policy.options.stem_width=256", "env.control_hz=30"),
     "robot_reuse": (
-        *(*_ROBOTS, "policy.stem_width=128", "env.control_hz=15"),
+        *(*_ROBOTS, "policy.options.stem_width=128", "env.control_hz=15"),
         *("algorithm.epochs=12", "algorithm.value_epochs=24"),
     ),
     "uneven": (
@@ -51,7 +57,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     # 103 million weights are read for each call, for one row or sixteen, and the simulator takes time itself
     "flat_policy": (
-        *("env=maniskill_pick", "policy=state", "policy.hidden_size=7168", "policy.num_layers=3"),
+        *("env=maniskill_pick", "policy=state", "policy.options.hidden_size=7168", "policy.options.num_layers=3"),
         *(
             "algorithm=ppo_dense",
             "env.num_envs=32",

@@ -56,7 +56,7 @@ IMAGE_WORDS = (
     "env.cameras=[base_camera]",
     "env.camera_fov=null",
     f"env.obs_size={PIXELS}",
-    "policy.hidden_size=512",
+    "policy.options.hidden_size=512",
 )
 NATURE = {"net_arch": [], "features_extractor_kwargs": {"cnn_output_dim": 512}}  # of SB3, which are those networks
 

@@ -5,6 +5,8 @@ docs/own_policy.md explains it; own_policy.yaml next to it is the section `polic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -18,21 +20,33 @@ from rlinf_embodied.algorithms.log_probs import (
 )
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
+
+
+@dataclass(kw_only=True, slots=True)
+class Options:
+    """What the section policy.options may hold."""
+
+    num_bins: int = 11  # values per action dimension
+    width: int = 64
 
 
 class ProprioPolicy(KeptInFolder, ImitationPolicy):
     """Two networks on the proprioception: logits of a chunk's actions, and the value before each of them."""
 
+    options_type = Options
+
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Draws its weights from the seed, and leaves the global generator as it was."""
         self.config, self.env = config, env
         self.spec = token_spec(config, env)
-        width = int(config.options.get("width", 64))
+        self.options = typed(config.options, Options, "policy.options")
+        width, num_bins = self.options.width, self.options.num_bins
         self._scale = Standardise(env.proprio_dim, limit=10.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = network(env.proprio_dim, width, env.chunk, env.action_dim, config.num_bins)
+            self._actor = network(env.proprio_dim, width, env.chunk, env.action_dim, num_bins)
             self._critic = network(env.proprio_dim, width, env.chunk)
         self.module = nn.ModuleDict({"proprio_scale": self._scale, "actor": self._actor, "critic": self._critic})
 
@@ -45,7 +59,7 @@ class ProprioPolicy(KeptInFolder, ImitationPolicy):
         """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
         logits = self._actor(features["proprio"])  # [B, C, A, bins]
         tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
-        actions = tokens * (2.0 / (self.config.num_bins - 1)) - 1.0
+        actions = tokens * (2.0 / (self.options.num_bins - 1)) - 1.0
         return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 
     def evaluate(

@@ -9,7 +9,7 @@ from policies.openvla.oft import Head
 from policies.openvla.oft_folder import OftSettings
 from policies.openvla.statistics import Scaling
 from rlinf_embodied.config import LoraSettings, Precision
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 
 OPTIONS = "policy.options"  # in the config
 
@@ -48,6 +48,7 @@ class OpenVLAOptions:
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
     checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
     precision: Precision = Precision.float32  # of the weights
+    critic_hidden_size: int = 256
 
     def __post_init__(self) -> None:
         parallel = self.decoding is Decoding.parallel
@@ -57,6 +58,7 @@ class OpenVLAOptions:
         rule = "only OpenVLA-OFT has an action head"
         require(parallel or self.head is Head.discrete, f"{OPTIONS}.head", self.head, rule, "set decoding=parallel")
         require(self.prompt_length >= 4, f"{OPTIONS}.prompt_length", self.prompt_length, "a prompt is longer", "use 48")
+        require_numbers(self, "policy.options", "critic_hidden_size", low=1)
         require(self.top_k >= 0, f"{OPTIONS}.top_k", self.top_k, "it counts tokens", "use 0 for all")
 
     def settings(self, chunk: int, num_images: int) -> OftSettings:

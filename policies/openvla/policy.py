@@ -143,8 +143,8 @@ class OpenVLAPolicy(ImitationPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(0, "critic")) >> 1)
             if config.critic is Critic.privileged:
-                return ValueHead(env.privileged_dim, config.critic_hidden_size)
-            return _ChunkValueHead(model.network.dim, config.critic_hidden_size, env.chunk)
+                return ValueHead(env.privileged_dim, self.options.critic_hidden_size)
+            return _ChunkValueHead(model.network.dim, self.options.critic_hidden_size, env.chunk)
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:

@@ -40,15 +40,17 @@ class SmolVLAModule(nn.Module):
         self.model = SmolVLANet(options)
         self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
         self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
-        self.value = ValueHead(env.privileged_dim if privileged else options.expert_size, config.critic_hidden_size)
+        self.value = ValueHead(env.privileged_dim if privileged else options.expert_size, options.critic_hidden_size)
 
 
 class SmolVLA(KeptInFolder, ImitationPolicy):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
 
-    Features: "proprio" [B, P], "tokens" int64 [B, L], and either "vision" [B, K * T, d] (policy.freeze_stem) or the
-    raw "images.<name>" of each camera.
+    Features: "proprio" [B, P], "tokens" int64 [B, L], and either "vision" [B, K * T, d] (stem frozen) or the raw
+    "images.<name>" of each camera.
     """
+
+    options_type = SmolVLAOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         """Builds a policy with random weights, a function of the seed; the global generator is left as it was.
@@ -57,7 +59,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
             ConfigError: an option breaks a rule, or the env does not suit the network.
         """
         self._options = typed(config.options, SmolVLAOptions, "policy.options")
-        self._tokenizer = WordTokenizer(config.instruction_length)
+        self._tokenizer = WordTokenizer(self._options.instruction_length)
         _check(config, env, self._options, self._tokenizer)
         self.config, self.env = config, env
         self.flow = Flow(env.chunk, env.action_dim, self._options.steps)
@@ -71,7 +73,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
         """Returns what RL caches: the images' tokens where the eyes are frozen, else the images themselves."""
-        return self.encode_frozen(observation) if self.config.freeze_stem else self.encode_trainable(observation)
+        return self.encode_frozen(observation) if self._options.freeze_stem else self.encode_trainable(observation)
 
     @torch.no_grad()
     def encode_frozen(self, observation: Observation) -> Features:
@@ -126,9 +128,9 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what the policy loss trains in RL: the expert and the projections around it, and what else may learn.
 
-        Without policy.options.expert_only that is the language model, and without policy.freeze_stem the eyes.
+        Without policy.options.expert_only that is the language model, and without policy.options.freeze_stem the eyes.
         """
-        return self._trained(vision=not self.config.freeze_stem)
+        return self._trained(vision=not self._options.freeze_stem)
 
     def value_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters of the value head."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from policies.checkpoint_folder import read_json
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.options import typed
 
@@ -55,11 +55,22 @@ class SmolVLAOptions:
     self_attention_every: int = 2  # layers of the expert; the others see the language model alone
     max_state_dim: int = 32  # shorter vectors are padded with zeros
     max_action_dim: int = 32
+    instruction_length: int = 48  # word tokens
+    critic_hidden_size: int = 256
+    freeze_stem: bool = True  # in RL: the images' tokens are cached with the rollout
 
     def __post_init__(self) -> None:
-        for name in ("steps", "num_layers", "self_attention_every", "max_state_dim", "max_action_dim"):
-            value = getattr(self, name)
-            require(value >= 1, f"policy.options.{name}", value, "it must be at least 1", "leave it out")
+        require_numbers(
+            self,
+            "policy.options",
+            "steps",
+            "num_layers",
+            "self_attention_every",
+            "max_state_dim",
+            "max_action_dim",
+            low=1,
+        )
+        require_numbers(self, "policy.options", "instruction_length", "critic_hidden_size", low=1)
         cell = self.patch_size * self.pixel_shuffle
         rule = f"tokens are squares of {cell} pixels (patch_size * pixel_shuffle)"
         require(self.image_size % cell == 0, "policy.options.image_size", self.image_size, rule, "use a multiple")

@@ -39,11 +39,8 @@ def _high_level_policy() -> PolicyConfig:
     return HighLevelPolicyConfig(
         _target_="policies.actor_critic.ActorCritic",
         name="actor_critic",
-        hidden_size=64,
-        num_layers=2,
         critic=Critic.observation,
         temperature=1.0,
-        initial_std=1.0,
     )
 
 

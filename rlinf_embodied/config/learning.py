@@ -18,36 +18,16 @@ class Critic(StrEnum):
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
-    """A policy and its size."""
+    """A policy: what all of them have; the rest is in `options`, a dataclass in the policy's own module."""
 
     _target_: str = "policies.tiny_vla.TinyVLA"
     name: str = "tiny_vla"
-    num_bins: int = 33  # values per action dimension
-    stem_width: int = 64  # channels of the convolutional stem
-    keypoints: int = 32  # spatial-softmax keypoints per camera
-    instruction_length: int = 8  # word tokens; the rest of a longer instruction is folded into the last one
-    hidden_size: int = 128  # of the causal transformer
-    num_layers: int = 2
-    num_heads: int = 4
     critic: Critic = Critic.privileged
-    critic_hidden_size: int = 256
-    freeze_stem: bool = True  # in RL: its feature maps are cached with the rollout
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
-    initial_std: float = 0.5  # of the actions of a new state policy
-    options: dict[str, Any] = field(default_factory=dict)  # a policy's own, see docs/openvla.md, docs/own_policy.md
+    options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
-        sizes = ("stem_width", "keypoints", "instruction_length", "hidden_size", "num_layers", "num_heads")
-        require_numbers(self, "policy", *sizes, "critic_hidden_size", low=1)
-        require_numbers(self, "policy", "num_bins", low=2)
-        require_numbers(self, "policy", "temperature", "initial_std", low=0, above=True)
-        require(
-            self.hidden_size % self.num_heads == 0,
-            "policy.hidden_size",
-            self.hidden_size,
-            f"it must be a multiple of policy.num_heads={self.num_heads}",
-            "change one of the two",
-        )
+        require_numbers(self, "policy", "temperature", low=0, above=True)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -81,8 +81,8 @@ class _Family:
     accepts: Callable[..., bool]  # which sizes make sense
 
 
-def parse_level(name: str, path: str = "data.level") -> Level:
-    """Returns the level that a name such as "sum4-6-9" stands for; `path` is the config path to name in errors.
+def parse_level(name: str) -> Level:
+    """Returns the level that a name such as "sum4-6-9" stands for.
 
     Raises:
         ConfigError: there is no such family, or its sizes make no sense.
@@ -90,12 +90,12 @@ def parse_level(name: str, path: str = "data.level") -> Level:
     found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
     family = _FAMILIES.get(found[1]) if found else None
     if found is None or family is None:
-        raise ConfigError(f"{path} is {name!r}, but a level is one of {_forms()}: choose one, for example sum4-6-9")
+        raise ConfigError(f"data.level is {name!r}, but a level is one of {_forms()}: choose one, for example sum4-6-9")
     sizes = tuple(int(size) for size in found[2].split("-"))
     if found[1] == "chain" and len(sizes) == 1:
         sizes = sizes * 2
     if len(sizes) != family.form.count("-") + 1 or not family.accepts(*sizes):
-        raise ConfigError(f"{path} is {name!r}, but levels of this family are {family.form}: choose such sizes")
+        raise ConfigError(f"data.level is {name!r}, but levels of this family are {family.form}: choose such sizes")
     return Level(name, found[1], sizes)
 
 

@@ -13,9 +13,7 @@ import re
 from typing import Protocol
 
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.errors import ConfigError
 
-COMPACT_ALPHABET = "0123456789+-*/=;#()x,:?"  # all characters of generated problems in the compact template
 _MARK = "####"
 _BOXED = "\\boxed{"
 _LONGEST_BOX = 1024  # characters that are searched for the closing bracket
@@ -100,17 +98,6 @@ class NaturalTemplate:
 
 
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {"compact": CompactTemplate(), "natural": NaturalTemplate()}
-
-
-def prompt_template(name: str, path: str = "data.prompt_template") -> PromptTemplate:
-    """Returns the template of that name; `path` is the config path to name in errors.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in PROMPT_TEMPLATES:
-        raise ConfigError(f"{path} is {name!r}, but the prompt templates are {', '.join(PROMPT_TEMPLATES)}: choose one")
-    return PROMPT_TEMPLATES[name]
 
 
 def _sentence(problem: Problem) -> str:

@@ -60,8 +60,8 @@ def _require_choices(hierarchy: HierarchyConfig, checkpoint: str) -> None:
     """Checks that a policy was made for such choices: with others it would run, and some would never be made."""
     theirs = saved_sizes(Path(checkpoint))
     ours = {"action_dim": hierarchy.size, "categorical": bool(hierarchy.choices), "chunk": 1}
-    unlike = {name: getattr(theirs, name, value) for name, value in ours.items()}
-    if unlike != ours:
+    unlike = {name: getattr(theirs, name) for name, value in ours.items() if getattr(theirs, name, value) != value}
+    if unlike:
         raise CheckpointError(
             f"hierarchy.checkpoint is {checkpoint!r}, a policy with {unlike}, but these choices need {ours}: give the "
             "folder high/ of a checkpoint of two levels with the same choices, or leave it out"

@@ -103,7 +103,6 @@ class Fingerprint:
     obs_size: int
     chunk: int
     horizon: int
-    num_bins: int
     action_head: str
     libraries: Mapping[str, str] = field(default_factory=dict)  # versions by name
     observations: int = 1  # interfaces/envs.py; checkpoints that do not say have the first
@@ -145,7 +144,6 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> Fingerprint:
         obs_size=env.obs_size,
         chunk=env.chunk,
         horizon=env.horizon,
-        num_bins=policy.num_bins,
         action_head=policy.name,
         libraries=libraries,
         observations=OBSERVATION_VERSION,

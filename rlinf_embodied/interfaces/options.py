@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
@@ -19,18 +20,6 @@ class NoOptions:
     """Of a plug-in that has none: every name is refused."""
 
 
-def numbers(options: Mapping[str, Any], path: str) -> dict[str, float]:
-    """Returns options that are all numbers.
-
-    Raises:
-        ConfigError: a value is something else; names its path.
-    """
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(f"{path}.{name} is {value!r}, but a number is needed: give one")
-    return {name: float(value) for name, value in options.items()}
-
-
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
     """Returns the options as a `kind`, whose defaults count for what is left out.
 
@@ -44,7 +33,14 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     """
     if options and not fields(kind):  # pyright: ignore[reportArgumentType] - a dataclass
         name, value = next(iter(options.items()))
-        raise ConfigError(f"{path}.{name} is {value!r}, but what reads this section has no options: leave it out")
+        rule = "there are no options here: leave it out, or name a dataclass as options_type of the class"
+        raise ConfigError(f"{path}.{name} is {value!r}, but {rule}")
+    known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"did you mean {path}.{close[0]}?" if close else f"use one of {', '.join(known)}"
+            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option: {meant}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
         return cast(_Options, OmegaConf.to_object(merged))

@@ -21,7 +21,7 @@ import numpy as np
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import prompt_template
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -79,7 +79,7 @@ class AnswerStage(LanguageStage):
     def setup(self, context: StageContext) -> None:
         """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
-        self._prompt_template = prompt_template(self._config.data.prompt_template)
+        self._prompt_template = PROMPT_TEMPLATES[self._config.data.prompt_template]
         self._problems, self._number = held_out(self._made)
         self._verifier = Verifier(self._prompt_template, self._config.reward)
         self._shared.leave(self._user)

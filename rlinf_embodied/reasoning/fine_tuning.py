@@ -17,7 +17,7 @@ from torch import Tensor
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import LoraSettings, MathConfig
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.data.prompt_templates import prompt_template
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -97,7 +97,7 @@ class FineTuningStage:
         config, settings = self._config, self._config.warm_start
         size = settings.num_examples // NUM_BLOCKS
         numbers = np.arange(block * size, (block + 1) * size)
-        source, template = problem_source(config.data, config.run.seed), prompt_template(config.data.prompt_template)
+        source, template = problem_source(config.data, config.run.seed), PROMPT_TEMPLATES[config.data.prompt_template]
         problems = source.batch(Split.train, _FIRST + block * size, size)
         with_steps = uniform(config.run.seed, "worked", numbers) < settings.chain_of_thought_share
         prompts = [tuple(self._policy.encode(template.prompt(problem))) for problem in problems]

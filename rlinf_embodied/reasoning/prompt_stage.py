@@ -9,7 +9,7 @@ from typing import cast
 
 from rlinf_embodied.config import DataConfig, Engine, MathConfig
 from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.prompt_templates import prompt_template
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import ConfigError, DataError
 from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
@@ -47,7 +47,7 @@ class Prompts:
     def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, limit: Limit | None) -> None:
         """Opens the stream; see `problem_source` for what it raises."""
         self._split, self._codec, self.limit = split, codec, limit
-        self._source, self._template = problem_source(data, seed), prompt_template(data.prompt_template)
+        self._source, self._template = problem_source(data, seed), PROMPT_TEMPLATES[data.prompt_template]
         self._fitting: list[Asked] | None = None
 
     @classmethod

@@ -22,7 +22,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.data.prompt_templates import PromptTemplate, prompt_template
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.reasoning.answers import decide, solves
@@ -165,7 +165,7 @@ class RewardStage:
 
     def setup(self, context: StageContext) -> None:
         """Makes the verifier; its processes start when an answer needs them."""
-        self._verifier = Verifier(prompt_template(self._config.data.prompt_template), self._config.reward)
+        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""

@@ -33,9 +33,19 @@ STORE_BYTES = 128 << 20  # of each node
 SMALL = {
     "embodied": (
         *("env=point_reach", "env.num_envs=16", "env.block_size=4", "env.obs_size=16", "env.chunk=4", "env.horizon=12"),
-        *("env.chunks_per_rollout=4", "env.carry_over=true", "policy.hidden_size=32", "policy.num_layers=1"),
-        *("policy.num_heads=2", "policy.stem_width=16", "policy.keypoints=4", "policy.num_bins=9"),
-        *("policy.critic_hidden_size=16", "policy.instruction_length=4", "algorithm.epochs=2"),
+        *(
+            "env.chunks_per_rollout=4",
+            "env.carry_over=true",
+            "policy.options.hidden_size=32",
+            "policy.options.num_layers=1",
+        ),
+        *(
+            "policy.options.num_heads=2",
+            "policy.options.stem_width=16",
+            "policy.options.keypoints=4",
+            "policy.options.num_bins=9",
+        ),
+        *("policy.options.critic_hidden_size=16", "policy.options.instruction_length=4", "algorithm.epochs=2"),
         *("algorithm.num_minibatches=2", "algorithm.value_epochs=2", "algorithm.lr=1e-3", "algorithm.target_kl=null"),
         *("warm_start.num_demos=32", "warm_start.epochs=1", "warm_start.head_epochs=16"),
         *("warm_start.head_batch_size=16", "warm_start.head_lr=5e-3", "eval.num_envs=4", "eval.record_video=false"),

@@ -45,7 +45,7 @@ VARIANTS = {
     "ppo": [],
     "grpo": GRPO,
     "critic from images": ["policy.critic=observation", "algorithm.bootstrap_at_timeout=true"],
-    "carried over": ["env.carry_over=true", "policy.freeze_stem=false"],
+    "carried over": ["env.carry_over=true", "policy.options.freeze_stem=false"],
     "flow": ["policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32"],
     "smolvla": [f"policy={Path(__file__).resolve().parents[1] / 'policies/smolvla_toy.yaml'}"],
 }

@@ -101,7 +101,7 @@ def theirs(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor]) -> PPO:
     if sees:
         settings["policy_kwargs"] = {
             "net_arch": [],
-            "features_extractor_kwargs": {"cnn_output_dim": config.policy.hidden_size},
+            "features_extractor_kwargs": {"cnn_output_dim": ActorCritic.options_type().hidden_size},
         }
     kind = "MultiInputPolicy" if sees else "MlpPolicy"
     model = PPO(kind, Space(sees), normalize_advantage=False, device="cpu", **settings)

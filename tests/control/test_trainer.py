@@ -113,7 +113,7 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
             r"policy\.name is 'soft_actor', but the actions of CartPole-v1 are the ch",
         ),
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
-        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but what reads this section has no options"),
+        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but there is no such option"),
         (
             ["warm_start.from_nothing=false", "warm_start.checkpoint=/nowhere"],
             CheckpointError,
@@ -174,14 +174,19 @@ def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
 
 def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
     words = ["algorithm.updates_per_step=1", "algorithm.lr=3e-3", "run.num_iterations=15", "eval.num_episodes=20"]
-    found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.hidden_size=32"))
+    found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.options.hidden_size=32"))
     assert found["success_rate_before"] < 0.3
     assert found["success_rate_after"] > 0.8
 
 
 @pytest.mark.slow
 def test_a_policy_learns_to_swing_less(tmp_path) -> None:
-    words = ["algorithm.updates_per_step=1", "run.num_iterations=60", "policy.hidden_size=64", "eval.num_episodes=16"]
+    words = [
+        "algorithm.updates_per_step=1",
+        "run.num_iterations=60",
+        "policy.options.hidden_size=64",
+        "eval.num_episodes=16",
+    ]
     words += ["algorithm.critic_hidden_size=64", "algorithm.capacity=4000", "algorithm.batch_size=64"]
     words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
     found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
@@ -193,7 +198,7 @@ def test_a_sparse_reward_is_learned_from_beside_demonstrations(tmp_path) -> None
     words = ["algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "env.reward=sparse"]
     words += ["algorithm.num_critics=5", "algorithm.updates_per_step=4", "algorithm.policy_period=4"]
     words += ["algorithm.batch_size=128", "algorithm.capacity=8000", "algorithm.critic_hidden_size=64"]
-    words += ["policy.hidden_size=64", "env.block_size=8", "env.chunks_per_rollout=8", "env.horizon=20"]
+    words += ["policy.options.hidden_size=64", "env.block_size=8", "env.chunks_per_rollout=8", "env.horizon=20"]
     words += ["run.num_iterations=40", "eval.num_episodes=50", "checkpoint.every=0"]
     found = train(reach(f"run.dir={tmp_path}", *words))
     assert found["success_rate_before"] < 0.2

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.expressions import evaluate
 from rlinf_embodied.data.generated import GeneratedProblems, parse_level
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
-from rlinf_embodied.data.prompt_templates import COMPACT_ALPHABET, PROMPT_TEMPLATES
+from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.errors import ConfigError
 
 LEVELS = [
@@ -109,7 +110,7 @@ def test_forms_read_back_what_they_write(level, seed, split, position):
             assert form.is_formatted(text)
     compact = PROMPT_TEMPLATES["compact"]
     for text in (compact.prompt(problem), compact.completion(problem, True)):
-        assert set(text) <= set(COMPACT_ALPHABET)
+        assert set(text) <= set(TinyLMConfig().characters)
 
 
 def test_shares_of_the_splits_are_a_tenth_and_a_twentieth():

@@ -53,7 +53,7 @@ VARIANTS = {
     "ppo, bootstrap at time-outs": (["algorithm.bootstrap_at_timeout=true"], ["collocated on 3, uneven"]),
     "ppo, carried over": (["env.carry_over=true"], ["unlike splits", "shards in workers of their own"]),
     "ppo, stops at a KL": (["algorithm.target_kl=1e-4"], ["collocated on 2"]),
-    "ppo, no freezing": (["policy.freeze_stem=false"], ["disaggregated on 2"]),
+    "ppo, no freezing": (["policy.options.freeze_stem=false"], ["disaggregated on 2"]),
     "grpo": (GRPO, ["collocated on 2", "disaggregated on 3", "unlike splits"]),
     "grpo, more minibatches than samples": ([*GRPO, "algorithm.num_minibatches=40"], ["collocated on 2"]),
     "grpo, token ratio": ([*GRPO, "algorithm.ratio_level=token"], ["hybrid on 2"]),

@@ -23,8 +23,8 @@ OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
     [
         (["hierarchy.algorithm.gamma=2"], r"^hierarchy\.algorithm\.gamma is 2\.0, but it must lie in \[0, 1\]"),
         (
-            ["hierarchy.policy.num_heads=3"],
-            r"^hierarchy\.policy\.hidden_size is 16, .* multiple of hierarchy\.policy\.num_heads=3",
+            ["hierarchy.policy.temperature=0"],
+            r"^hierarchy\.policy\.temperature is 0\.0, but it must be positive",
         ),
         (
             ["hierarchy.algorithm.reduction=fast"],
@@ -79,8 +79,8 @@ def test_a_low_level_policy_is_no_high_level_one() -> None:
 
 def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path) -> None:
     _, high = folders(two_levels())
-    words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.hidden_size=8", f"run.dir={tmp_path}"]
-    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.hidden_size is 8, .* set hierarchy\.policy"):
+    words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.options.hidden_size=8", f"run.dir={tmp_path}"]
+    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.options\.hidden_size is 8, .* set hierarchy"):
         trainer_of(two_levels(*words)).run()
 
 
@@ -101,7 +101,8 @@ def test_two_levels_are_no_teacher(tmp_path) -> None:
 
 
 def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
-    own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "num_bins=11", "critic=observation"]
+    own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "options.num_bins=11", "critic=observation"]
+    own += ["options.hidden_size=-", "options.num_layers=-"]  # which it does not have
     short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2", f"warm_start.cache_dir={tmp_path}"]
     config = two_levels(f"run.dir={tmp_path / 'run'}", *short, *(f"hierarchy.policy.{word}" for word in own))
     assert train(config)["iterations"] == 1

@@ -52,7 +52,7 @@ def _no_group_stays():
 
 def config_of(options: dict, critic: Critic = Critic.privileged) -> PolicyConfig:
     target = f"{OpenVLAPolicy.__module__}.OpenVLAPolicy"
-    return PolicyConfig(_target_=target, name="openvla", num_bins=256, critic=critic, options=options)
+    return PolicyConfig(_target_=target, name="openvla", critic=critic, options=options)
 
 
 def policy_of(published: Path, options: dict, critic: Critic = Critic.privileged) -> tuple[OpenVLAPolicy, EnvSpec]:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import faulty_reach
 import pytest
 from placements import looped
 from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tiny, train, trees
 
-from envs import point_reach
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
@@ -58,7 +58,7 @@ def slowness() -> Iterator[int]:
     """A number for env.options.once, whose trace is removed."""
     number = os.getpid()
     yield number
-    (Path(tempfile.gettempdir()) / f"point_reach_slow_{number}").unlink(missing_ok=True)
+    (Path(tempfile.gettempdir()) / f"slow_reach_{number}").unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------------- the profiler
@@ -109,7 +109,7 @@ def test_profiles_are_found_again_until_something_that_matters_changes(tmp_path,
     profiler.store_profile(path(tiny()), load_profile(profile_file(tmp_path)))
     same = tiny("run.seed=9", "run.num_iterations=7", "eval.num_episodes=9")
     assert path(same).exists()
-    others = [tiny("env.num_envs=32"), tiny("policy.hidden_size=64"), tiny("algorithm.epochs=3")]
+    others = [tiny("env.num_envs=32"), tiny("policy.options.hidden_size=64"), tiny("algorithm.epochs=3")]
     assert not any(path(other).exists() for other in others)
     assert not path(tiny(), devices=3).exists()
 
@@ -306,8 +306,8 @@ def slower_half_way(folder: Path, slowness: int, *overrides: str) -> TrainConfig
 
     A rollout has 16 steps.
     """
-    slow = {"slow_row_s": 0.001, "slow_from_step": 33, "once": slowness}
-    options = [f"env.options.{name}={value}" for name, value in slow.items()]
+    slow = {"slow_row_s": 0.001, "slow_from_step": 33, "number": slowness}
+    options = ["env._target_=faulty_reach.make_env", *(f"env.options.{name}={value}" for name, value in slow.items())]
     told = f"plan.profile={profile_file(folder)}"
     return run(folder, told, *options, "run.num_iterations=9", "checkpoint.every=0", *overrides)
 
@@ -346,7 +346,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1e9
         monkeypatch.setattr(host_module, "time", self)
-        monkeypatch.setattr(point_reach, "time", self)
+        monkeypatch.setattr(faulty_reach, "time", self)
         for stage, method, seconds in self.seconds:
             monkeypatch.setattr(stage, method, self._lasting(getattr(stage, method), seconds))
 

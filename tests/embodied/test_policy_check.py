@@ -12,7 +12,6 @@ import torch
 from runs import tiny, train
 from torch import Tensor, nn
 
-from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
@@ -30,7 +29,7 @@ from own_policy import ProprioPolicy  # noqa: E402  # pyright: ignore[reportMiss
 ROWS = 4
 ENV = env_spec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, ())
 CONFIG = PolicyConfig(
-    _target_=f"{__name__}.Right", name="mine", num_bins=5, critic=Critic.observation, options={"width": 8}
+    _target_=f"{__name__}.Right", name="mine", critic=Critic.observation, options={"num_bins": 5, "width": 8}
 )
 
 
@@ -51,7 +50,7 @@ class Width:
     width: int = 64
 
 
-class Wider(StatePolicy):
+class Wider(ProprioPolicy):
     options_type = Width
 
 
@@ -291,9 +290,21 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "words"),
     [
-        ("policies.tiny_vla.TinyVLA", {"widht": 3}, r"policy.options.widht is 3, but .* has no options: leave it out"),
-        ("policies.state_policy.StatePolicy", {"width": 3}, r"policy.options.width is 3, but .* has no options"),
-        ("policies.flow_vla.FlowVLA", {"stepz": 3}, r"policy.options.stepz is 3, but .*FlowOptions"),
+        (
+            "policies.tiny_vla.TinyVLA",
+            {"widht": 3},
+            r"widht is 3, but there is no such option: .*stem_width",
+        ),
+        (
+            "policies.state_policy.StatePolicy",
+            {"width": 3},
+            r"width is 3, but .*: use one of num_bins",
+        ),
+        (
+            "policies.flow_vla.FlowVLA",
+            {"stepz": 3},
+            r"stepz is 3, .*: did you mean policy.options.steps",
+        ),
         ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
         ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
         ("policies.openvla.policy.OpenVLAPolicy", {"top_k": -1}, r"policy.options.top_k is -1, but it counts tokens"),
@@ -313,7 +324,6 @@ def test_options_that_a_policy_does_not_have_are_refused_before_anything_starts(
         ("policies.tiny_vla.TinyVLA", {}),
         ("policies.flow_vla.FlowVLA", {"steps": 2}),
         (f"{__name__}.Wider", {"width": 3}),
-        (f"{__name__}.Right", {"whatever": 3}),  # says nothing of its options
     ],
 )
 def test_options_that_it_has_are_taken(target, options) -> None:

@@ -47,7 +47,8 @@ def pair(kind: str, critic: Critic = Critic.privileged) -> tuple[Policy, Policy,
     """Returns a policy, the same one in bfloat16, and what it sees."""
     cameras = () if kind == "state" else ("base_camera",)
     env = env_spec("PickCube-v1", ROWS, 3, 12, 2, 6, 9, 16, cameras)
-    config = PolicyConfig(name=kind, critic=critic, **SMALL)
+    options = {name: value for name, value in SMALL.items() if hasattr(POLICIES[kind].options_type(), name)}
+    config = PolicyConfig(name=kind, critic=critic, options=options)
     policy = POLICIES[kind](config, env, 3)
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (ROWS, 1, 16, 16, 3), generator=draw, dtype=torch.uint8) if cameras else None

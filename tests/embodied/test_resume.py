@@ -60,7 +60,7 @@ def digest(folder: Path) -> str:
             ["run.seed=7", "algorithm.lr=1e-5"],
             "run.seed is 7 here and 3 there; algorithm.lr is 1e-05 here and 0.001 there",
         ),
-        (["env.options.slow_s=0.5"], "env.options.slow_s is 0.5 here and 'not given' there"),
+        (["env.options.gap=0.5"], "env.options.gap is 0.5 here and 'not given' there"),
         (["plan.max_staleness=1"], "plan.max_staleness is 1 here and 0 there"),
         (["warm_start.checkpoint=x"], "warm_start.checkpoint is 'x' here and None there"),
         (["env=maniskill_pick"], "env.task is 'PickCube-v1' here and 'PointReach-v0' there"),

@@ -23,7 +23,7 @@ TOGETHER = trees("all", "all", "all")
 
 
 def config_of(*overrides: str) -> TrainConfig:
-    return tiny("algorithm.critic_warmup_iterations=0", "policy.num_layers=2", *overrides)
+    return tiny("algorithm.critic_warmup_iterations=0", "policy.options.num_layers=2", *overrides)
 
 
 def executor_of(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:

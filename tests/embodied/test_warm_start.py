@@ -102,7 +102,7 @@ def test_the_cache_knows_what_a_clone_is_a_function_of(fresh_cache) -> None:
         "env.obs_size=32",
         "warm_start.lr=1",
         "warm_start.noise=[0]",
-        "policy.num_bins=5",
+        "policy.options.num_bins=5",
         "env.chunk=3",
     ]
     assert {where(override) for override in same} == {where()}

@@ -11,7 +11,6 @@ from gymnasium.utils.env_checker import check_space_limit, data_equivalence
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from stable_baselines3 import PPO
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecCheckNan, VecNormalize
 
 from envs.adapters import GymnasiumVector
@@ -130,25 +129,6 @@ def test_sb3_is_told_of_time_limits_and_last_observations() -> None:
         assert info["episode"]["l"] == 6
         assert info["is_success"] is False
         assert not np.array_equal(info["terminal_observation"], last[0][row])
-
-
-def solved(model: PPO, env: StableBaselinesVec) -> float:
-    """Returns the share of 64 greedy episodes that are solved, as SB3's own evaluation hears of it."""
-    heard: list[bool] = []
-
-    def hear(local: dict, _: dict) -> None:
-        heard.extend([local["info"]["is_success"]] if local["done"] else [])
-
-    evaluate_policy(model, env, n_eval_episodes=64, callback=hear)
-    return sum(heard) / len(heard)
-
-
-def test_sb3s_ppo_learns_to_reach_the_point() -> None:
-    env = StableBaselinesVec(make_point(EnvConfig(task="x", chunk=1, horizon=20, cameras=[], hold_steps=1), 16))
-    model = PPO("MlpPolicy", env, n_steps=32, batch_size=128, n_epochs=4, learning_rate=3e-3, gamma=0.9, seed=0)
-    before = solved(model, env)
-    model.learn(16 * 32 * 20)
-    assert solved(model, env) > before + 0.3
 
 
 def test_sb3s_normaliser_and_ppo_take_a_gymnasium_env_with_discrete_actions() -> None:

@@ -132,19 +132,6 @@ def test_a_stock_env_beside_a_batched_one_has_stock_methods_and_steps_as_before(
     batched.close()
 
 
-def test_a_control_mode_that_is_set_by_hand_is_taken_over() -> None:
-    from envs.batched.build import make_batched_task
-
-    env = make_batched_task("PickCube-v1", 2, False, control_mode="pd_joint_delta_pos")
-    env.agent.set_control_mode("pd_ee_delta_pose")
-    arm = env.agent.controller.controllers["arm"]
-    assert arm.set_action.func.__module__ == "envs.batched.controllers"
-    env.agent.controller.reset()
-    env._step_action(torch.full((2, 7), 0.1))
-    assert arm._target_qpos.shape == (2, 7)
-    env.close()
-
-
 def test_merged_links_that_only_the_task_knows_have_rows() -> None:
     from mani_skill.envs.tasks.tabletop.pick_cube import PickCubeEnv
     from mani_skill.utils.registration import REGISTERED_ENVS, register_env

@@ -40,41 +40,14 @@ def reward_of(task: str) -> str:
     return reward_mode(task)
 
 
-@pytest.mark.parametrize(
-    ("task", "kwargs"),
-    [
-        ("UnitreeG1Stand-v1", {}),  # feet on the ground
-        pytest.param("MS-CartpoleSwingUp-v1", {}, marks=pytest.mark.slow),
-        pytest.param("TwoRobotPickCube-v1", {"control_mode": "pd_ee_delta_pose"}, marks=pytest.mark.slow),
-    ],
-)
-def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs(task: str, kwargs: dict) -> None:
+def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs() -> None:
     from envs.comparison import compare_episodes, wild_actions
 
-    pair = make_pair(task, **kwargs)
+    pair = make_pair("UnitreeG1Stand-v1")  # feet on the ground
     outcome = compare_episodes(pair, 12, wild_actions(pair.batched, seed=1))
     pair.close()
     assert str(outcome) == ""
     assert outcome.row_steps == 2 * (12 + 6)
-
-
-def test_a_scripted_grasp_among_many_rows_equals_that_of_stock_envs() -> None:
-    from envs.comparison import compare_episodes
-    from envs.tasks import TaskView, pick_cube
-
-    pair = make_pair("PickCube-v1", 32, [0, 31], control_mode="pd_ee_delta_pose")
-    view = TaskView(pair.batched, True)
-    grasped = 0
-
-    def act(step: int) -> torch.Tensor:
-        nonlocal grasped
-        grasped += int(pair.batched.get_info()["is_grasped"].sum())
-        return pick_cube(view)
-
-    outcome = compare_episodes(pair, 26, act)
-    pair.close()
-    assert str(outcome) == ""
-    assert grasped > 100
 
 
 def test_a_difference_is_found_and_named() -> None:

@@ -100,14 +100,6 @@ def test_a_cached_file_is_written_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert [p.name for p in (tmp_path / "cache" / "folder").iterdir()] == ["file.txt"]
 
 
-def test_where_the_cache_cannot_be_written_the_file_is_made_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("in the way of a folder")
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "file"))
-    assert cached("name", lambda path: path.write_text("made") and None).read_text() == "made"
-
-
 def _triangles(scene: object) -> int:
     bodies = [b for entity in scene.entities for b in entity.components if isinstance(b, decimate.RenderBody)]
     shapes = [s for body in bodies for s in body.render_shapes if isinstance(s, decimate.RenderMesh)]

@@ -10,7 +10,7 @@ import libero_stand_in
 import numpy as np
 import pytest
 
-from envs.foreign import wire, worker
+from envs.foreign import wire
 from envs.foreign.wire import Message
 from envs.foreign.worker import Rows
 from envs.libero import LiberoOptions
@@ -102,18 +102,3 @@ def test_an_expert_acts_for_the_rows_that_are_asked_for() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ renderer
-@pytest.mark.parametrize(
-    ("chosen", "installed", "used"),
-    [
-        ("", ("EGL", "OSMesa"), "egl"),
-        ("", ("OSMesa",), "osmesa"),
-        ("", (), "egl"),
-        ("glfw", ("EGL",), "glfw"),
-    ],
-)
-def test_a_renderer_that_is_installed_is_used_unless_one_is_chosen(
-    monkeypatch: pytest.MonkeyPatch, chosen: str, installed: tuple[str, ...], used: str
-) -> None:
-    monkeypatch.setenv("MUJOCO_GL", chosen)
-    monkeypatch.setattr(worker.ctypes.util, "find_library", lambda name: name if name in installed else None)
-    assert worker.offscreen_gl() == used

@@ -64,11 +64,6 @@ def test_an_episode_behind_a_pipe_is_the_same_after_and_beside_others() -> None:
     assert len(told[0][0].proprio.unique(dim=0)) == 1
 
 
-def test_what_the_other_python_cannot_do_is_said_in_its_words() -> None:
-    with pytest.raises(SimulatorError, match=r"NoSuch-v0.*which gymnasium.make refuses"):
-        make_env(replace(CART, task="NoSuch-v0", options={"python": sys.executable}), 1)
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [

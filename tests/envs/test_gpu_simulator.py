@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import Backend, EnvConfig
+from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces.envs import RunningEpisode
 
 pytestmark = pytest.mark.sim
 
@@ -87,12 +85,6 @@ def test_running_episodes_are_not_restored_as_others(env) -> None:
     assert env.running()[0] is not None  # nothing was touched
     env.restore([None] * ROWS)
     assert env.running() == [None] * ROWS
-
-
-def test_an_episode_that_could_be_replayed_says_so(env) -> None:
-    one = RunningEpisode(3, torch.zeros(0, 7))
-    with pytest.raises(SimulatorError, match="restore got 1 running episodes"):
-        env.restore([one, None, None, None])
 
 
 # --------------------------------------------------------------------------------------------------------------- resets
@@ -202,22 +194,7 @@ def test_a_goal_that_can_be_touched_is_not_hidden(simulator) -> None:
         require_hideable("PickCube-v1", simulator._task.cube)
 
 
-def test_the_goal_is_known_though_it_is_hidden(simulator) -> None:
-    simulator.images([0])
-    goal = simulator._task.goal_site
-    assert goal.hidden
-    assert float(goal.pose.p.abs().max()) < 1.0
-    assert torch.equal(simulator.measure(moving()).proprio[:, 16:19], goal.pose.p)
-
-
 # ------------------------------------------------------------------------------------------------------- what is needed
-def test_lighter_meshes_are_refused_where_they_are_not_shown() -> None:
-    from envs.maniskill import _make_gpu
-    from envs.simulators import SimulatorOptions
-
-    config = replace(CONFIG, backend=Backend.gpu, decimate=True)
-    with pytest.raises(ConfigError, match=r"env.decimate is true.*env.backend=batched"):
-        _make_gpu(config, ROWS, "cuda:0", SimulatorOptions((), True, False, True), {})
 
 
 def test_without_network_the_place_of_physx_s_library_is_named(tmp_path, monkeypatch) -> None:
@@ -234,29 +211,3 @@ def test_without_network_the_place_of_physx_s_library_is_named(tmp_path, monkeyp
     words = rf"{place}/libPhysXGpu_64.so, which cannot be fetched .*unzip it into {place}, so that"
     with pytest.raises(SimulatorError, match=words):
         gpu_library.enable_gpu_physics()
-
-
-def test_a_process_with_a_cpu_s_physics_is_told_that_it_cannot_have_a_gpu_s(monkeypatch) -> None:
-    from sapien import physx
-
-    from envs.gpu_library import enable_gpu_physics
-
-    def refuse() -> None:
-        raise RuntimeError("GPU PhysX can only be enabled once before any other code involving PhysX")
-
-    monkeypatch.setattr(physx, "enable_gpu", refuse)
-    with pytest.raises(SimulatorError, match=r"can only be enabled once.*before any that a CPU simulates"):
-        enable_gpu_physics()
-
-
-def test_the_library_s_place_is_the_one_where_sapien_looks() -> None:
-    import inspect
-
-    from sapien import physx
-
-    from envs.gpu_library import library
-
-    source = inspect.getsource(physx.enable_gpu)
-    assert 'Path.home() / ".sapien" / "physx" / physx_version' in source
-    assert f'parent / "{library().name}"' in source
-    assert "sapien-sim/physx-precompiled/releases/download/{physx_version}/linux-so.zip" in source

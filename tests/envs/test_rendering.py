@@ -104,16 +104,6 @@ def test_an_observation_keeps_its_images(task: object) -> None:
     assert torch.equal(kept, copy)
 
 
-@pytest.mark.slow
-def test_colours_are_those_of_the_stock_shaders(task: object) -> None:
-    from envs.batched.shaders import Pack, pack_of
-
-    task.reset(seed=np.arange(3) + 20)
-    drawn = _rgb(task)
-    assert {pack_of(camera) for camera in task._sensors["base_camera"].camera._render_cameras} == {Pack.colour}
-    assert np.array_equal(drawn.numpy(), _stock_images(task, "Color")[..., :3])
-
-
 def test_shaders_are_known_in_an_environment_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sapien
 
@@ -123,29 +113,6 @@ def test_shaders_are_known_in_an_environment_behind_a_link(tmp_path: Path, monke
     monkeypatch.setattr(shaders, "STOCK_FOLDER", tmp_path / "link" / shaders.STOCK_FOLDER.name)
     with shaders.camera_shaders(sapien.Scene(), shaders.Pack.default):
         assert shaders.current_pack() == "default"
-
-
-def test_the_packs_are_those_of_sapien_less_some_lines() -> None:
-    from envs.batched.shaders import STOCK, STOCK_FOLDER, Pack, made_packs, shader_folder
-
-    left_out = {}
-    for path in made_packs().glob("*/*"):
-        folder = "common" if path.parent.name == "common" else STOCK
-        theirs, ours = (
-            file.read_text().replace("outColorRaw", "outColor").splitlines()
-            for file in (STOCK_FOLDER / folder / path.name, path)
-        )
-        rest = iter(theirs)
-        assert all(line in rest for line in ours), f"{path} has a line that SAPIEN's has not, or elsewhere"
-        left_out[f"{path.parent.name}/{path.name}"] = len(theirs) - len(ours)
-    changed = {"colour/gbuffer.frag": 21, "whole/gbuffer.frag": 19, "whole/composite0.frag": 1}
-    assert left_out == {name: changed.get(name, 0) for name in left_out}
-    assert len(left_out) == 11
-    for pack in (Pack.colour, Pack.whole):
-        text = "".join(path.read_text() for path in Path(shader_folder(pack)).iterdir())
-        assert "IBL" not in text
-        assert "samplerBRDFLUT" not in text
-        assert ("PositionSegmentation" in text) == ("outColorRaw" in text) == (pack is Pack.whole)
 
 
 @pytest.mark.parametrize("otherwise", ["changed", "missing"])

@@ -95,7 +95,7 @@ def test_a_dry_run_of_evaluation_shows_the_env_of_the_checkpoint(monkeypatch, ca
         (["warm_start.checkpoint=/nowhere", "run.dir={new}"], "warm_start.checkpoint is '/nowhere'"),
         (["resume=/nowhere"], "checkpoint /nowhere does not exist"),
         (["resume=never"], "resume=never"),
-        (["policy.num_bins=5"], "policy.num_bins is 5 here and 9 there"),
+        (["policy.options.num_bins=5"], "policy.options.num_bins is 5 here and 9 there"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -281,8 +281,9 @@ def test_two_runs_at_once_on_one_machine_do_not_disturb_each_other(tmp_path, fin
 
 
 def test_a_simulator_that_fails_ends_the_run_with_its_reason(monkeypatch, capsys, tmp_path) -> None:
-    crash = ["env.options.crash_at_step=20", f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
+    faulty = ["env._target_=faulty_reach.make_env", "env.options.crash_at_step=20"]
+    crash = [*faulty, f"warm_start.checkpoint={clone(tiny())}", f"run.dir={tmp_path}"]
     code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*crash))
     assert code == 1
     assert err.startswith("error: worker 0 ")
-    assert "env.options.crash_at_step is 20: point_reach fails as it was told to" in err
+    assert "env.options.crash_at_step is 20: point_reach fails as configured" in err

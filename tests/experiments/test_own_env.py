@@ -18,7 +18,7 @@ EXAMPLE = ROOT / "experiments/examples"
 PAGE = (ROOT / "docs/own_env.md").read_text()
 TRAINING = re.search(r"^python experiments/train_vla\.py (.*own_env.*)$", PAGE, re.MULTILINE)
 SMALL = ["env.num_envs=4", "env.block_size=2", "env.horizon=10", "env.chunks_per_rollout=10", "run.num_iterations=1"]
-SMALL += ["eval.num_episodes=2", "eval.num_envs=2", "policy.hidden_size=16", "algorithm.num_minibatches=2"]
+SMALL += ["eval.num_episodes=2", "eval.num_envs=2", "policy.options.hidden_size=16", "algorithm.num_minibatches=2"]
 
 
 def blocks(language: str) -> list[str]:

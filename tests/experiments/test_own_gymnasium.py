@@ -17,7 +17,7 @@ EXAMPLE = ROOT / "experiments/examples"
 PAGE = (ROOT / "docs/gymnasium.md").read_text()
 COMMANDS = re.findall(r"^python experiments/train_vla\.py (.*)$", PAGE, re.MULTILINE)
 SMALL = ["env.num_envs=4", "env.block_size=2", "algorithm.num_minibatches=2", "algorithm.epochs=1", "cluster=serial"]
-SMALL += ["algorithm.value_epochs=1", "policy.hidden_size=16", "run.num_iterations=2", "eval.num_envs=2"]
+SMALL += ["algorithm.value_epochs=1", "policy.options.hidden_size=16", "run.num_iterations=2", "eval.num_envs=2"]
 
 
 @pytest.fixture(autouse=True)

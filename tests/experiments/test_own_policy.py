@@ -59,7 +59,7 @@ def test_the_example_trains_on_the_env_of_the_docs_and_is_evaluated(importable) 
     run = importable / "run"
     assert train(compose_train([*overrides("own_env", run), "cluster=serial"]))["iterations"] == 2
     saved = json.loads((run / "checkpoints/latest/config.json").read_text())
-    assert (saved["architectures"], saved["policy"]["options"]) == (["ProprioPolicy"], {"width": 8})
+    assert (saved["architectures"], saved["policy"]["options"]) == (["ProprioPolicy"], {"num_bins": 11, "width": 8})
     assert evaluated(run)["env"]["task"] == "Pusher-v5"
 
 
@@ -90,8 +90,8 @@ def test_the_pages_other_network_trains(importable) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("hidden_sise: 3\n", r"policy.hidden_sise is None in .*mine.yaml, .*did you mean policy.hidden_size"),
-        ("num_bins: many\n", r"num_bins is 'many' in .*mine.yaml, but it must be int"),
+        ("temperatur: 3\n", r"policy.temperatur is None in .*mine.yaml, .*did you mean policy.temperature"),
+        ("temperature: many\n", r"temperature is 'many' in .*mine.yaml, but it must be float"),
         ("- a\n", "mine.yaml holds a list"),
     ],
 )

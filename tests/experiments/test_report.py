@@ -17,6 +17,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import comparison, page
 from rlinf_embodied.reporting.sections import evaluations, outcome, settings, videos
 from rlinf_embodied.reporting.work import Activity, idle_shares, measured, predicted, union_s
+from rlinf_embodied.telemetry.plots import rate_lines
 from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
 from rlinf_embodied.telemetry.trace import Span, write_trace
@@ -332,7 +333,10 @@ def test_a_return_is_no_percentage_and_has_one_row(tmp_path: Path) -> None:
     for row in rows:
         row.pop("rollout/success_once", None)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    text = Checked(outcome(read_run(folder))).text
+    run = read_run(folder)
+    _, marks = rate_lines(run, "return", "#000000")
+    assert [y for _, y in marks.points] == [-54.5, 3224.8]  # not in per cent
+    text = Checked(outcome(run)).text
     assert "%" not in text.replace("95 %", "")
     assert text.count("-54.5 [-55.5, -53.5] of 20") == 2  # the headline and one row
     assert "3.22k" in text

@@ -46,8 +46,9 @@ def _words(text: str) -> list[str]:
 
 _VLA = """
     cluster=serial run.seed=3 env.obs_size=32
-    policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.stem_width=16 policy.keypoints=4
-    policy.num_bins=9 policy.critic_hidden_size=32 policy.instruction_length=8 policy.temperature=0.6
+    policy.options.hidden_size=32 policy.options.num_layers=1 policy.options.num_heads=2 policy.options.num_bins=9
+    policy.options.stem_width=16 policy.options.keypoints=4 policy.options.critic_hidden_size=32
+    policy.options.instruction_length=8 policy.temperature=0.6
     algorithm.epochs=2 algorithm.num_minibatches=2 algorithm.value_epochs=2 algorithm.lr=1e-3 algorithm.target_kl=null
     algorithm.gamma=0.97 algorithm.gae_lambda=0.95 algorithm.critic_warmup_iterations=0
 """

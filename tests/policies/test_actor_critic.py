@@ -169,7 +169,12 @@ def test_what_cannot_be_is_refused_with_the_key_to_change(env: EnvSpec, changes:
 
 # ------------------------------------------------------------------------------------------------------------ training
 def on_point_reach(*overrides: str) -> TrainConfig:
-    given = ["policy=actor_critic", "policy.hidden_size=16", "algorithm=ppo_mujoco", "algorithm.num_minibatches=2"]
+    given = [
+        "policy=actor_critic",
+        "policy.options.hidden_size=16",
+        "algorithm=ppo_mujoco",
+        "algorithm.num_minibatches=2",
+    ]
     return tiny(*given, "algorithm.bootstrap_at_timeout=true", *overrides)
 
 

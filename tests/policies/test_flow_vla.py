@@ -25,7 +25,7 @@ TOGETHER = (1, trees("all", "all", "all"))
 
 
 def policy_of(**options: int) -> FlowVLA:
-    config = PolicyConfig(_target_="policies.flow_vla.FlowVLA", name="flow_vla", options=options, **SMALL)
+    config = PolicyConfig(_target_="policies.flow_vla.FlowVLA", name="flow_vla", options=SMALL | options)
     return FlowVLA(config, ENV, seed=3)
 
 

@@ -123,7 +123,7 @@ def require_tokens(policy, features, config) -> None:
 def test_the_probabilities_of_the_first_token_add_up_to_1(config, policy, features, shown) -> None:
     require_tokens(policy, features, config)
     shape = (ROWS, policy.spec.chunk, policy.spec.action_dim)
-    every = [{"tokens": torch.full(shape, value)} for value in range(config.num_bins)]
+    every = [{"tokens": torch.full(shape, value)} for value in range(policy.options.num_bins)]
     total = sum(policy.evaluate(features, record, config.temperature).log_probs[:, 0, 0].exp() for record in every)
     assert torch.allclose(torch.as_tensor(total), torch.ones(ROWS), atol=1e-4)
 

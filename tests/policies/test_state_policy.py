@@ -17,7 +17,9 @@ from tests.observations import env_spec, observed
 
 ENV = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ())
 SEES = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ("base_camera",))
-CONFIG = PolicyConfig(_target_="policies.state_policy.StatePolicy", name="state", hidden_size=16, num_bins=9)
+CONFIG = PolicyConfig(
+    _target_="policies.state_policy.StatePolicy", name="state", options={"hidden_size": 16, "num_bins": 9}
+)
 ROWS, SHAPE = 8, (8, 2, 3)
 
 
@@ -49,7 +51,7 @@ def test_it_implements_the_protocol_and_its_log_probs_are_those_it_sampled_from(
 
 
 def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:
-    wide = StatePolicy(replace(CONFIG, num_bins=101, initial_std=0.3), ENV, seed=0)
+    wide = StatePolicy(replace(CONFIG, options={"hidden_size": 16, "num_bins": 101, "initial_std": 0.3}), ENV, seed=0)
     every = torch.linspace(-1, 1, 101)
     features = wide.encode(observe())
     p = torch.stack(

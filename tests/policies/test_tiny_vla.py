@@ -191,7 +191,7 @@ def test_privileged_state_never_reaches_the_policy(policy: TinyVLA) -> None:
 # ------------------------------------------------------------------------------------------------------------ gradients
 @pytest.mark.parametrize("freeze", [True, False])
 def test_the_policy_loss_reaches_every_policy_parameter(freeze: bool) -> None:
-    policy = TinyVLA(PolicyConfig(freeze_stem=freeze), ENV, seed=0)
+    policy = TinyVLA(PolicyConfig(options={"freeze_stem": freeze}), ENV, seed=0)
     features = policy.encode(observe())
     tokens = torch.randint(0, BINS, (ROWS, CHUNK, ACTION), generator=torch.Generator().manual_seed(0))
     policy.evaluate(features, {"tokens": tokens}, 0.6).log_probs.sum().backward()
@@ -301,11 +301,11 @@ def test_the_folder_has_the_hugging_face_form(tmp_path: Path, policy: TinyVLA) -
 
 def test_settings_of_use_may_change_on_loading_but_not_the_shape(tmp_path: Path, policy: TinyVLA) -> None:
     policy.save(tmp_path)
-    loaded = TinyVLA.from_folder(tmp_path, config=PolicyConfig(temperature=1.3, freeze_stem=False))
+    loaded = TinyVLA.from_folder(tmp_path, config=PolicyConfig(temperature=1.3, options={"freeze_stem": False}))
     assert loaded.config.temperature == 1.3
     assert "images.base_camera" in loaded.encode(observe(1))
-    with pytest.raises(CheckpointError, match=r"policy\.hidden_size is 64.*was made with 128"):
-        TinyVLA.from_folder(tmp_path, config=PolicyConfig(hidden_size=64))
+    with pytest.raises(CheckpointError, match=r"policy\.options\.hidden_size is 64.*was made with 128"):
+        TinyVLA.from_folder(tmp_path, config=PolicyConfig(options={"hidden_size": 64}))
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "foreign"])

@@ -52,7 +52,7 @@ _PENDULUM = (
         "env.id=Pendulum-v1",
         "env.horizon=200",
         "env.block_size=8",
-        "policy.hidden_size=64",
+        "policy.options.hidden_size=64",
     ),
     "algorithm.lr=1e-3",
 )
@@ -72,7 +72,7 @@ _RLPD = (
     ),
     *("algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "algorithm.batch_size=128"),
     *("algorithm.updates_per_step=4", "algorithm.policy_period=4", "algorithm.num_critics=5"),
-    *("algorithm.critic_hidden_size=64", "policy.hidden_size=64"),
+    *("algorithm.critic_hidden_size=64", "policy.options.hidden_size=64"),
 )
 _GRASP = (
     *("algorithm=rlpd", "env.reward=sparse", "env.hold_steps=1", "run.exact=exact", "algorithm.compile=true"),
@@ -109,7 +109,11 @@ _WHERE = (  # columns 16 to 18 are the goal, 19 to 21 the way to it
     *("env.cameras=[]", "policy=soft_actor", "env.chunk=1", "env.num_envs=64", "env.block_size=32", *_HIGH),
     *("env.chunks_per_rollout=50", "env.reward=dense", "env.success_bonus=0", "env.hold_steps=0"),
     *("hierarchy.every=10", "hierarchy.columns=[16,17,18]", "hierarchy.way_columns=[19,20,21]"),
-    *("hierarchy.goal_low=[-0.1,-0.1,0.02]", "hierarchy.goal_high=[0.1,0.1,0.32]", "hierarchy.policy.initial_std=0.5"),
+    *(
+        "hierarchy.goal_low=[-0.1,-0.1,0.02]",
+        "hierarchy.goal_high=[0.1,0.1,0.32]",
+        "hierarchy.policy.options.initial_std=0.5",
+    ),
 )
 CASES: dict[str, Case] = {
     "sac": Case((*_PENDULUM, *_CRITICS, "algorithm=sac", "algorithm.warmup_steps=500", "run.num_iterations=90")),

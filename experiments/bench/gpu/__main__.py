@@ -55,11 +55,11 @@ TOY = (
     "env=point_reach",
     "plan=collocated",
     "env.num_envs=32",
-    "policy.hidden_size=32",
-    "policy.num_layers=1",
-    "policy.num_heads=2",
-    "policy.stem_width=16",
-    "policy.keypoints=4",
+    "policy.options.hidden_size=32",
+    "policy.options.num_layers=1",
+    "policy.options.num_heads=2",
+    "policy.options.stem_width=16",
+    "policy.options.keypoints=4",
     "algorithm.critic_warmup_iterations=0",
     "algorithm.target_kl=null",
 )
@@ -88,8 +88,9 @@ def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tenso
     """Returns a policy, what it sees and what it is to have answered, on the CPU."""
     draw = torch.Generator().manual_seed(0)
     observation = observed(config, rows, draw)
-    tokens = torch.randint(0, config.policy.num_bins, (rows, config.env.chunk, ACTION_DIM), generator=draw)
-    return untrained(config, rows), observation, tokens
+    policy = untrained(config, rows)
+    tokens = torch.randint(0, policy.options.num_bins, (rows, config.env.chunk, ACTION_DIM), generator=draw)
+    return policy, observation, tokens
 
 
 def milliseconds(work: Callable[[], object], repeat: int = 20) -> float:

@@ -10,13 +10,13 @@ SMALL = [
     "env.block_size=2",
     "env.obs_size=16",
     "env.horizon=10",
-    "policy.hidden_size=32",
-    "policy.num_layers=1",
-    "policy.num_heads=2",
-    "policy.stem_width=16",
-    "policy.keypoints=4",
-    "policy.num_bins=9",
-    "policy.critic_hidden_size=16",
+    "policy.options.hidden_size=32",
+    "policy.options.num_layers=1",
+    "policy.options.num_heads=2",
+    "policy.options.stem_width=16",
+    "policy.options.keypoints=4",
+    "policy.options.num_bins=9",
+    "policy.options.critic_hidden_size=16",
 ]
 
 

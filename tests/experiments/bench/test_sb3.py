@@ -11,6 +11,7 @@ from stable_baselines3 import PPO
 
 from experiments.bench import sb3
 from experiments.bench.harness import Run
+from policies.actor_critic import ActorCriticOptions
 from rlinf_embodied.errors import ConfigError
 
 
@@ -26,7 +27,7 @@ def test_our_settings_are_sb3s_defaults() -> None:
     assert (theirs["ent_coef"], theirs["target_kl"]) == (ours.entropy_coef, ours.target_kl)
     assert ours.compile
     assert (ours.lr_end_fraction, ours.clip_high, config.env.chunk) == (1.0, ours.clip_low, 1)
-    assert (config.policy.hidden_size, config.policy.num_layers) == (64, 2)  # SB3's MlpPolicy
+    assert (ActorCriticOptions().hidden_size, ActorCriticOptions().num_layers) == (64, 2)  # SB3's MlpPolicy
 
 
 def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch) -> None:
