@@ -12,7 +12,7 @@ Executor, Ray workers, messages and locks are the real ones; how the sleeps are 
 
 import json
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rlinf_embodied.command_line import main
@@ -22,24 +22,26 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
-from rlinf_embodied.tools.plan_inputs import find_cluster, find_named_plans, find_profile
+from rlinf_embodied.tools.plans import find_cluster, find_named_plans, find_profile
 
 
 def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> tuple[list[Plan], dict[str, object]]:
     """Returns the plans that a launch makes from what its probes measure, and what that took."""
-    from rlinf_embodied.tools.emulated_profile import emulated_profile
+    from rlinf_embodied.tools.emulated_profile import EmulatedLaunch
     from rlinf_embodied.tools.emulation import Emulator
 
-    measured, probed = emulated_profile(pricer, session)
+    probing = EmulatedLaunch(pricer, session)
+    measured = probing.run()
     start = time.perf_counter()
     planner = Pricer(pricer.workflow, measured, pricer.cluster)
     plans = find_named_plans(config.plan, planner, config.num_ranked, config.max_staleness)
-    plan_s, profile_s = time.perf_counter() - start, sum(probe.seconds for probe in probed)
-    print(text_table([probe.row() for probe in probed], f"EMULATED probes of a launch on {pricer.cluster.name}:"))
+    plan_s, profile_s = time.perf_counter() - start, sum(float(row["EMULATED s"]) for row in probing.rows)
+    rows = [{name: str(value) for name, value in row.items()} for row in probing.rows]
+    print(text_table(rows, f"EMULATED probes of a launch on {pricer.cluster.name}:"))
     print(f"EMULATED training starts after {profile_s:.1f} s of probes and {plan_s:.1f} s of planning")
     predicted = {plan.name: Emulator(planner, session).predicted_s(plan) for plan in plans}
     print(*(f"{name}: {seconds:.2f} s by what the probes measured" for name, seconds in predicted.items()), sep="\n")
-    launch = {"probes": [asdict(probe) for probe in probed], "profile_s": profile_s, "plan_s": plan_s}
+    launch = {"probes": probing.rows, "profile_s": profile_s, "plan_s": plan_s}
     launch["predicted_s"] = predicted
     return plans, {**launch, "profile": measured.to_dict()}
 

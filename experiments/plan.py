@@ -12,15 +12,24 @@ goes to memory.md and memory.json.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import linked, workflow_for
-from rlinf_embodied.tools.memory import PolicyShape
-from rlinf_embodied.tools.plan_inputs import find_cluster, find_model, find_profile
-from rlinf_embodied.tools.plan_outputs import memory_tables, show_plans, write_plans, write_tables
+from rlinf_embodied.tools.plans import (
+    find_cluster,
+    find_model,
+    find_profile,
+    show_plans,
+    write_plans,
+    write_tables,
+)
+
+if TYPE_CHECKING:
+    from rlinf_embodied.tools.memory import PolicyShape
 
 
 def plan(config: PlanningConfig) -> None:
@@ -30,7 +39,7 @@ def plan(config: PlanningConfig) -> None:
     if config.cluster == "local":
         cluster = linked(cluster, profile)
     workflow = workflow_for(profile, config.workflow)
-    pricer = Pricer(workflow, profile, cluster, overlap_in_worker=config.overlap_in_worker)
+    pricer = Pricer(workflow, profile, cluster)
     ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
     show_plans(ranking, pricer)
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
@@ -43,17 +52,19 @@ def plan_memory(name: str, config: PlanningConfig) -> None:
     path = find_model(name).resolve()
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
+    from rlinf_embodied.tools.memory import memory_tables
+
     write_tables(folder, "memory", memory_tables(model, memory_shapes(path, config.memory), config.memory))
     print(f"{folder}/memory.json, memory.md")
 
 
-def memory_shapes(path: Path, memory: MemoryConfig) -> dict[str, PolicyShape]:
+def memory_shapes(path: Path, memory: MemoryConfig) -> "dict[str, PolicyShape]":
     """Returns the policy under each way to train it, counted on torch's meta device."""
     import torch
 
     from policies.openvla import footprint as openvla
     from policies.smolvla import footprint as smolvla
-    from rlinf_embodied.tools.footprint import policy_shape
+    from rlinf_embodied.tools.memory import policy_shape
 
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
     if smolvla.is_smolvla(path):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +27,15 @@ _SHOWN = 8
 
 
 class OpenVLAFootprint:
-    """What tools/footprint.py asks of a policy (`LargePolicy`); it works on any device, "meta" among them."""
+    """What tools/memory.py asks of a policy (`LargePolicy`); it works on any device, "meta" among them."""
 
     def __init__(self, network: OpenVLA, prompt_tokens: int, action_tokens: int) -> None:
         """Takes the network and the tokens of a row: of its prompt, BOS and empty token included, and of its answer."""
-        text, config = network.language_model.config, network.config
         self.module: nn.Module = network
-        self.num_layers, self.num_heads = cast(int, text.num_hidden_layers), cast(int, text.num_key_value_heads)
-        self.head_dim = cast(int, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads)
-        self.logits_columns = config.vocab_size
-        self.training_positions = action_tokens
-        # the last token is not read again
-        self.rollout_tokens = network.vision_backbone.num_patches + prompt_tokens + action_tokens - 1
-        self._network, self._prompt_tokens = network, prompt_tokens
+        self._network, self._prompt_tokens, self._action_tokens = network, prompt_tokens, action_tokens
         # an adapted output layer has no one matrix whose columns could be cut out
         adapted = isinstance(network.output_layer, AdaptedLayer)
-        self._distribution = TokenDistribution(columns=None if adapted else config.action_columns)
+        self._distribution = TokenDistribution(columns=None if adapted else network.config.action_columns)
 
     def blocks(self) -> list[nn.Module]:
         """Returns the layers of both towers and of the language model."""
@@ -52,15 +44,15 @@ class OpenVLAFootprint:
     def loss(self, rows: int) -> Tensor:
         """Makes the pass of a policy update: log-probs and entropies of given action tokens."""
         first = self._network.config.action_columns.start
-        tokens = torch.full((rows, self.training_positions), first, device=self._device)
+        tokens = torch.full((rows, self._action_tokens), first, device=self._device)
         log_probs, entropy = score(self._network, self._prompts(rows), self._pixels(rows), tokens, self._distribution)
         return (log_probs + entropy).sum()
 
     def act(self, rows: int) -> None:
         """Draws the action tokens of rows, with a cache."""
-        drawn = torch.zeros(rows, self.training_positions, device=self._device)
+        drawn = torch.zeros(rows, self._action_tokens, device=self._device)
         prompts, pixels = self._prompts(rows), self._pixels(rows)
-        decode(self._network, prompts, pixels, self.training_positions, self._distribution, drawn)
+        decode(self._network, prompts, pixels, self._action_tokens, self._distribution, drawn)
 
     @property
     def _device(self) -> torch.device:

@@ -21,17 +21,12 @@ _LEVEL = 0.5  # of a step's noise
 
 
 class SmolVLAFootprint:
-    """What tools/footprint.py asks of a policy (`LargePolicy`); chains have the network's action dimensions."""
-
-    logits_columns = 0  # actions are no tokens
+    """What tools/memory.py asks of a policy (`LargePolicy`); chains have the network's action dimensions."""
 
     def __init__(self, network: SmolVLANet, published: Published, prompt_tokens: int, expert_only: bool) -> None:
         """Takes the network, its sizes, the tokens of a row's prompt, and whether the expert alone is trained."""
         options = published.options
         self.module: nn.Module = network
-        self.num_layers, self.num_heads, self.head_dim = options.num_layers, options.num_kv_heads, options.head_dim
-        self.training_positions = published.chunk
-        self.rollout_tokens = published.num_cameras * options.tokens_per_image + prompt_tokens + 1
         self._network, self._published, self._prompt_tokens = network, published, prompt_tokens
         self._expert_only = expert_only
         self._flow = Flow(published.chunk, options.max_action_dim, options.steps)

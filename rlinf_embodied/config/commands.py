@@ -297,7 +297,6 @@ class ProfiledConfig:
     num_items: int | None = None  # another amount of work than the profile's
     num_ranked: int = 8  # plans that are printed
     max_staleness: int = 0  # rollouts may use weights this many versions old, where that pays: as plan.max_staleness
-    overlap_in_worker: bool = False  # price loops as if a worker's CPU and device sides ran at once
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:

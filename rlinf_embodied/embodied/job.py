@@ -72,7 +72,6 @@ class EmbodiedJob:
         self.learner = self.learners[0]
         self.name = file_name(config.env.task)
         self.title = f"{config.env.task} · {config.algorithm.name}"
-        self.compiles = config.algorithm.compile
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir

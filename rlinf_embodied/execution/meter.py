@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +75,12 @@ class Meter:
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
         return Reading(used, max(used, peak), cpu, waited_s(), os.getpid())
 
+    def peak(self, step_context: StepContext) -> float:
+        """Returns the maximum since the last one, and starts a new one."""
+        peak_bytes = self.read(step_context).peak_bytes
+        self.reset(step_context)
+        return peak_bytes
+
     def count(self, step_context: StepContext, payload: object) -> float:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
@@ -112,6 +118,7 @@ class MeteredSession:
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
         self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
+        self._peaks: list[tuple[Call, int, Ref]] = []  # of each call of a stage in a worker, while `recording`
         self.recording = False
 
     def __getattr__(self, name: str) -> object:
@@ -149,8 +156,13 @@ class MeteredSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and while it records keeps the references of what leaves a worker."""
+        """Submits, and while it records keeps what leaves a worker, and each call's peak of memory."""
         answers = self._inner.submit(calls, collective)
+        if self.recording:
+            workers = [worker for worker, _, _ in calls]
+            read = Call(METER.name, "peak", StepContext(0))
+            peaks = self._inner.submit([(worker, read, []) for worker in workers])
+            self._peaks += [(call, w, refs[-1]) for (w, call, _), refs in zip(calls, peaks, strict=True)]
         for (_, call, _), refs in zip(calls, answers, strict=True) if self.recording else ():
             # both sides of a loop answer for each block
             left = [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
@@ -158,9 +170,14 @@ class MeteredSession:
         return answers
 
     def clear(self) -> None:
-        """Forgets all stages and answers."""
-        self.answers = []
+        """Forgets all stages, and what was recorded."""
+        self.answers, self._peaks = [], []
         self._inner.clear()
+
+    def forget(self) -> None:
+        """Forgets what was recorded, and starts new maxima in every worker."""
+        self.answers, self._peaks = [], []
+        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
@@ -200,9 +217,16 @@ class MeteredSession:
         found = self._ask(list(self._devices), METER.name, "read", StepContext(0))
         return dict(zip(self._devices, of_type(found, Reading), strict=True))
 
-    def reset_peaks(self) -> None:
-        """Starts new maxima in every worker."""
-        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
+    def peaks(self) -> dict[tuple[str, int], float]:
+        """Returns by stage and worker the most bytes that the worker had in use in any recorded call of the stage."""
+        receipts = self._inner.fetch([ref for _, _, ref in self._peaks], f"{METER.name}.peak")
+        found: dict[tuple[str, int], float] = {}
+        for (call, worker, _), receipt in zip(self._peaks, of_type(receipts, Receipt), strict=True):
+            assert isinstance(receipt.report, float)
+            for stage in call.makers if call.method != "enter" else ():  # before it others are in memory
+                found[stage, worker] = max(found.get((stage, worker), 0.0), receipt.report)
+        self._peaks = []
+        return found
 
     def bytes_per_block(self, stage: str, method: str) -> float | None:
         """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
@@ -276,6 +300,7 @@ class Repetition:
     spans: tuple[Span, ...]
     rounds: Mapping[str, int]  # of each stage that is repeated
     waited: Mapping[int, float]
+    finishes: Mapping[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of calls with long tails
 
     @property
     def disturbed(self) -> float:

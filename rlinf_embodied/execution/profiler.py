@@ -27,7 +27,16 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, Moment, Repetition, busy_s, chosen, shares
+from rlinf_embodied.execution.meter import (
+    METER,
+    MeteredSession,
+    Moment,
+    Reading,
+    Repetition,
+    busy_s,
+    chosen,
+    shares,
+)
 from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
 from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
@@ -43,6 +52,7 @@ _VERSION = 2  # of what is measured and how
 REPETITIONS, _MOST_REPETITIONS = 2, 5
 _AGAIN = 3  # further repetitions of a probe that is disturbed
 _PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
+_LONGEST = 20  # times the budget, that all probes may take; what is left is built for its memory, and not run
 WARM_STEPS = 2  # chunk-steps of the first iteration
 _LINK_BLOCKS = 4
 
@@ -131,8 +141,7 @@ class _Profiling:
     ) -> None:
         self._workflow, self._session, self._cluster, self._planned = workflow, session, cluster, planned
         self._metered = MeteredSession(session)
-        self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self._is_slow = False  # a short iteration takes longer than the budget: only the first probe warms up
+        self._effort = Effort(workflow, planned, budget_s)
         self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
         self.measured = Measurements(workflow)
@@ -141,7 +150,7 @@ class _Profiling:
         """Measures a probe; where a device does not hold all of its stages, they switch.
 
         Raises:
-            NoRoomError: there is no room even so; names what was without room first.
+            NoRoomError: there is no room even so, for no probe so far; names what was without room first.
         """
         try:
             return self._run(probe)
@@ -151,20 +160,37 @@ class _Profiling:
         try:
             return self._run(switching(probe))
         except (NoRoomError, PlanError) as error:
-            raise first from error
+            if probe is self._planned[0]:
+                raise first from error
+            _LOG.info("profile: %s is left out: %s", probe.name, error)
 
     def _run(self, probe: Probe) -> None:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
-        short_s = 0.0 if self._is_slow else self._short_s(executor, probe)
-        if not self._chunk_steps:
-            self._is_slow = short_s > self._budget_s
-            if probe.workflow.loops and not self._is_slow:
-                short_s = self._short_s(executor, probe)  # now without what is lazy
-            self._chunk_steps = affordable_steps(self._workflow, self._planned, short_s, self._budget_s)
-        self._repeat(probe, executor)
-        if not probe.kind:
-            self._count_bytes(probe, executor.workflow)
+        effort = self._effort
+        found: list[Repetition] = []
+        before, started = self._begin(), time.perf_counter()
+        if not effort.is_over(probe) and effort.warms_up:
+            executor.workflow = shortened(probe.workflow, WARM_STEPS)
+            self._metered.recording = not probe.workflow.loops
+            found = [self._iterate(executor, StepContext(0))]
+            short_s = time.perf_counter() - started
+            if probe.workflow.loops and not effort.chunk_steps and short_s <= effort.budget_s:
+                self._iterate(executor, StepContext(0))  # now without what is lazy
+                short_s = time.perf_counter() - started - short_s
+            if not effort.begin(short_s):
+                found = []
+                before, started = self._begin(), time.perf_counter()
+        executor.workflow = run = shortened(probe.workflow, effort.chunk_steps)
+        while not effort.is_over(probe) and not _enough(found, (time.perf_counter() - started) / effort.share_s(probe)):
+            self._metered.recording = not found
+            found.append(self._iterate(executor, _step_context(probe, len(found))))
+        if found:
+            self._file(probe, run, found)
+        self._file_memory(probe, executor, before, time.perf_counter() - started)
+        effort.add(time.perf_counter() - started)
+        if found and not probe.kind:
+            self._count_bytes(probe, run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
@@ -188,52 +214,43 @@ class _Profiling:
             "probes": ", ".join(f"{p.name} ({p.most_blocks} blocks on a device)" for p in self._planned),
             "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; stages behind them in proportion",
             "cells": "measured where a probe ran, elsewhere by the rules of planning/probes.py",
-            "working_bytes": "the peak of a worker, alike for all of its stages",
+            "working_bytes": "the peak of a worker in calls of the stage; alike for both sides of a loop in one call",
         }
 
-    def _short_s(self, executor: Executor, probe: Probe) -> float:
-        """Runs a short iteration, as a run's first one, and returns its seconds."""
-        executor.workflow = shortened(probe.workflow, WARM_STEPS)
-        start = time.perf_counter()
-        executor.run(StepContext(0))
-        return time.perf_counter() - start
-
     # --------------------------------------------------------------------------------------------------- iterations
-    def _repeat(self, probe: Probe, executor: Executor) -> None:
-        """Runs a probe's iterations and files what they showed."""
-        measured, metered = self.measured, self._metered
-        executor.workflow = run = shortened(probe.workflow, self._chunk_steps)
+    def _begin(self) -> dict[int, Reading]:
+        """Forgets what was recorded, and returns what the workers hold now."""
+        self._metered.forget()
+        self._metered.recording = True
+        return self._metered.readings()
+
+    def _iterate(self, executor: Executor, step_context: StepContext) -> Repetition:
+        begun = self._moment()
+        result = executor.run(step_context)
+        self._metered.recording = False
+        finishes = {
+            stage: [report.finish_s for report in result.all_of(stage, Finishes)]
+            for stage, spec in executor.workflow.stages.items()
+            if spec.at_once
+        }
+        spans, rounds = tuple(result.spans), executor.workflow.rounds(result.reports)
+        watched = not self._cluster.nodes  # of other machines the driver does not know what else they do
+        return Repetition(spans, rounds, shares(begun, self._moment(), spans) if watched else {}, finishes)
+
+    def _file(self, probe: Probe, run: Workflow, found: Sequence[Repetition]) -> None:
+        """Files the seconds of a probe's iterations."""
+        measured, whole = self.measured, self._workflow
         measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
-        metered.reset_peaks()
-        before, started = metered.readings(), time.perf_counter()
-        found: list[Repetition] = []
-        whole = self._workflow
         is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
-        watched = not probe.cluster.nodes  # of other machines the driver does not know what else they do
-        share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
-        while not _enough(found, (time.perf_counter() - started) / share_s):
-            begun = self._moment()
-            metered.recording = not found
-            result = executor.run(_step_context(probe, len(found)))
-            metered.recording = False
-            rounds = run.rounds(result.reports)
-            if rounds and is_whole:
-                measured.rounds.append(max(rounds.values()))
-            for stage, spec in run.stages.items():
-                if spec.at_once:
-                    reports = result.all_of(stage, Finishes)
-                    measured.stages[stage].finishes += [report.finish_s for report in reports]
-            spans = tuple(result.spans)
-            found.append(Repetition(spans, rounds, shares(begun, self._moment(), spans) if watched else {}))
+        for one in found:
+            measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
+            for stage, finishes in one.finishes.items():
+                measured.stages[stage].finishes += finishes
         collective = [stage for stage, spec in run.stages.items() if spec.collective]
         kept, disturbed = chosen(found, min(REPETITIONS, len(found)), collective)
         measured.disturbed = max(measured.disturbed, disturbed)
         for one in kept:
             measured.add(probe, run, one.spans, one.rounds)
-        seconds, after = time.perf_counter() - started, metered.readings()
-        cores = {w: (after[w].cpu_s - before[w].cpu_s) / seconds for w in after}
-        peaks = {w: after[w].peak_bytes for w in after}
-        self._file_memory(probe, executor, peaks, {w: before[w].used_bytes for w in before}, cores)
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -259,32 +276,36 @@ class _Profiling:
         waited = {worker: reading.waited_s for worker, reading in readings.items()}
         return Moment(time.perf_counter(), busy_s(), used, waited)
 
-    def _file_memory(
-        self,
-        probe: Probe,
-        executor: Executor,
-        peaks: Mapping[int, float],
-        used: Mapping[int, float],
-        cores: Mapping[int, float],
-    ) -> None:
-        """Files resident and working bytes and CPU cores.
+    def _file_memory(self, probe: Probe, executor: Executor, before: Mapping[int, Reading], seconds: float) -> None:
+        """Files resident bytes, and of iterations that ran working bytes and CPU cores.
 
-        What runs in one worker cannot be separated: each stage is taken to reach its peak.  A stage takes no more cores
-        than its device has, or it could not have run there.
+        Both sides of a loop that is one call per worker have its peak.  A stage takes no more cores than its device
+        has, or it could not have run there.
+
+        Args:
+            probe: what was built.
+            executor: of its stages.
+            before: what the workers held before the iterations.
+            seconds: that these took.
         """
         earlier: set[str] = set()
+        peaks, after = self._metered.peaks(), self._metered.readings()
         for stage in probe.workflow.order():
             profile, workers, cell = self.measured.stages[stage], executor.workers(stage), probe.cell(stage)
             partners = {e.target for e in probe.workflow.weight_edges if e.source == stage} & earlier
             sharing = {worker for partner in partners for worker in executor.workers(partner)}
             grown, empty, known = self._metered.grown[stage], self._metered.empty, self._metered.overhead
             self._grown += [_Grown(stage, cell, w, grown[w], w in sharing, w not in known) for w in workers]
-            held = used if not probe.plan.excluded()[stage] else {w: empty[w].used_bytes + grown[w] for w in workers}
-            working = max(max(0.0, peaks[w] - held[w]) for w in workers)
+            earlier.add(stage)
+            if not peaks:
+                continue
+            alone = probe.plan.excluded()[stage]
+            held = {w: empty[w].used_bytes + grown[w] if alone else before[w].used_bytes for w in workers}
+            working = max(max(0.0, peaks[stage, w] - held[w]) for w in workers)
             profile.working[cell] = max(profile.working.get(cell, 0.0), working)
             limit = max(self._cluster.place_of(w).group.cores_per_device for w in workers)
-            profile.cores = max(min(1.0, limit), min(limit, *(cores[w] for w in workers)))
-            earlier.add(stage)
+            cores = max((after[w].cpu_s - before[w].cpu_s) / seconds for w in workers)
+            profile.cores = max(min(1.0, limit), min(limit, cores))
 
     # ------------------------------------------------------------------------------------------ edges and switches
     def _count_bytes(self, probe: Probe, run: Workflow) -> None:
@@ -348,15 +369,50 @@ class _Profiling:
         return replace(Links(), **found) if found else None
 
 
-def affordable_steps(workflow: Workflow, planned: Sequence[Probe], short_s: float, budget_s: float) -> int:
-    """Returns how many chunk-steps the loops of all probes have: a quarter of all, unless that takes very long."""
-    loops = workflow.loops.values()
-    most = max((loop.chunk_steps for loop in loops), default=WARM_STEPS)
-    # rows that stop early, and are not reset, do less and less towards the end
-    least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=WARM_STEPS)
-    work = sum(probe.most_blocks for probe in planned) / planned[0].most_blocks
-    step_s = max(REPETITIONS * work * short_s / WARM_STEPS, 1e-9)
-    return max(WARM_STEPS, min(most, max(int(budget_s / step_s), min(least, int(_PATIENCE * budget_s / step_s)))))
+class Effort:
+    """How much of the probes is run: about as much as the budget allows.
+
+    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  Where the first iteration takes
+    longer than the budget, the probes are not warmed up; of a workflow without loops it is measured itself, since it
+    cannot be shortened.
+    """
+
+    def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
+        self.budget_s, self.chunk_steps = budget_s, 0  # 0: not known before the first short iteration
+        self.warms_up = True
+        self._workflow, self._planned = workflow, planned
+        self._spent_s = self._most_s = 0.0
+
+    def begin(self, short_s: float) -> bool:
+        """Takes the seconds of a warm-up, of the first probe first; returns whether it counts as an iteration."""
+        if self.chunk_steps:
+            return False
+        self.warms_up = short_s <= self.budget_s
+        self.chunk_steps = self._affordable_steps(short_s)
+        return not (self.warms_up or self._workflow.loops)
+
+    def share_s(self, probe: Probe) -> float:
+        """Returns the seconds that a probe may take."""
+        return self.budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
+
+    def add(self, seconds: float) -> None:
+        """Counts the seconds of a probe."""
+        self._spent_s += seconds
+        self._most_s = max(self._most_s, seconds)
+
+    def is_over(self, probe: Probe) -> bool:
+        """Returns whether a probe would take all of them too long: as the longest does, half of that by its blocks."""
+        share = 0.5 + 0.5 * probe.most_blocks / self._planned[0].most_blocks
+        return self._spent_s > 0 and self._spent_s + share * self._most_s > _LONGEST * self.budget_s
+
+    def _affordable_steps(self, short_s: float) -> int:
+        loops = self._workflow.loops.values()
+        most = max((loop.chunk_steps for loop in loops), default=WARM_STEPS)
+        # rows that stop early, and are not reset, do less and less towards the end
+        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=WARM_STEPS)
+        work = sum(probe.most_blocks for probe in self._planned) / self._planned[0].most_blocks
+        affordable = self.budget_s / max(REPETITIONS * work * short_s / WARM_STEPS, 1e-9)
+        return max(WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
 
 
 def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:

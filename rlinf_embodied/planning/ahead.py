@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlinf_embodied.planning.clocks import Simulation
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.plan import Plan, Step, schedule
 
 if TYPE_CHECKING:

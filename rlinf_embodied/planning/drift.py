@@ -84,23 +84,14 @@ def scaled(profile: Profile, factors: Mapping[str, float]) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """What planning again has found: the same plan with a new prediction, or a better one."""
+    """What planning again has found."""
 
-    pricer: Pricer
-    plan: Plan
-    predicted: Prediction
-    stays_s: float  # what the old plan would take by the scaled profile
-    changed: bool
+    pricer: Pricer  # with the scaled profile
+    stays_s: float  # what the old plan would take by it
+    plan: Plan | None  # a better one
 
 
-def replan(
-    pricer: Pricer,
-    plan: Plan,
-    factors: Mapping[str, float],
-    remaining: int,
-    switch_s: float,
-    name: str = "auto",
-) -> Replanned:
+def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: int, switch_s: float) -> Replanned:
     """Plans again with a profile scaled by what was measured; keeps the plan unless another one pays.
 
     Another one has to win by a margin, and to save more in the remaining iterations than the switch takes.  The
@@ -112,16 +103,13 @@ def replan(
         factors: by stage, how much longer than predicted it took.
         remaining: iterations to come.
         switch_s: seconds that a switch of plans takes: a checkpoint, and new stages.
-        name: of a new plan, before its text.
 
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
     """
     again = pricer.with_(profile=scaled(pricer.profile, factors))
-    stays = predict(again, plan)
+    stays_s = predict(again, plan).iteration_s
     best = rank(again, min_staleness=plan.staleness, max_staleness=plan.staleness).best
-    saves_s = stays.iteration_s - best.iteration_s
-    if saves_s <= MARGIN * stays.iteration_s or saves_s * remaining <= switch_s:
-        return Replanned(again, plan, stays, stays.iteration_s, False)
-    other = replace(best.plan, name=f"{name}: {best.label}")
-    return Replanned(again, other, predict(again, other), stays.iteration_s, True)
+    saves_s = stays_s - best.iteration_s
+    pays = saves_s > MARGIN * stays_s and saves_s * remaining > switch_s
+    return Replanned(again, stays_s, replace(best.plan, name=f"auto: {best.label}") if pays else None)

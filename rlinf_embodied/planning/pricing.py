@@ -34,7 +34,6 @@ class Pricer:
         profile: Profile,
         cluster: Cluster,
         *,
-        overlap_in_worker: bool = False,
         standing: Sequence[Standing] = (),
         scale: float = 1.0,
     ) -> None:
@@ -44,8 +43,6 @@ class Pricer:
             workflow: the graph.
             profile: what its stages cost.
             cluster: what there is to run on.
-            overlap_in_worker: whether the two sides of a loop run at once in one worker, where one works on CPU cores
-                and the other is launched to the device asynchronously.
             standing: further copies of stages on the computing devices, for evaluations.
             scale: real devices that each device of the cluster stands for.
 
@@ -55,7 +52,7 @@ class Pricer:
         inside = [side for loop in workflow.loops.values() for side in loop.sides]
         profile.require(workflow.stages, inside)
         self.workflow, self.profile, self.cluster = workflow, profile, cluster
-        self.overlap_in_worker, self.standing, self.scale = overlap_in_worker, standing, scale
+        self.standing, self.scale = standing, scale
         self.groups = cluster.node_groups()
         self.group_of = [n for n, devices in enumerate(cluster.group_devices()) for _ in devices]
         self.node_of = [cluster.place_of(device).node for device in range(cluster.num_devices)]
@@ -81,7 +78,7 @@ class Pricer:
     def with_(self, **changes: object) -> Pricer:
         """Returns the same with another workflow, profile, cluster or scale."""
         kept = {"workflow": self.workflow, "profile": self.profile, "cluster": self.cluster, "scale": self.scale}
-        kept |= {"overlap_in_worker": self.overlap_in_worker, "standing": self.standing}
+        kept |= {"standing": self.standing}
         return Pricer(**(kept | changes))  # pyright: ignore[reportArgumentType]
 
     # ------------------------------------------------------------------------------------------------------------ time
@@ -169,7 +166,7 @@ class Pricer:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
             loop = self.workflow.loop_of(item.places[0].stage)
-            whole = loop is not None and self.layouts.fused(item, self.cluster) and not self.overlap_in_worker
+            whole = loop is not None and self.layouts.fused(item, self.cluster)
             for place in item.places:
                 parts = 1 if whole else item.shards if loop else item.chunks
                 layout = self.layouts.of(place, parts, shards=loop is not None)

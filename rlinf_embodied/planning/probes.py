@@ -5,7 +5,7 @@ A probe has `few` or twice as many blocks on each of its devices, however much w
     collocated on all    twice as many blocks on each device (at most its share), every device at work
     disaggregated        each loop on two devices, few blocks per call; what leaves its worker can be counted here
     collocated on one    twice as many blocks; once for each other kind of device, too
-    few on one           of workflows without loops
+    few on all           of workflows without loops
     one block            where blocks flow one by one
     collocated on a node where there are several: collectives within a node
 
@@ -83,11 +83,11 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
         most = min(max(loop.shards) for loop in workflow.loops.values())
         plan = disaggregated(single, min(most, twice // few), cores=one_core)
         found.append(Probe("disaggregated", single, plan, cluster))
+    if not apart and few * num < every.num_blocks:
+        fewer = with_blocks(workflow, few * num)
+        found.append(Probe(f"few on {num}", fewer, collocated(fewer, num, cores=cores), cluster))
     if num > 1 or len(cores) > 1:
         found.append(Probe("collocated on 1", single, collocated(single, 1, cores=one_core), cluster))
-    if not apart and few < twice:
-        fewer = with_blocks(workflow, few)
-        found.append(Probe("few on 1", fewer, collocated(fewer, 1, cores=one_core), cluster))
     if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
         block = with_blocks(workflow, 1)
         found.append(Probe("one block", block, collocated(block, 1, cores=one_core), cluster))
@@ -315,7 +315,7 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
 def _stage(stage: str, measured: Measurements) -> StageProfile:
     shown, work = measured.stages[stage], measured.workflow
     medians = {cell: statistics.median(values) for cell, values in shown.seconds.items()}
-    items, devices = grid(medians)
+    items, devices = grid([*medians, *shown.resident, *shown.sharing])
     seconds = fill(medians, items, devices)
     resident, shared = _resident(stage, measured)
     loop = next(iter(work.loops.values()), None)
@@ -379,7 +379,7 @@ def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> tuple[tuple[flo
     return tuple(((k + 1) / most, statistics.mean(row[k] / row[-1] for row in rows)) for k in range(most))
 
 
-def grid(cells: Cells) -> tuple[list[int], list[int]]:
+def grid(cells: Iterable[Cell]) -> tuple[list[int], list[int]]:
     """Returns the axes of the table: all items (at least two numbers of them) and devices that were measured."""
     items = sorted({i for i, _ in cells})
     return items if len(items) > 1 else [items[0], 2 * items[0]], sorted({d for _, d in cells})

@@ -27,7 +27,7 @@ Score = tuple[float, float]  # seconds, inf where something does not fit; bytes 
 State = tuple[Items, Pairs]
 PairSet = frozenset[tuple[str, str]]
 
-MOVES = 100_000  # times stages and devices
+MOVES = 80_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 6_000, 400
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 
@@ -104,14 +104,14 @@ class Search:
             found: dict[int, float] = {}
             loop = self.work.loop_of(item.places[0].stage)
             fused = loop is not None and self.pricer.layouts.fused(item, self.cluster)
-            for place in item.places if not (fused and self.pricer.overlap_in_worker) else ():
+            for place in item.places:
                 streams = self.pricer.profile.stages[place.stage].finish_quantiles
                 parts = 1 if fused or streams else item.shards if loop else item.chunks
                 layout = self.pricer.layouts.of(place, parts, shards=loop is not None)
                 times = loop.chunk_steps if loop else 1
                 for device, seconds in zip(layout.devices, self.simulator.lengths(place.stage, layout), strict=True):
                     found[device] = found.get(device, 0.0) + times * seconds
-            self._busy[item] = found or {0: 0.0}
+            self._busy[item] = found
         return self._busy[item]
 
     # --------------------------------------------------------------------------------------------------------- memory

@@ -23,8 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.ahead import steady
-from rlinf_embodied.planning.calls import Layout, Link, links
-from rlinf_embodied.planning.clocks import Clocks, Parts, Simulation, arrival
+from rlinf_embodied.planning.calls import Clocks, Layout, Link, Parts, Simulation, arrival, links
 from rlinf_embodied.planning.plan import Item, Plan, Step, schedule
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.telemetry.trace import Span
@@ -189,7 +188,7 @@ class Simulator:
         self._enter(loop.sides, hosts, exclusive, clocks)
         self._open(loop, opener, clocks)
         if self._is_fused(item):
-            self._fused(loop, opener, item.shards, clocks)
+            self._fused(loop, opener, clocks)
         else:
             _Stepwise(self, loop, clocks).run(hosts)
 
@@ -201,20 +200,13 @@ class Simulator:
             begin = max(clocks.free_s[device], clocks.submit(), arrival([(e, p[call]) for e, p in waits]))
             clocks.free_s[device] = clocks.ends[loop.opener][call] = begin
 
-    def _fused(self, loop: Loop, layout: Layout, shards: int, clocks: Clocks) -> None:
+    def _fused(self, loop: Loop, layout: Layout, clocks: Clocks) -> None:
         """One call per worker."""
-        fraction = self.pricer.profile.stages[loop.answerer].bootstrap_fraction
-        overlaps, hosts, steps = self.pricer.overlap_in_worker and shards > 1, len(layout.hosts), loop.chunk_steps
-        for call, device in enumerate(layout.devices):
-            blocks = -(-layout.sizes[call] // shards) if overlaps else layout.sizes[call]
-            e, p = (self.pricer.seconds(stage, blocks, hosts, device) for stage in (loop.opener, loop.answerer))
-            if overlaps:
-                end = clocks.free_s[device] = clocks.free_s[device] + overlapped_s(steps, shards, e, p, p * fraction)
-                for stage, seconds in ((loop.opener, e), (loop.answerer, p)):
-                    clocks.note(stage, device, end - seconds * steps * shards, end, 0)
-            else:
-                clocks.work(loop.answerer, device, clocks.free_s[device], p * (steps + fraction), 0)
-                end = clocks.work(loop.opener, device, clocks.free_s[device], e * steps, 0)
+        fraction, steps = self.pricer.profile.stages[loop.answerer].bootstrap_fraction, loop.chunk_steps
+        for call, (device, blocks) in enumerate(zip(layout.devices, layout.sizes, strict=True)):
+            e, p = (self.pricer.seconds(stage, blocks, len(layout.hosts), device) for stage in loop.sides)
+            clocks.work(loop.answerer, device, clocks.free_s[device], p * (steps + fraction), 0)
+            end = clocks.work(loop.opener, device, clocks.free_s[device], e * steps, 0)
             for side in loop.sides:
                 clocks.ends[side][call] = end
 
@@ -371,17 +363,6 @@ def _in_step(groups: Sequence[int], added: Sequence[float]) -> bool:
     """Returns whether a step has added nearly the same to all clocks of each group, so that none overtakes another."""
     first: dict[int, float] = {}
     return all(abs(one - first.setdefault(g, one)) <= _SPREAD * one for g, one in zip(groups, added, strict=True))
-
-
-def overlapped_s(steps: int, shards: int, e: float, p: float, bootstrap_s: float) -> float:
-    """Returns the seconds of a loop whose two sides overlap inside a worker, shard by shard, with free messages.
-
-    The slower side's work, and the other side's first or last turn; or the turns of one shard behind each other.
-    """
-    opener_bound = steps * shards * e + p + bootstrap_s + (shards - 1) * max(bootstrap_s - e, 0.0)
-    answerer_bound = steps * shards * p + max(e + bootstrap_s, shards * bootstrap_s)
-    chain = steps * (e + p) + bootstrap_s + (shards - 1) * max(e, p, bootstrap_s)
-    return max(opener_bound, answerer_bound, chain)
 
 
 def simulate(plan: Plan, pricer: Pricer, traced: bool = False) -> Simulation:

@@ -57,7 +57,6 @@ class ReasoningJob:
     speed = "charts/tokens_per_s"
     learner = "actor"
     first_work = "generation.run"
-    compiles = False
     work = "RL"
 
     def __init__(self, config: MathConfig) -> None:

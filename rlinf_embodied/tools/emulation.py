@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rlinf_embodied.execution.ahead import Follow
-from rlinf_embodied.execution.executor import Executor, IterationResult
+from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import place_text, to_dict
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
+from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.tools.emulated_stage import NO_WEIGHTS, EmulatedStageConfig, Finish, Start
 from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 
@@ -67,12 +68,31 @@ class Emulated:
 
 
 @dataclass(frozen=True, slots=True)
-class _Iterated:
-    """One iteration: emulated seconds until the last worker was done, by the wall clock and by the deadlines."""
+class Iterated:
+    """One iteration."""
 
-    measured_s: float
-    due_s: float
+    begin: Start
+    end_s: float  # emulated seconds by the deadlines of its calls, over all iterations
+    spans: tuple[Span, ...]  # on the wall clock
     peak_bytes: float
+
+
+def iterate(executor: Executor, number: int, scale: float, clock_s: float = 0.0) -> Iterated:
+    """Runs an iteration of an emulated workflow.
+
+    Args:
+        executor: of the workflow.
+        number: of the iteration; workers distinguish iterations by it.
+        scale: wall seconds per emulated second.
+        clock_s: emulated seconds at which it begins.
+    """
+    begin = Start(number, time.time(), scale, clock_s)
+    now = Follow(lambda context, _: replace(context, iteration=context.iteration + 1, message=begin))
+    result = executor.run(StepContext(number, message=begin), now)
+    reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
+    finishes = of_type(reports, Finish)
+    end_s = max(clock_s, *(finish.end_s for finish in finishes))
+    return Iterated(begin, end_s, tuple(result.spans), max(finish.peak_bytes for finish in finishes))
 
 
 class Emulator:
@@ -81,12 +101,20 @@ class Emulator:
     def __init__(self, pricer: Pricer, session: Session) -> None:
         assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
         self._pricer, self._session = pricer, session
-        self._iteration = 0  # over all plans: workers distinguish iterations by it
-        self._clock_s = 0.0  # emulated seconds until the last one ended
+        self._iteration = 0  # over all plans
 
     def predicted_s(self, plan: Plan) -> float:
         """Returns the seconds per iteration that the planner predicts."""
         return simulate(plan, self._pricer).iteration_s
+
+    def time_scale(self, plan: Plan) -> float:
+        """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
+        found = simulate(plan, self._pricer)
+        return max(LEAST_S, found.calls * S_PER_CALL) / found.iteration_s
+
+    def workflow(self, run: str) -> Workflow:
+        """Returns the workflow with every stage replaced by one that sleeps, for a run of that name."""
+        return emulated_workflow(self._pricer, f"{run} {uuid.uuid4().hex[:8]}")
 
     def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
         """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
@@ -99,46 +127,27 @@ class Emulator:
         Raises:
             WorkerError: the plan needs more memory than a device has.
         """
-        predicted_s = self.predicted_s(plan)
-        scale = scale or time_scale(plan, self._pricer, predicted_s)
+        scale = scale or self.time_scale(plan)
         self._session.clear()  # or stages of the plan before would be switched out for those of this one
-        workflow = emulated_workflow(self._pricer, f"{plan.name} {uuid.uuid4().hex[:8]}")
-        executor = Executor(workflow, plan, self._session, self._pricer.cluster)
-        self._clock_s = 0.0
-        for _ in range(1 + plan.staleness):
-            self._iterate(executor, scale * _WARM_UP)
-        start = time.time()
-        done = [self._iterate(executor, scale) for _ in range(num_iterations)]
+        executor = Executor(self.workflow(plan.name), plan, self._session, self._pricer.cluster)
+        clock_s, start = 0.0, time.time()
+        done: list[Iterated] = []
+        for number in range(1 + plan.staleness + num_iterations):
+            self._iteration += 1
+            counts = number > plan.staleness
+            start = start if counts else time.time()
+            done.append(iterate(executor, self._iteration, scale if counts else scale * _WARM_UP, clock_s))
+            clock_s = done[-1].end_s
+        counted = done[1 + plan.staleness :]
         return Emulated(
             plan=plan,
-            predicted_s=predicted_s,
-            measured_s=tuple(one.measured_s for one in done),
-            due_s=tuple(one.due_s for one in done),
-            peak_bytes=max(one.peak_bytes for one in done),
+            predicted_s=self.predicted_s(plan),
+            measured_s=tuple((max(span.end_s for span in one.spans) - one.begin.wall_s) / scale for one in counted),
+            due_s=tuple(one.end_s - one.begin.begin_s for one in counted),
+            peak_bytes=max(one.peak_bytes for one in counted),
             wall_s=time.time() - start,
             scale=scale,
         )
-
-    def _iterate(self, executor: Executor, scale: float) -> _Iterated:
-        """Runs an iteration."""
-        self._iteration += 1
-        begin = Start(self._iteration, time.time(), scale, self._clock_s)
-        now = Follow(lambda context, _: replace(context, iteration=context.iteration + 1, message=begin))
-        result = executor.run(StepContext(self._iteration, message=begin), now)
-        end_s, finishes = max(span.end_s for span in result.spans), _finishes(result)
-        self._clock_s = max(begin.begin_s, *(finish.end_s for finish in finishes))
-        peak_bytes = max(finish.peak_bytes for finish in finishes)
-        return _Iterated((end_s - begin.wall_s) / scale, self._clock_s - begin.begin_s, peak_bytes)
-
-
-def _finishes(result: IterationResult) -> list[Finish]:
-    reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
-    return of_type(reports, Finish)
-
-
-def time_scale(plan: Plan, pricer: Pricer, predicted_s: float) -> float:
-    """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
-    return max(LEAST_S, simulate(plan, pricer).calls * S_PER_CALL) / predicted_s
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:

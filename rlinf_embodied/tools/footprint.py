@@ -9,48 +9,75 @@ What a kernel takes for itself while it runs is not seen, nor what an allocator 
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlinf_embodied.learning.gradients import checkpoint_blocks
-from rlinf_embodied.learning.sharded import sharding_units
-from rlinf_embodied.tools.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
-
-_ROWS = (2, 3)  # many operations return views where there is a single row
+ROWS = (2, 3)  # many operations return views where there is a single row
 _META = "meta"
 
 
-class LargePolicy(Protocol):
-    """A policy on the meta device, as a plan of its memory needs it (an OpenVLA: policies/openvla/footprint.py)."""
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Peak bytes of some work on r rows: the largest fixed + per_row * r over the moments of the work.
 
-    module: nn.Module
-    num_layers: int  # of the language model
-    num_heads: int  # of its keys and values
-    head_dim: int
-    rollout_tokens: int  # that a row's cache holds at its fullest
-    logits_columns: int
-    training_positions: int  # of a row, whose log-probs are asked for
+    Activations of a pass are proportional to its rows while gradients are not, and the moment of the peak depends on r;
+    so each moment is a line, and only lines that are the highest for some r are kept.  The lines come from counting
+    every allocation of the real code twice, with unequal numbers of rows.  With checkpointing
+    (Chen et al. 2016, arXiv:1604.06174) the steepest line holds the inputs of all blocks and what one block keeps.
+    """
 
-    def blocks(self) -> Sequence[nn.Module]:
-        """Returns what activation checkpointing computes again, one after the other."""
-        ...
+    lines: tuple[tuple[float, float], ...]  # (fixed, per_row), the flattest first
 
-    def loss(self, rows: int) -> Tensor:
-        """Makes a training pass over rows, its inputs included."""
-        ...
+    def at(self, rows: float) -> float:
+        """The peak for this number of rows."""
+        return max(fixed + per_row * rows for fixed, per_row in self.lines)
 
-    def act(self, rows: int) -> None:
-        """Answers observations of rows as in a rollout."""
-        ...
+    @property
+    def per_row(self) -> float:
+        """Bytes that each further row costs once there are many."""
+        return self.lines[-1][1]
+
+    def plus(self, resident: float) -> Envelope:
+        """The same work while other bytes are held."""
+        return Envelope(tuple((fixed + resident, per_row) for fixed, per_row in self.lines))
+
+    def or_at_least(self, peak: float) -> Envelope:
+        """This work, then other work with a peak that does not depend on rows."""
+        return envelope_of([(peak, 0.0), *self.lines])
+
+    def most_rows(self, room: float) -> int:
+        """The largest number of rows whose peak is at most `room`; 0 if no number fits, or the work knows no rows."""
+        rising = [(room - fixed) / per_row for fixed, per_row in self.lines if per_row]
+        return math.floor(min(rising)) if rising and self.at(0) <= room else 0
+
+
+def envelope_of(lines: Iterable[tuple[float, float]]) -> Envelope:
+    """Returns the upper envelope of (fixed, per_row) over rows >= 0."""
+    hull: list[tuple[float, float]] = []
+    steepest = {per_row: fixed for fixed, per_row in sorted(lines)}  # of equal slopes the highest
+    for per_row, fixed in sorted((max(slope, 0.0), fixed) for slope, fixed in steepest.items()):
+        while hull and (hull[-1][0] <= fixed or _hidden(hull, fixed, per_row)):
+            hull.pop()
+        hull.append((fixed, per_row))
+    return Envelope(tuple(hull))
+
+
+def _hidden(hull: Sequence[tuple[float, float]], fixed: float, per_row: float) -> bool:
+    """Returns whether the last line lies below the one before it or the new one everywhere."""
+    if len(hull) < 2:
+        return False
+    (first, slope), (second, steeper) = hull[-2:]
+    return (first - fixed) * (steeper - slope) <= (first - second) * (per_row - slope)
 
 
 class ByteCounter(TorchDispatchMode):
@@ -152,48 +179,6 @@ def count(run: Callable[[], Sequence[Tensor]], kind: str = _META) -> tuple[list[
 def envelope(first: Sequence[int], second: Sequence[int]) -> Envelope:
     """Returns the peak for any number of rows, from the histories for 2 and 3 of them."""
     assert len(first) == len(second), f"{len(first)} allocations, then {len(second)}: the work depends on its rows"
-    few, more = _ROWS
+    few, more = ROWS
     slopes = [(b - a) / (more - few) for a, b in zip(first, second, strict=True)]
     return envelope_of((a - few * slope, slope) for a, slope in zip(first, slopes, strict=True))
-
-
-def pass_work(policy: LargePolicy) -> PassWork:
-    """Returns what a pass of a policy allocates; see PassWork."""
-    trained = [p for p in policy.module.parameters() if p.requires_grad]
-    counted = [count(partial(_gradients, policy, rows, trained)) for rows in _ROWS]
-    whole, rest = (envelope(*histories) for histories in zip(*counted, strict=True))
-    return PassWork(with_gradients=whole, into_gradients=rest)
-
-
-def policy_shape(policy: LargePolicy) -> PolicyShape:
-    """Returns what a plan of memory needs of a policy on the meta device; its blocks are checkpointed afterwards."""
-    rollout = envelope(*(count(partial(_no_tensors, policy.act, rows))[0] for rows in _ROWS))
-    plain = pass_work(policy)
-    checkpoint_blocks(policy.blocks())
-    return PolicyShape(
-        parameters=tuple(parameters(policy.module)),
-        value_bytes=max(p.element_size() for p in policy.module.parameters()),
-        cache=KeyValueShape(num_layers=policy.num_layers, num_heads=policy.num_heads, head_dim=policy.head_dim),
-        rollout_tokens=policy.rollout_tokens,
-        logits_columns=policy.logits_columns,
-        training_positions=policy.training_positions,
-        rollout=rollout,
-        plain=plain,
-        checkpointed=pass_work(policy),
-    )
-
-
-def parameters(module: nn.Module) -> list[Parameter]:
-    """Returns the shapes of a module's parameters, with the units that FSDP2 gathers them in."""
-    units = {id(p): k for k, unit in enumerate(sharding_units(module)[:-1], 1) for p in unit.parameters()}
-    return [Parameter(tuple(p.shape), p.requires_grad, units.get(id(p), 0)) for p in module.parameters()]
-
-
-def _gradients(policy: LargePolicy, rows: int, trained: Sequence[nn.Parameter]) -> list[Tensor]:
-    found = torch.autograd.grad(policy.loss(rows), list(trained), allow_unused=True)
-    return [gradient for gradient in found if gradient is not None]
-
-
-def _no_tensors(run: Callable[[int], None], rows: int) -> list[Tensor]:
-    run(rows)
-    return []

@@ -125,7 +125,6 @@ class Job(Protocol):
     learner: str  # the stage that trains the weights: it exports them, tells their digest and writes checkpoints
     work: str  # what the run's time is spent on, for people: "RL"
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
-    compiles: bool  # whether a worker's first iteration takes longer than others, since passes are compiled in it
     eval_every: int  # iterations between evaluations; 0: before and after only
     cache_dir: str
 

@@ -2,16 +2,16 @@
 
 choose    a forced plan as it is; a single feasible one without measuring; else the profile (cached, or measured now),
           the ranked plans, and the best of them
-observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again;
-          plans that a disturbed profile cannot distinguish run one after another first (trials.py)
+observe   after each iteration: measured against predicted seconds of every stage; a lasting drift plans again
 report    at the end: the ranked table with what was measured, and the error of each prediction
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlinf_embodied.cache import writable_place
@@ -35,21 +35,11 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
 from rlinf_embodied.training.job import Job
-from rlinf_embodied.training.periods import Period, median, report_rows
-from rlinf_embodied.training.trials import Trials, doubted
 from rlinf_embodied.workflow.graph import Workflow
 
 
-def _turns(workflow: Workflow, cluster: Cluster) -> Plan:
-    return collocated(workflow, cluster.num_computing, cores=cluster.cores_beside)
-
-
-def _named(entry: Ranked) -> Plan:
-    return replace(entry.plan, name=f"auto: {entry.label}")
-
-
-def _cache(job: Job, cluster: Cluster, spare: Path | None) -> tuple[Path, dict[str, str]]:
-    """Returns where the profile of a job is kept, and the fingerprint that it must have; `spare` as for the clone."""
+def _profile_path(job: Job, cluster: Cluster, spare: Path | None) -> tuple[Path, dict[str, str]]:
+    """Returns where the profile of a job is cached, and what it is valid for."""
     config = job.config
     parts = job.planning_parts() | {"exact": config.run.exact.value, "session": config.cluster.session}
     key = fingerprint(cluster, parts)
@@ -75,13 +65,41 @@ def measured_profile(
         spare: the profile goes below it where the cache cannot be written.
 
     Raises:
-        ConfigError: the cache cannot be written, and there is no `spare`.
+        NoRoomError: a stage does not fit into a device's memory.
     """
-    path, key = _cache(job, cluster, spare)
+    path, key = _profile_path(job, cluster, spare)
     budget_s = job.config.plan.profile_budget_s
     profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
     store_profile(path, profile)
     return profile, path
+
+
+@dataclass(slots=True)
+class Period:
+    """Iterations under one plan: what was predicted, and what each took."""
+
+    plan: Plan
+    predicted: Prediction | None
+    first_iteration: int
+    iteration_s: list[float] = field(default_factory=list)
+    stages_s: dict[str, list[float]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the period as JSON-ready data: medians, and the relative error of each prediction."""
+        measured = {"iteration": _median(self.iteration_s)}
+        measured |= {stage: _median(seconds) for stage, seconds in self.stages_s.items()}
+        predicted: dict[str, float] = {}
+        if self.predicted is not None and math.isfinite(self.predicted.iteration_s):
+            predicted = {"iteration": self.predicted.iteration_s, **self.predicted.stages_s}
+        both = [name for name in predicted if measured.get(name)]
+        return {
+            "plan": self.plan.name,
+            "first_iteration": self.first_iteration,
+            "num_iterations": len(self.iteration_s),
+            "predicted_s": predicted,
+            "measured_s": measured,
+            "error": {name: predicted[name] / measured[name] - 1 for name in both},
+        }
 
 
 class Planning:
@@ -119,9 +137,6 @@ class Planning:
             self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
         self._ranked: list[Ranked] = []
         self._watch: DriftWatch | None = None
-        self._trials: Trials | None = None
-        self._tried: dict[str, Plan] = {}  # by name, those under trial
-        self._lost: set[str] = set()  # names of plans that were slower in a trial
         self.periods: list[Period] = []
 
     def _resolved(self, cluster: Cluster) -> Plan:
@@ -161,38 +176,54 @@ class Planning:
             ConfigError: plan.profile cannot be read, or lacks a stage.
             PlanError: no plan fits; says what is short.
         """
-        plan, why = self._chosen(workflow, session, folder.path, progress)
-        if self._pricer is not None:
-            folder.write_text("profile.json", self._profile_path(folder.path).read_text(encoding="utf-8"))
-        predicted = predict(self._pricer, plan) if self._pricer is not None else None
-        self._begin(plan, predicted, iteration)
+        asked, forced = self._config.plan, self._forced
+        reason = self._only_one()
+        path = self._profile(workflow, session, folder.path, progress, needed=forced is None and not reason)
+        if path is not None:
+            folder.write_text("profile.json", path.read_text(encoding="utf-8"))
+            self._price(load_profile(path), workflow)
+        if forced is not None:
+            plan, why = forced, f"plan {forced.name}: forced" + ("" if path else ", not profiled")
+        elif path is None:
+            plan = replace(self._collocated(), staleness=self._staleness or 0)
+            why = f"plan collocated: {reason}, so nothing is measured"
+        else:
+            kept = self._staleness
+            ranking = self._rank(kept or 0, asked.max_staleness if kept is None else kept)
+            plan, why = _named(ranking.best), "\n".join(self._explained(ranking))
+        self._begin(plan, iteration)
         self.write(folder)
         return plan, why
 
-    def _chosen(self, workflow: Workflow, session: Session, spare: Path, progress: ShowProgress) -> tuple[Plan, str]:
-        config = self._config.plan
-        if self._forced is not None:
-            profile = self._known_profile(spare)
-            if profile is not None:
-                self._price(profile, workflow)
-            return self._forced, f"plan {self._forced.name}: forced" + ("" if profile else ", not profiled")
-        reason = self._only_one(workflow)
-        if reason and config.profile is None:
-            plan = replace(_turns(workflow, self._cluster), staleness=self._staleness or 0)
-            return plan, f"plan collocated: {reason}, so nothing is measured"
-        parts = (self._job, self._cluster, workflow, session, progress, spare)
-        self._price(self._known_profile(spare) or measured_profile(*parts)[0], workflow)
+    def _profile(
+        self, workflow: Workflow, session: Session, spare: Path, progress: ShowProgress, needed: bool
+    ) -> Path | None:
+        """Returns where the profile is: given, cached, or else measured now if it is needed."""
+        if self._config.plan.profile is not None:
+            return Path(self._config.plan.profile).expanduser()
+        path, _ = _profile_path(self._job, self._cluster, spare)
+        if needed and not path.exists():
+            measured_profile(self._job, self._cluster, workflow, session, progress, spare)
+        return path if needed or (self._forced is not None and path.exists()) else None
+
+    def _explained(self, ranking: Ranking) -> list[str]:
+        """Returns the ranked plans as a table, and what else there is to report."""
         assert self._pricer is not None
-        kept = self._staleness
-        ranking = self._rank(kept or 0, config.max_staleness if kept is None else kept)
-        title = f"plans of {workflow.name} on {self._cluster.name}, predicted:"
+        title = f"plans of {self._workflow.name} on {self._cluster.name}, predicted:"
         lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
         lines += [
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        lines += [*ranking.remarks(), *self._try_others()]
-        return _named(ranking.best), "\n".join(lines)
+        if self._pricer.profile.disturbed > DISTURBED:
+            lines.append(
+                f"the profile was disturbed: work waited up to {self._pricer.profile.disturbed:.0%} of its time for a "
+                "core that others had, so that the order of these plans may be another one: profile a quiet machine"
+            )
+        return [*lines, *ranking.remarks()]
+
+    def _collocated(self) -> Plan:
+        return collocated(self._workflow, self._cluster.num_computing, cores=self._cluster.cores_beside)
 
     def _rank(self, min_staleness: int = 0, max_staleness: int = 0) -> Ranking:
         assert self._pricer is not None
@@ -201,22 +232,6 @@ class Planning:
         self._ranked = list(ranking.plans)
         return ranking
 
-    def _try_others(self) -> list[str]:
-        """Plans trials where a disturbed profile leaves open whether another plan is faster; returns what to tell."""
-        assert self._pricer is not None
-        disturbed, best = self._pricer.profile.disturbed, self._ranked[0].plan
-        alike = [entry for entry in self._ranked if entry.plan.staleness == best.staleness]
-        others = doubted(alike, disturbed) if disturbed > DISTURBED and self._may_replan(best) else []
-        others = others[:1] if self._job.compiles else others  # of two plans each runs twice, and once compiled
-        if not others:
-            return []
-        self._tried = {plan.name: plan for plan in map(_named, [self._ranked[0], *others])}
-        self._trials = Trials(tuple(self._tried))
-        return [
-            f"the profile was disturbed: work waited up to {disturbed:.0%} of its time for a core that others had: "
-            f"{' and '.join([*self._tried][1:])} run too, {self._trials.num_iterations} iterations in all"
-        ]
-
     def move(self, cluster: Cluster, iteration: int) -> Plan | None:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
 
@@ -224,7 +239,7 @@ class Planning:
         staleness stays what it is.
         Returns the plan to go on with, None if none was chosen before.
         """
-        self._cluster, self._trials = cluster, None
+        self._cluster = cluster
         if self._forced is not None:
             try:
                 self._forced = self._resolved(cluster)
@@ -233,33 +248,23 @@ class Planning:
         if not self.periods:
             return None
         ahead = self.plan.staleness
-        plan = self._forced or replace(_turns(self._workflow, cluster), staleness=ahead)
+        plan = self._forced or replace(self._collocated(), staleness=ahead)
         if self._pricer is not None:
             self._price(self._pricer.profile, self._pricer.workflow)
             if self._forced is None:
                 plan = _named(self._rank(ahead, ahead).best)
-        self._begin(plan, None if self._pricer is None else predict(self._pricer, plan), iteration)
+        self._begin(plan, iteration)
         return plan
 
-    def _only_one(self, workflow: Workflow) -> str:
+    def _only_one(self) -> str:
         """Returns why there is but one plan worth running, "" if there are more."""
         if self._cluster.num_devices == 1:
             return "there is one device"
         if self._config.cluster.session == "serial":
             return "one process takes turns under every plan"
-        if len(workflow.stages) == 1:
+        if len(self._workflow.stages) == 1:
             return "there is one stage"
-        return "there is one block" if workflow.num_blocks == 1 else ""
-
-    # ------------------------------------------------------------------------------------------------------ profile
-    def _profile_path(self, spare: Path) -> Path:
-        given = self._config.plan.profile
-        return _cache(self._job, self._cluster, spare)[0] if given is None else Path(given).expanduser()
-
-    def _known_profile(self, spare: Path) -> Profile | None:
-        """Returns the profile that the config names, or the cached one, or None."""
-        path = self._profile_path(spare)
-        return load_profile(path) if self._config.plan.profile is not None or path.exists() else None
+        return "there is one block" if self._workflow.num_blocks == 1 else ""
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
         cluster = linked(self._cluster, profile)
@@ -268,7 +273,9 @@ class Planning:
         )
 
     # ------------------------------------------------------------------------------------------------------ observe
-    def _begin(self, plan: Plan, predicted: Prediction | None, iteration: int) -> None:
+    def _begin(self, plan: Plan, iteration: int) -> None:
+        """Goes over to a plan, or to another prediction of the same."""
+        predicted = None if self._pricer is None else predict(self._pricer, plan)
         self.periods.append(Period(plan, predicted, iteration))
         self._watch = None
         if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan(plan):
@@ -308,49 +315,28 @@ class Planning:
         period.iteration_s.append(seconds)
         for stage, value in stages_s.items():
             period.stages_s.setdefault(stage, []).append(value)
-        if self._trials is not None:
-            return self._tried_on(seconds, iteration + 1, remaining)
         if self._watch is None:
             return None, ""
         self._watch.observe(stages_s, rounds)
         drifted = self._watch.drifted()
         return self._replanned(drifted, iteration + 1, remaining, switch_s) if drifted and remaining else (None, "")
 
-    def _tried_on(self, seconds: float, iteration: int, remaining: int) -> tuple[Plan | None, str]:
-        """Takes an iteration of a trial; returns the plan of the next one (None: the same), and what to tell."""
-        assert self._pricer is not None
-        assert self._trials is not None
-        trials, old = self._trials, self.plan.name
-        name = trials.observe(old, seconds)
-        told = ""
-        if trials.is_over:
-            self._lost = {other for other in trials.names if other != name}
-            self._trials = None
-            told = f"tried: {trials.told()}: {name} stays"
-        if name == old or not remaining:
-            return None, told
-        plan = self._tried[name]
-        self._begin(plan, predict(self._pricer, plan), iteration)
-        return plan, told or f"trying {name}"
-
     def _replanned(
         self, drifted: Mapping[str, float], iteration: int, remaining: int, switch_s: float
     ) -> tuple[Plan | None, str]:
         assert self._pricer is not None
         assert self._watch is not None
-        old = self.periods[-1].plan
+        old = self.plan
         found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s)
         self._pricer = found.pricer
         what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
-        changed = found.changed and found.plan.name not in self._lost
-        self._begin(
-            found.plan if changed else old, found.predicted if changed else predict(found.pricer, old), iteration
-        )
-        if not changed:
+        if found.plan is None:
+            self._begin(old, iteration)
             return None, f"planned again ({what}): {old.name} stays the best, now {found.stays_s:.2f} s predicted"
-        return found.plan, (
-            f"planned again ({what}): from iteration {iteration + 1} on {found.plan.name}, "
-            f"{found.predicted.iteration_s:.2f} s predicted instead of {found.stays_s:.2f} s under {old.name}"
+        self._begin(found.plan, iteration)
+        return self.plan, (
+            f"planned again ({what}): from iteration {iteration + 1} on {self.plan.name}, "
+            f"{self.predicted_s:.2f} s predicted instead of {found.stays_s:.2f} s under {old.name}"
         )
 
     # ------------------------------------------------------------------------------------------------------- report
@@ -377,7 +363,7 @@ class Planning:
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
-        lines = [line for period in periods for line in report_rows(period)]
+        lines = [line for period in periods for line in _report_rows(period)]
         text = text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
         return "\n".join(part for part in (self._ranked_with_measured(), text) if part)
 
@@ -386,7 +372,7 @@ class Planning:
         under: dict[str, list[float]] = {}
         for period in self.periods:
             under.setdefault(period.plan.name.removeprefix("auto: "), []).extend(period.iteration_s)
-        measured = {shape: median(seconds) for shape, seconds in under.items() if seconds}
+        measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
         table = []
         for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
             seconds = measured.get(entry.label)
@@ -394,3 +380,29 @@ class Planning:
             shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
             table.append({k: v for k, v in row.items() if k != "why not"} | shown)
         return text_table(table, "plans, predicted and measured:") if table else ""
+
+
+def _named(entry: Ranked) -> Plan:
+    return replace(entry.plan, name=f"auto: {entry.label}")
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _report_rows(period: Mapping[str, object]) -> list[dict[str, str]]:
+    """Returns a row for the iteration and for each stage of a period."""
+    predicted, measured, error = (period[key] for key in ("predicted_s", "measured_s", "error"))
+    assert isinstance(predicted, Mapping)
+    assert isinstance(measured, Mapping)
+    assert isinstance(error, Mapping)
+    return [
+        {
+            "plan": str(period["plan"]) if name == "iteration" else "",
+            "stage": name,
+            "predicted": f"{predicted[name]:.3g}" if name in predicted else "-",
+            "measured": f"{seconds:.3g}",
+            "error": f"{error[name]:+.0%}" if name in error else "-",
+        }
+        for name, seconds in measured.items()
+    ]

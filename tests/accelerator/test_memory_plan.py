@@ -9,18 +9,16 @@ import openvla_folders as toys
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache
 
 from policies.openvla.footprint import OpenVLAFootprint, add_adapters, meta_network
-from policies.openvla.network import OpenVLA, causal_mask
+from policies.openvla.network import OpenVLA
 from policies.openvla.settings import OpenVLAConfig, config_of
 from rlinf_embodied.learning.gradients import LossSums, Pass, checkpoint_blocks
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.tools import memory
-from rlinf_embodied.tools.footprint import policy_shape
-from rlinf_embodied.tools.memory import PolicyShape
+from rlinf_embodied.tools.memory import PolicyShape, policy_shape
 
 pytestmark = pytest.mark.accelerator
 
@@ -113,20 +111,6 @@ def test_a_later_pass_takes_what_was_planned_beside_gradients(sim, policy: OpenV
 
 def test_a_call_of_a_rollout_takes_what_was_planned(sim, policy: OpenVLAFootprint, shape: PolicyShape):
     assert peak_of(sim, lambda: policy.act(ROWS)) == pytest.approx(shape.rollout.at(ROWS), rel=OFF)
-
-
-def test_a_cache_holds_what_was_planned(sim, policy: OpenVLAFootprint, shape: PolicyShape):
-    network, tokens = policy.module, shape.rollout_tokens
-    assert isinstance(network, OpenVLA)
-    present = torch.ones(ROWS, tokens, dtype=torch.bool, device="sim")
-    embeddings = torch.zeros(ROWS, tokens, network.dim, dtype=next(network.parameters()).dtype, device="sim")
-    positions, mask, cache = present.long().cumsum(1) - 1, causal_mask(present), DynamicCache()
-    before = sim.memory_allocated()
-    with torch.no_grad():
-        hidden = network.hidden(embeddings, positions, mask, cache)
-    found = sim.memory_allocated() - before - hidden.nbytes
-    planned = ROWS * memory.key_values(shape.cache, tokens, shape.value_bytes)
-    assert found == pytest.approx(planned, rel=OFF)
 
 
 # ---------------------------------------------------------------------------------------------------------- a learner

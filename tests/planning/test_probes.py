@@ -70,7 +70,7 @@ def test_several_nodes_are_measured_together_and_one_by_itself() -> None:
 
 
 def test_a_chain_has_no_disaggregated_probe() -> None:
-    names = ["collocated on 2", "collocated on 1", "few on 1"]
+    names = ["collocated on 2", "few on 2", "collocated on 1"]
     assert [probe.name for probe in probes(chain(), cluster(2))] == names
     assert [probe.name for probe in probes(chain(granularities=()), cluster(2))] == [*names, "one block"]  # may stream
     waiting = chain(b=StageSpec("b", "fakes.b", None, waits=True))

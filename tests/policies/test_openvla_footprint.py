@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from policies.openvla.film import AdaptedLayer
-from policies.openvla.footprint import OpenVLAFootprint, add_adapters, meta_network, read_shapes
+from policies.openvla.footprint import add_adapters, meta_network, read_shapes
 from policies.openvla.settings import config_of
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.tools.footprint import parameters
+from rlinf_embodied.tools.memory import parameters
 
 PUBLISHED = 7_541_237_184  # names and shapes of the published files: docs/openvla.md
 PUBLISHED_ADAPTERS = 110_828_288  # what the reference's finetune.py prints as trainable, lora_rank=32
@@ -61,9 +61,3 @@ def test_a_config_of_another_model_is_refused(tmp_path):
     path.write_text('{"model_type": "llama"}')
     with pytest.raises(CheckpointError, match="only 'openvla' can be read here"):
         read_shapes(path)
-
-
-def test_a_rollout_holds_bos_patches_prompt_and_all_tokens_but_the_last():
-    policy = OpenVLAFootprint(meta_network(config_of(toys.RAW), torch.float32), 9, 3)
-    assert policy.rollout_tokens == 4 + 9 + 2
-    assert (policy.num_layers, policy.num_heads, policy.head_dim) == (2, 2, 8)

@@ -271,8 +271,6 @@ def test_two_iterations_of_ppo_give_the_same_weights_under_two_plans():
 # --------------------------------------------------------------------------------------------------- sizes and refusals
 def test_a_plan_of_memory_counts_images_words_and_the_state(tmp_path):
     policy = footprint(PUBLISHED, torch.bfloat16, 48, expert_only=True)
-    assert policy.rollout_tokens == 3 * 64 + 48 + 1
-    assert (policy.num_layers, policy.num_heads, policy.head_dim, policy.logits_columns) == (16, 5, 64, 0)
     assert len(policy.blocks()) == 12 + 16 + 16
     assert is_smolvla(PUBLISHED)
     assert not is_smolvla(CONFIG_DIR / "models" / "openvla_7b.json")

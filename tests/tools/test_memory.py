@@ -8,8 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_embodied.tools import memory
-from rlinf_embodied.tools.memory import Envelope, KeyValueShape, Parameter, PassWork, PolicyShape, envelope_of
-from rlinf_embodied.tools.memory_plan import Fit, LearnerKind, Placement, fit_rows, fits, term_rows
+from rlinf_embodied.tools.footprint import Envelope, envelope_of
+from rlinf_embodied.tools.memory import (
+    Fit,
+    LearnerKind,
+    Parameter,
+    PassWork,
+    Placement,
+    PolicyShape,
+    fit_rows,
+    fits,
+    term_rows,
+)
 
 LINES = st.lists(st.tuples(st.integers(-1000, 10_000), st.integers(0, 500)), min_size=1, max_size=12)
 PASS = PassWork(with_gradients=Envelope(((400.0, 10.0),)), into_gradients=Envelope(((0.0, 10.0),)))
@@ -22,10 +32,6 @@ POLICY = PolicyShape(  # 60 values in layers, 40 elsewhere, of which 10 are froz
         Parameter((10,), trained=False),
     ),
     value_bytes=2,
-    cache=KeyValueShape(num_layers=2, num_heads=3, head_dim=4),
-    rollout_tokens=5,
-    logits_columns=11,
-    training_positions=3,
     rollout=Envelope(((7.0, 100.0),)),
     plain=PASS,
     checkpointed=LEAN,
@@ -63,8 +69,6 @@ def test_the_terms_are_those_of_their_formulas():
     assert memory.masters(replace(POLICY, value_bytes=4)) == 0
     assert memory.gradient(POLICY) == 4 * 90
     assert memory.moments(POLICY) == 8 * 90
-    assert memory.key_values(POLICY.cache, 5, 2) == 2 * 2 * 3 * 4 * 5 * 2
-    assert memory.logits(3, 11, 2) == 66
     assert memory.units(POLICY) == (40, 30)
 
 
@@ -127,5 +131,5 @@ def test_a_table_says_what_is_left_what_lacks_and_what_fits():
 def test_terms_have_a_column_per_way_to_train():
     rows = term_rows({"LoRA": POLICY, "full": replace(POLICY, value_bytes=4)})
     assert {"term": "parameters", "LoRA": "100", "full": "100"} in rows
-    assert len({row["term"] for row in rows}) == len(rows) == 12
+    assert len({row["term"] for row in rows}) == len(rows) == 9
     assert not any(math.isnan(float(row["full"].replace(",", ""))) for row in rows)

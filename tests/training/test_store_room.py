@@ -10,7 +10,7 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session, Stored
 from rlinf_embodied.runtime.transport import Route, handover, routes
-from rlinf_embodied.training.store_room import StoreNeed, shortage, store_need
+from rlinf_embodied.training.running import shortage, store_need
 from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
 
 WEIGHTS = ("learner", "sampler")
@@ -33,24 +33,24 @@ def routes_with(learner: list[int]) -> list[Route]:
     ("learner", "staleness", "need"),
     [
         # ten items of the sampler's go to worker 1, ten of the scorer's to the learner; weights go to worker 0
-        ([1], 0, StoreNeed(2 * 4000.0, 700.0, 10 * 10 + 10 * 30)),
-        ([1], 2, StoreNeed(2 * 4000.0, 3 * 700.0, 3 * (10 * 10 + 10 * 30))),
+        ([1], 0, (2 * 4000.0, 700.0, 10 * 10 + 10 * 30)),
+        ([1], 2, (2 * 4000.0, 3 * 700.0, 3 * (10 * 10 + 10 * 30))),
         # the sampler's worker hosts the learner: no weights travel
-        ([0], 0, StoreNeed(2 * 4000.0, 0.0, 10 * 10 + 10 * 30)),
+        ([0], 0, (2 * 4000.0, 0.0, 10 * 10 + 10 * 30)),
     ],
 )
 def test_what_is_kept_is_what_leaves_its_worker_and_two_snapshots(
-    learner: list[int], staleness: int, need: StoreNeed
+    learner: list[int], staleness: int, need: tuple[float, ...]
 ) -> None:
-    assert store_need(workflow(), routes_with(learner), staleness, 4000.0, {WEIGHTS: 700.0}) == need
+    assert tuple(store_need(workflow(), routes_with(learner), staleness, 4000.0, {WEIGHTS: 700.0}).values()) == need
 
 
 def test_weights_that_nobody_measured_are_at_most_a_snapshot() -> None:
-    assert store_need(workflow(), routes_with([1]), 0, 4000.0, {}).weights == 4000.0
+    assert store_need(workflow(), routes_with([1]), 0, 4000.0, {})["weights on their way"] == 4000.0
 
 
 def test_a_store_that_is_too_small_is_told_with_the_size_to_set() -> None:
-    need = StoreNeed(60e6, 20e6, 0.0)
+    need = {"two snapshots": 60e6, "weights on their way": 20e6, "data": 0.0}
     assert shortage(need, 80e6) == ""
     said = shortage(need, 79e6)
     assert "80 MB" in said

@@ -26,7 +26,7 @@ from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.tools.emulation import Emulated, Emulator
-from rlinf_embodied.tools.plan_inputs import find_cluster
+from rlinf_embodied.tools.plans import find_cluster
 
 LABELS = [kind.value for kind in Kind]
 

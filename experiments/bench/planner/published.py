@@ -8,7 +8,7 @@ from rlinf_embodied.planning.explain import best_of, rank
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile, workflow_for
-from rlinf_embodied.tools.plan_inputs import find_cluster
+from rlinf_embodied.tools.plans import find_cluster
 
 WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710
     "maniskill_openvla": "hybrid",

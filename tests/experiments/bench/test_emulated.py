@@ -10,7 +10,7 @@ from experiments.bench.planner import emulated as bench
 from experiments.bench.planner import published
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.tools.emulation import Emulated
-from rlinf_embodied.tools.plan_inputs import find_cluster
+from rlinf_embodied.tools.plans import find_cluster
 
 
 def result(predicted_s: float, measured_s: float) -> Emulated:

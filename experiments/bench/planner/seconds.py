@@ -1,0 +1,96 @@
+"""CPU seconds of planning: published workloads on clusters of every size, and workflows of unusual shapes.
+
+python -m experiments.bench.planner.seconds [profiles=maniskill_openvla,ppo_llm] [sizes=8,64,1024,4096]
+
+Above 64 devices the work grows with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.bench.harness import Benchmark, Report, Run, Table, names_of
+from experiments.bench.planner.published import frozen, h100, pricer_of
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import FORMAT, parse_profile
+from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
+
+_SAME_WORK = 64  # devices, up to which the work is that of the profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The arguments."""
+
+    profiles: str = "maniskill_openvla,ppo_llm"
+    sizes: str = "8,64,1024,4096"
+    out: str = ""
+
+
+def shaped(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Pricer:
+    """Returns stages of a few seconds per block on four devices."""
+    work = Workflow(
+        "shaped", 8, {n: StageSpec(n, f"shaped.{n}", None) for n in names}, tuple(Edge(*e, 0.0, ()) for e in edges)
+    )
+    entries = {
+        name: {
+            "items_per_device": [1, 2],
+            "devices": [1],
+            "s_per_call": [[0.5 * (i % 3) + k * (1.0 + i % 2)] for k in (1, 2)],
+        }
+        for i, name in enumerate(names)
+    }
+    profile = parse_profile({"format": FORMAT, "name": "shaped", "device_kind": "h100", "stages": entries})
+    return Pricer(
+        work, profile, replace(h100(8), num_devices=4, groups=(replace(h100(8).groups[0], devices_per_node=4),))
+    )
+
+
+def shapes() -> dict[str, Pricer]:
+    """Returns a long chain, many parallel stages, and stages between a first and a last one."""
+    names = [f"s{i}" for i in range(40)]
+    diamond = [edge for name in names[1:7] for edge in (("s0", name), (name, "s7"))]
+    return {
+        "chain of 40": shaped(names, list(itertools.pairwise(names))),
+        "12 parallel": shaped(names[:12], []),
+        "diamond of 8": shaped(names[:8], diamond),
+    }
+
+
+def cpu_s(pricer: Pricer) -> str:
+    """Returns the CPU seconds of one ranking."""
+    start = time.process_time()
+    rank(pricer, search_s=600.0)
+    return f"{time.process_time() - start:.1f}"
+
+
+def measure(run: Run[Options]) -> Report:
+    """Ranks each once."""
+    own, sizes, rows = run.options, [int(size) for size in run.options.sizes.split(",")], []
+    for name in names_of(own.profiles):
+        cells = []
+        for size in sizes:
+            profile = frozen(name)
+            assert profile.workload is not None
+            items = profile.workload.num_items * max(1, size // _SAME_WORK)
+            grown = replace(profile, workload=replace(profile.workload, num_items=items))
+            cells.append(cpu_s(pricer_of(grown, h100(size))))
+        rows.append([name, *cells])
+    table = Table(["profile", *map(str, sizes)], rows)
+    other = Table(["workflow", "4 devices"], [[name, cpu_s(pricer)] for name, pricer in shapes().items()])
+    return Report(
+        content={"published": rows, "shapes": other.rows},
+        text=f"{table}\n{other}",
+        markdown=f"{table.markdown()}\n\n{other.markdown()}",
+    )
+
+
+BENCHMARK = Benchmark("planner.seconds", Options, measure)
+
+if __name__ == "__main__":
+    sys.exit(BENCHMARK.main())
