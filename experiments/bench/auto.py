@@ -354,9 +354,14 @@ def measure(run: Run[Options]) -> Report:
         print(f"{case}: {' '.join(words)}", flush=True)
         with judge(words):
             asked = [*words, *run.overrides]
-            more = {"next_best": own.next_best, "settle": own.settle}
-            more |= {"names": FEW.get(case, ()), "throttled": THROTTLED.get(case)}
-            measured[case], profile_s = run_case(asked, own.iterations, **more)
+            measured[case], profile_s = run_case(
+                asked,
+                own.iterations,
+                names=FEW.get(case, ()),
+                next_best=own.next_best,
+                throttled=THROTTLED.get(case),
+                settle=own.settle,
+            )
         notes[case] = [wrong_choice(measured[case]), paid_back(measured[case], profile_s)]
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print("\n".join(notes[case]), flush=True)

@@ -166,4 +166,4 @@ def training_block(
 
 def concatenate(parts: Sequence[TrainingBlock]) -> TrainingBlock:
     """Returns the samples of several rollouts of one block, in order."""
-    return parts[0] if len(parts) == 1 else _each(torch.cat, *parts)
+    return parts[0] if len(parts) == 1 else _each(lambda tensors: torch.cat(list(tensors)), *parts)

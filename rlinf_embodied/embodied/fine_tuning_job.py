@@ -144,9 +144,9 @@ class _HeldOut:
         return f"held-out loss {loss:.3f}, action error {error:.3f}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _HeldOutCheck:
-    """See Checking; it asks the stage that learns, so there are no weights to send."""
+    """A check by the held-out loss: it asks the stage that learns, so there are no weights to send."""
 
     stage: str
     executor: Executor

@@ -34,7 +34,7 @@ def computed_in(precision: Precision, policy: _Policy, config: PolicyConfig, dev
     if config.critic is Critic.privileged:
         del methods["value"]
     made = copy.copy(policy)  # of the same module
-    made.__class__ = type(kind.__name__, (kind,), methods)
+    made.__class__ = type(kind.__name__, (kind,), methods)  # pyright: ignore[reportAttributeAccessIssue]
     return cast(_Policy, made)
 
 

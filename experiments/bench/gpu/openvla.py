@@ -57,6 +57,11 @@ class Work:
     repeat: int = 5
 
 
+def tokens_read(network: OpenVLA, work: Work) -> int:
+    """Returns patches, prompt tokens and action tokens of a row, without the last one, which is not read again."""
+    return network.vision_backbone.num_patches + work.prompt_tokens + work.action_dim - 1
+
+
 def published() -> Work:
     """Returns work with the published network of seven billion parameters."""
     return Work(config=read_shapes(CONFIG_DIR / "models" / "openvla_7b.json"))
@@ -168,5 +173,5 @@ def training(work: Work, place: str) -> dict[str, object]:
         optimizer.step()
 
     seconds = seconds_per_call(step, place, work.repeat)
-    frozen, adapters = forward_flops(network, policy.rollout_tokens, work.action_dim)
+    frozen, adapters = forward_flops(network, tokens_read(network, work), work.action_dim)
     return {"rows": rows, **rates("samples", rows, rows * (2 * frozen + 3 * adapters), seconds, place)}

@@ -14,7 +14,9 @@ ACTION_DIM, PROPRIO_DIM, PRIVILEGED_DIM = 7, 19, 44
 def untrained(config: TrainConfig, rows: int) -> TinyVLA:
     """Returns a policy of the config's sizes for `rows` env rows, on the CPU."""
     env = config.env
-    features = features_of(dict.fromkeys(env.cameras, (env.obs_size,) * 2), {PROPRIO: PROPRIO_DIM}, PRIVILEGED_DIM)
+    features = features_of(
+        dict.fromkeys(env.cameras, (env.obs_size, env.obs_size)), {PROPRIO: PROPRIO_DIM}, PRIVILEGED_DIM
+    )
     spec = EnvSpec(env.task, rows, env.chunk, env.horizon, ACTION_DIM, features, "none")
     return TinyVLA(config.policy, spec, seed=0)
 

@@ -23,6 +23,7 @@ from experiments.bench.gpu.openvla import (
     published,
     random_network,
     rollouts,
+    tokens_read,
     training,
 )
 from experiments.bench.gpu.whole import DEMO, demo, plans
@@ -97,7 +98,7 @@ def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
     policy = OpenVLAFootprint(network, work.prompt_tokens, work.action_dim)
     with ByteCounter(), FlopCounterMode(display=False) as counter:
         policy.loss(rows).backward()
-    frozen, adapters = forward_flops(network, policy.rollout_tokens, work.action_dim)
+    frozen, adapters = forward_flops(network, tokens_read(network, work), work.action_dim)
     return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
 
 
