@@ -38,6 +38,11 @@ def observed(
     return Observation({PROPRIO: proprio}, tuple(instruction), shown, privileged)
 
 
+def pixels(seen: Observation) -> Tensor:
+    """Returns the values of all cameras' images, uint8 [N, pixels x 3]; their sizes may differ."""
+    return torch.cat([image.flatten(1) for image in seen.images.values()], 1)
+
+
 def stacked(seen: Observation) -> Tensor:
     """Returns the images of all cameras, uint8 [N, K, S, S, 3]."""
     return torch.stack(list(seen.images.values()), 1)

@@ -100,7 +100,7 @@ def _options_of(target: str | None) -> list[str]:
     """Returns the names of the options that a policy has."""
     try:
         kind = getattr(load_target(target or ""), "options_type", NoOptions)
-    except (RlinfError, ValueError):
+    except (RlinfError, ImportError, AttributeError, ValueError):
         return []
     return [each.name for each in fields(kind)]
 

@@ -13,7 +13,7 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.randomness import uniform
 
 SIZES = {"front": (16, 24), "wrist": (12, 12)}  # height and width
-STEP, REACHED = 0.2, 0.2
+STEP, REACHED = 0.1, 0.2
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:

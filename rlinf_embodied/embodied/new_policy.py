@@ -16,6 +16,7 @@ from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
 from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
 from rlinf_embodied.learning.shared_policy import move
@@ -50,7 +51,10 @@ class NewPolicyStage:
         """Writes the new policy."""
         config, own = self._config, is_own(self._config.policy)
         rows = ROWS if config.measures or own else 1
-        env = make_env(for_demonstrations(config.env), rows, self._device)
+        try:
+            env = make_env(for_demonstrations(config.env), rows, self._device)
+        except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
+            raise ConfigError(str(error)) from error
         try:
             policy = self._policy(env.spec)
             if own:

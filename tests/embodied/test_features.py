@@ -99,7 +99,8 @@ def test_replay_keeps_each_camera_and_a_policy_that_sees_learns_from_it(tmp_path
     sizes = ["hidden_size=16", "num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=5"]
     env = [f"env={SECTION}", "env.id=None", "env.chunk=1", "env.horizon=10"]
     policy = ["policy=tiny_vla", *(f"policy.options.{size}" for size in sizes)]
-    control_runs.train(control_runs.small(*env, *policy, *control_runs.DAGGER, f"run.dir={tmp_path}"))
+    start = ["warm_start.from_nothing=true", f"run.dir={tmp_path}"]
+    control_runs.train(control_runs.small(*env, *policy, *control_runs.DAGGER, *start))
     replay = load_tensors(tmp_path / "checkpoints/latest", "replay")
     kept = {name.split(".", 2)[2]: tuple(tensor.shape[1:]) for name, tensor in replay.items() if name.startswith("0.")}
     assert kept["images.front"] == (16, 24, 3)

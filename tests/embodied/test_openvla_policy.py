@@ -292,7 +292,11 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "env", "words"),
     [
-        ({**PARALLEL, "unorm_key": "here"}, ENV, r"policy.options.unorm_key is 'here', but .*OpenVLAOptions"),
+        (
+            {**PARALLEL, "unorm_key": "here"},
+            ENV,
+            r"policy.options.unorm_key is 'here', but .*did you mean policy.options.unnorm_key",
+        ),
         ({**PARALLEL, "decoding": "diffusion"}, ENV, r"policy.options.decoding is 'diffusion', but"),
         ({**PARALLEL, "unnorm_key": "there"}, ENV, "unnorm_key is 'there', but the checkpoint has statistics of here"),
         (PARALLEL, replace(ENV, action_dim=7), "action statistics of 2 dimensions, but 7 are needed"),

@@ -23,7 +23,7 @@ from rlinf_embodied.config import Backend, EnvConfig, Reward
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, FeatureKind, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target
-from tests.observations import stacked
+from tests.observations import pixels
 
 N, CHUNK = 3, 5
 POINT = EnvConfig(
@@ -265,8 +265,8 @@ def test_what_repeats_nothing_is_not_asked_to() -> None:
 
 def test_images_change_when_the_state_does(env: VectorEnv) -> None:
     require_cameras(env)
-    before = stacked(env.reset(range(N)))
-    after = stacked(env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation)
+    before = pixels(env.reset(range(N)))
+    after = pixels(env.step_chunk(torch.ones(N, CHUNK, env.spec.action_dim)).observation)
     assert before is not None
     assert after is not None
     assert (before != after).flatten(1).any(1).all()
@@ -352,7 +352,7 @@ def test_without_next_seeds_rows_freeze_at_the_horizon_and_are_not_valid_any_mor
     assert frozen.privileged is not None
     assert frozen.privileged.abs().sum() == 0
     assert torch.equal(frozen.observation.proprio, last.observation.proprio)
-    assert not frozen.observation.images or stacked(frozen.observation).sum() == 0
+    assert not frozen.observation.images or pixels(frozen.observation).sum() == 0
     assert frozen.final_rows == ()
     assert frozen.episodes == ()
 
@@ -382,7 +382,7 @@ def test_a_solved_episode_terminates_and_its_later_sub_steps_are_not_valid(name:
         assert end.metrics["reward"] == pytest.approx(end.metrics["return"] / end.metrics["episode_len"])
         assert result.final_observation is not None
         final = result.final_observation.rows([result.final_rows.index(row)])
-        assert stacked(final).float().std() > 1
+        assert pixels(final).float().std() > 1
 
 
 @pytest.mark.usefixtures("repeats")

@@ -161,7 +161,7 @@ def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: Fo
     ("changes", "words"),
     [
         ({"task": "libero_7", "options": {"suite": "7"}}, "env.options.suite is '7'.*use spatial, object"),
-        ({"options": {"settle_step": 3}}, "env.options.settle_step is 3.*LiberoOptions"),
+        ({"options": {"settle_step": 3}}, "env.options.settle_step is 3.*did you mean env.options.settle_steps"),
         ({"options": {"task": 10}}, "env.options.task is 10, but libero_goal has tasks 0 to 9"),
         ({"options": {"rotate": 90}}, "env.options.rotate is 90.*use 180"),
         ({"reward": Reward.dense}, "env.reward is 'dense'.*use sparse"),
