@@ -50,8 +50,8 @@ def test_a_launch_lists_its_probes_starts_within_two_minutes_and_predicts_what_i
     assert done.returncode == 0, done.stderr
     data = json.loads(out.read_text())
     launch, (plan,) = data["launch"], data["plans"]
-    assert [probe["name"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated", "collocated on 1"]
-    assert max(probe["blocks_per_device"] for probe in launch["probes"]) <= 4
+    assert [probe["probe"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated", "collocated on 1"]
+    assert max(probe["blocks per device"] for probe in launch["probes"]) <= 4
     assert launch["profile_s"] + launch["plan_s"] < 120
     (predicted_s,) = launch["predicted_s"].values()
     assert predicted_s == pytest.approx(plan["due_s"][0], rel=0.1)
