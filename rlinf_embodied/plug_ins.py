@@ -101,10 +101,10 @@ def _imported(target: str, path: str) -> Callable[..., object]:
         raise
     except Exception as error:  # whatever a module of the user's does while it is imported
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        told = None if missing else raised_by_user(error)
-        if told is not None:
+        users = None if missing else raised_by_user(error)
+        if users is not None:
             raise ConfigError(
-                f"{path} is {target!r}, but importing {module} raised {told}\nCorrect it there"
+                f"{path} is {target!r}, but importing {module} raised {users}\nCorrect it there"
             ) from error
         said = f"{path} is {target!r}, but {module}"
         if isinstance(error, AttributeError):
@@ -140,10 +140,10 @@ def named_when_raised(refusal: Callable[[str], RlinfError]) -> Iterator[None]:
     except RlinfError:
         raise
     except Exception as error:
-        told = raised_by_user(error)
-        if told is None:
+        users = raised_by_user(error)
+        if users is None:
             raise
-        raise refusal(told) from error
+        raise refusal(users) from error
 
 
 def _is_of_user(filename: str) -> bool:

@@ -119,7 +119,7 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     require_policy_class(theirs.policy, cloned=False)
     if _sees(config):
         folder = Path(config.checkpoint)
-        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", told=PHYSICS)
+        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", logged=PHYSICS)
     else:
         require_teacher(config.checkpoint, config.env, "checkpoint")
 

@@ -50,7 +50,7 @@ def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig, kind: str) ->
         _require_choices(hierarchy, hierarchy.checkpoint)
         free = ("camera_fov", "chunk", "horizon")
         conditions = ("hierarchy.checkpoint", Path(hierarchy.checkpoint), env, hierarchy.policy, kind)
-        require_conditions(*conditions, free, told=PHYSICS)
+        require_conditions(*conditions, free, logged=PHYSICS)
 
 
 def _require_choices(hierarchy: HierarchyConfig, checkpoint: str) -> None:

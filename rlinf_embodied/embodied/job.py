@@ -166,7 +166,8 @@ class EmbodiedJob:
             folder, free = Path(config.warm_start.checkpoint), ("task", "camera_fov")
             free += ("horizon",) if config.hierarchy.on or config.algorithm.learns_from is Source.transitions else ()
             if not is_published(folder, config.policy):
-                require_conditions("warm_start.checkpoint", folder, config.env, config.policy, kind, free, told=PHYSICS)
+                acts_in = (folder, config.env, config.policy, kind)
+                require_conditions("warm_start.checkpoint", *acts_in, free, logged=PHYSICS)
         else:
             require_start(config)
         if clones:

@@ -146,7 +146,7 @@ def require_conditions(
     policy: PolicyConfig,
     kind: str,
     free: Sequence[str] = (),
-    told: Sequence[str] = (),
+    logged: Sequence[str] = (),
 ) -> None:
     """Checks that training can go on from a folder.
 
@@ -159,14 +159,14 @@ def require_conditions(
         policy: section of the config.
         kind: of the devices, torch's name.
         free: fields of the fingerprint that may differ.
-        told: fields that may differ, and the log says so.
+        logged: fields that may differ, and the log says so.
 
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
     """
     found = differences(trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind))
     found = [text for text in found if not text.startswith(("version of", *(f"{name} is" for name in free)))]
-    hard = [text for text in found if not text.startswith(tuple(f"{name} is" for name in told))]
+    hard = [text for text in found if not text.startswith(tuple(f"{name} is" for name in logged))]
     if soft := [text for text in found if text not in hard]:
         _LOG.warning("%s is %s, made in another simulation: %s", path, folder, "; ".join(soft))
     if hard:

@@ -119,9 +119,9 @@ def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: C
             demonstrate(executor, stage, progress)
             for number in range(algorithm.num_epochs):
                 _, metrics = run_iteration(executor, number)
-                whole, told = number < algorithm.epochs, f"loss {metrics['losses/imitation_loss']:.3f}"
+                whole, loss = number < algorithm.epochs, f"loss {metrics['losses/imitation_loss']:.3f}"
                 what, total = ("cloning", algorithm.epochs) if whole else ("cloning the head", algorithm.head_epochs)
-                progress(what, 1 + (number if whole else number - algorithm.epochs), total, told)
+                progress(what, 1 + (number if whole else number - algorithm.epochs), total, loss)
 
         common.make_policy(folder, fine_tuning_workflow(stage), ACTOR, session, cluster, train)
 

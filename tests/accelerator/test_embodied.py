@@ -242,8 +242,8 @@ def test_a_stage_that_does_not_fit_the_device_is_refused_with_what_to_do(sim, ro
     config = tiny()
     folder = clone(config)
     sim.set_limit(sim.memory_allocated(0) + room, 0)
-    told = rf"worker 0 \(sim:0\) has no room for {where}.*Tried to allocate \d+ bytes.*make them exclusive"
-    with pytest.raises(WorkerError, match=told):
+    message = rf"worker 0 \(sim:0\) has no room for {where}.*Tried to allocate \d+ bytes.*make them exclusive"
+    with pytest.raises(WorkerError, match=message):
         iterate(executor_on_sim(config, trees("all", "all", "all"), 1, folder), 1)
 
 

@@ -49,8 +49,8 @@ def test_the_way_to_the_goal_changes_with_it(to_goal: bool, way: float) -> None:
 def test_one_of_several_is_the_largest_entry() -> None:
     goals = HierarchyConfig(every=1, columns=[0], goals=[[0.5], [0.25]])
     assert guided(goals, seen([1.0, 2.0]), torch.tensor([[-1.0, 1.0]])).proprio.tolist() == [[0.25, 2.0]]
-    told = HierarchyConfig(every=1, instructions=["left", "right"])
-    assert guided(told, seen([1.0], [1.0]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).instruction == (
+    instructed = HierarchyConfig(every=1, instructions=["left", "right"])
+    assert guided(instructed, seen([1.0], [1.0]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]])).instruction == (
         "left",
         "right",
     )
@@ -184,7 +184,7 @@ def test_a_frozen_lower_level_stays_as_it_is(straight, tmp_path) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(straight, tmp_path_factory) -> tuple[list[str], Path]:
+def instructed(straight, tmp_path_factory) -> tuple[list[str], Path]:
     """What begins a run of a low-level policy that stays as it is, and the folder of that policy."""
     first = straight[0] / "checkpoints" / "step_000002"
     latest = tmp_path_factory.mktemp("latest") / "latest"
@@ -196,7 +196,7 @@ def low_level(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_a_frozen_lower_level_does_what_it_holds_for_best(told, tmp_path, monkeypatch) -> None:
+def test_a_frozen_lower_level_does_what_it_holds_for_best(instructed, tmp_path, monkeypatch) -> None:
     seen, act = set(), ActorCritic.act
 
     def noted(policy, features, noise, temperature):
@@ -204,14 +204,14 @@ def test_a_frozen_lower_level_does_what_it_holds_for_best(told, tmp_path, monkey
         return act(policy, features, noise, temperature)
 
     monkeypatch.setattr(ActorCritic, "act", noted)
-    train(four(tmp_path, *told[0], "run.num_iterations=1"))
+    train(four(tmp_path, *instructed[0], "run.num_iterations=1"))
     high, low = 1, 4  # actions of a chunk
     assert {chunk for chunk, sampled in seen if sampled} == {high}
     assert (low, False) in seen
 
 
-def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is_dropped(told, tmp_path) -> None:
-    given, first = told
+def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is_dropped(instructed, tmp_path) -> None:
+    given, first = instructed
     given = [
         *given,
         "checkpoint.every=1",
@@ -225,8 +225,10 @@ def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is
     assert low_level(tmp_path / "checkpoints" / "latest") == low_level(first)
 
 
-def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(straight, told, tmp_path, monkeypatch) -> None:
-    given, first = told
+def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(
+    straight, instructed, tmp_path, monkeypatch
+) -> None:
+    given, first = instructed
     latest, run = Path(given[0].partition("=")[2]), PolicyLearner.run
     newer = straight[0] / "checkpoints" / "step_000004"
 

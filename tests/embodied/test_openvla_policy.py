@@ -77,11 +77,11 @@ def test_it_is_what_training_asks_of_a_policy(published, options: dict, critic: 
 
 def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
     policy, _ = policy_of(published, {**ONE_BY_ONE, "whole_vocabulary": True})
-    told = shown(size=36)
-    actions = policy.act(policy.encode(told), None, 1.0).actions
+    observation = shown(size=36)
+    actions = policy.act(policy.encode(observation), None, 1.0).actions
     alone = OpenVLAPredictor(published)
-    for row, text in enumerate(told.instruction):
-        expected = alone.act(stacked(told)[row, 0].numpy(), text)
+    for row, text in enumerate(observation.instruction):
+        expected = alone.act(stacked(observation)[row, 0].numpy(), text)
         np.testing.assert_allclose(actions[row, 0].numpy(), expected.clip(-1, 1), atol=1e-6)
 
 
@@ -113,9 +113,9 @@ def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
 
 def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
     kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
-    told = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
+    observation = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
     (tmp_path / "data" / "meta").mkdir(parents=True)
-    write_json(tmp_path / "data" / "meta" / "stats.json", told)
+    write_json(tmp_path / "data" / "meta" / "stats.json", observation)
     small = Small(out=str(tmp_path / "small"), data=str(tmp_path / "data"), hidden_size=32, image_size=28)
     policy, _ = policy_of(write_small(small), {**PARALLEL, "proprio": True})
     assert policy.range.low.tolist() == [-2.0, 0.0]

@@ -73,7 +73,7 @@ def test_a_policy_made_on_a_cpu_says_so_on_a_gpu_and_the_other_way_round(tmp_pat
         with pytest.raises(CheckpointError, match=r"resume is .*backend is 'physx_.* there and 'physx_.*' here"):
             require_conditions("resume", folder, ENV, POLICY, there)
         assert not caplog.messages
-        require_conditions("warm_start.checkpoint", folder, ENV, POLICY, there, told=PHYSICS)
+        require_conditions("warm_start.checkpoint", folder, ENV, POLICY, there, logged=PHYSICS)
         (said,) = caplog.messages
         assert "warm_start.checkpoint is" in said
         assert "backend is" in said

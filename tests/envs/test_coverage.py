@@ -112,9 +112,9 @@ def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
         env = make_env(config, 2)
     assert env.spec.backend == "physx_cpu (stock)"
     env.close()
-    told = [record.getMessage() for record in caplog.records if record.name == "envs.stock"]
-    assert len(told) == 1
-    assert "differs by" in told[0]
+    messages = [record.getMessage() for record in caplog.records if record.name == "envs.stock"]
+    assert len(messages) == 1
+    assert "differs by" in messages[0]
     with pytest.raises(SimulatorError, match=r"of row \d differs by .*use env.backend=stock"):
         make_env(replace(config, backend=Backend.batched), 2)
     assert len(list((tmp_path / "differences").iterdir())) == 1  # what was found is kept

@@ -47,21 +47,21 @@ def test_an_episode_behind_a_pipe_is_the_same_after_and_beside_others() -> None:
     pipe = {"python": sys.executable, "history_free": True}
     actions = torch.rand(2, 3, section.chunk, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
     env = make_env(replace(made, options=pipe), 3)
-    told = []
+    answers = []
     for seeds in ([5, 6, 7], [90, 91, 92], [5, 6, 7]):
         begun = env.reset(seeds)
-        told.append((begun, *(env.step_chunk(action).observation for action in actions)))
+        answers.append((begun, *(env.step_chunk(action).observation for action in actions)))
     running = env.running()
     env.close()
     other = make_env(replace(made, options={**pipe, "processes": 2}), 3)
     other.reset([30, 31, 32])
-    told[1] = (*told[0][:2], other.restore(running))
+    answers[1] = (*answers[0][:2], other.restore(running))
     other.close()
-    for first, *others in zip(*told, strict=True):
+    for first, *others in zip(*answers, strict=True):
         assert all(torch.equal(stacked(first), stacked(again)) for again in others)
         assert all(torch.equal(first.proprio, again.proprio) for again in others)
-    assert len({image.numpy().tobytes() for image in stacked(told[0][0])}) == 3
-    assert len(told[0][0].proprio.unique(dim=0)) == 1
+    assert len({image.numpy().tobytes() for image in stacked(answers[0][0])}) == 3
+    assert len(answers[0][0].proprio.unique(dim=0)) == 1
 
 
 @pytest.mark.parametrize(

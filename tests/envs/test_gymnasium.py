@@ -91,14 +91,14 @@ def test_the_horizon_takes_the_place_of_gymnasiums_time_limit() -> None:
 
 
 def test_success_is_what_info_tells_and_without_it_there_is_none() -> None:
-    told, silent = walk(options={"ends": "success"}), walk()
-    assert told.spec.has_success
+    reported, silent = walk(options={"ends": "success"}), walk()
+    assert reported.spec.has_success
     assert not silent.spec.has_success
     ends = {}
-    for name, env in (("told", told), ("silent", silent)):
+    for name, env in (("reported", reported), ("silent", silent)):
         env.reset([1, 2])
         ends[name] = [end for _ in range(2) for end in env.step_chunk(forward()).episodes]
-    assert [end.metrics["success_once"] for end in ends["told"]] == [1.0, 1.0]
+    assert [end.metrics["success_once"] for end in ends["reported"]] == [1.0, 1.0]
     assert all("success_once" not in end.metrics and "return" in end.metrics for end in ends["silent"])
 
 
@@ -170,8 +170,8 @@ def test_images_of_floats_are_named_once(monkeypatch, caplog) -> None:
 
     monkeypatch.setitem(gymnasium.registry, "Floats-v0", gymnasium.envs.registration.EnvSpec("Floats-v0", Floats))
     make_env(replace(WALK, task="Floats-v0"), 2)
-    (told,) = [record.getMessage() for record in caplog.records if "uint8" in record.getMessage()]
-    assert told.startswith("Floats-v0 observes a Box of float32 [9, 9, 3], which is used as a state")
+    (reported,) = [record.getMessage() for record in caplog.records if "uint8" in record.getMessage()]
+    assert reported.startswith("Floats-v0 observes a Box of float32 [9, 9, 3], which is used as a state")
 
 
 def picture(**changes: object) -> EpisodeEnv:
