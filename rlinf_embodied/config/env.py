@@ -65,7 +65,7 @@ class EnvConfig:
     show_goal: bool = False  # whether goal markers are seen in images
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
     objects_in_proprio: bool = False  # whether it holds where the objects of a ManiSkill task are, as a tracker says
-    options: dict[str, Any] = field(default_factory=dict)  # an env's own, see envs/point_reach.py, envs/gym/options.py
+    options: dict[str, Any] = field(default_factory=dict)  # an env's own, see envs/point_reach.py, envs/gym/row.py
 
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:

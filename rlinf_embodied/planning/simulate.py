@@ -13,7 +13,7 @@ calls in that order, so that one pass suffices:
 Time starts at 0, when the iteration before has ended, in the state that it has left; of plans with a staleness several
 iterations are gone through, see ahead.py.
 
-tests/execution/test_emulation.py compares this with the real executor, with stages that only keep time.
+tests/tools/test_emulation.py compares this with the real executor, with stages that only keep time.
 """
 
 from __future__ import annotations
