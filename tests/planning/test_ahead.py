@@ -370,7 +370,15 @@ def test_a_plan_of_the_search_can_be_written_read_and_planned_again() -> None:
     again = resolve("again", [written], 4, pricer.workflow)
     assert (again.items, again.staleness) == (best.plan.items, 1)
     assert predict(pricer, again).iteration_s == pytest.approx(best.iteration_s)
-    assert (replan(pricer, again, {"actor": 3.0}, 10, 0.0).plan or again).staleness == 1
+
+
+def test_a_better_plan_keeps_the_staleness() -> None:
+    pricer = flat()
+    worst = rank(pricer, min_staleness=1, max_staleness=1).plans[-1].plan
+    better = replan(pricer, worst, {}, 1000, 0.0).plan
+    assert better is not None
+    assert better.staleness == worst.staleness == 1
+    assert better.items != worst.items
 
 
 # ---------------------------------------------------------------------------------------------------------------- rules
