@@ -71,7 +71,6 @@ class EmbodiedJob:
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
         self.learner = self.learners[0]
         self.name = file_name(config.env.task)
-        self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
