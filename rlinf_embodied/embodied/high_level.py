@@ -10,7 +10,7 @@ from rlinf_embodied.config import EnvConfig, HierarchyConfig, TrainConfig
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
-from rlinf_embodied.embodied.policy_check import new_policy, require_options, require_policy_class
+from rlinf_embodied.embodied.policy_check import new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, require_conditions, require_policy_folder, trained_under
 from rlinf_embodied.embodied.sizes import differing_sizes, env_facts, saved_sizes
 from rlinf_embodied.embodied.warm_start import new_policy as new_policy_folder
@@ -41,7 +41,6 @@ def require_high_level(hierarchy: HierarchyConfig, env: EnvConfig, kind: str) ->
     """
     with within("hierarchy"):
         require_policy_class(hierarchy.policy, cloned=False)
-        require_options(hierarchy.policy)
     if hierarchy.checkpoint is not None:
         require_policy_folder("hierarchy.checkpoint", hierarchy.checkpoint)
         theirs = trained_under(hierarchy.checkpoint).env.task

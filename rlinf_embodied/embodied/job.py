@@ -23,7 +23,7 @@ from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.high_level import levels_note, require_high_level, starting_high_level
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
-from rlinf_embodied.embodied.policy_check import require_options, require_policy_class
+from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
 from rlinf_embodied.embodied.sizes import require_sizes
@@ -152,7 +152,6 @@ class EmbodiedJob:
         start = config.warm_start
         clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_nothing)
         require_policy_class(config.policy, clones)
-        require_options(config.policy)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
             require_compiler(config.hierarchy.algorithm.compile, cluster)

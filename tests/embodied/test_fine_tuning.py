@@ -175,7 +175,7 @@ def test_what_cannot_be_learned_from_is_refused_before_a_session_is_opened(recor
     run = tmp_path / "run"
     for data, error, words in (
         (f"{recording},{tmp_path / 'none'}", ConfigError, r"data is '.*none', but there is nothing: give a trajectory"),
-        (tmp_path, ConfigError, r"data is .*, a folder with demos.h5: give the file, .*/demos.h5"),
+        (tmp_path, DataError, r"data is .*, but .*info.json cannot be read .*: give the folder of a LeRobot dataset"),
     ):
         with pytest.raises(error, match=words):
             Trainer(FineTuningJob(small(data, f"run.dir={run}")))
