@@ -11,14 +11,13 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec, solo_context
 from rlinf_embodied.runtime.session import Ref, Session, of_type
-from rlinf_embodied.runtime.tensor_wire import map_leaves
+from rlinf_embodied.runtime.tensor_wire import payload_bytes
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -73,7 +72,7 @@ class Meter:
         self.reset(step_context)
         return peak_bytes
 
-    def count(self, step_context: StepContext, payload: object) -> float:
+    def count(self, step_context: StepContext, payload: object) -> int:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
 
@@ -118,18 +117,6 @@ def without_waiting(spans: Sequence[Span], waited: Mapping[int, float], collecti
     return found
 
 
-def payload_bytes(value: object) -> float:
-    """Returns the bytes of all tensors and arrays in a nested payload."""
-    sizes: list[int] = []
-
-    def count(leaf: object) -> object:
-        sizes.append(leaf.nbytes if isinstance(leaf, (torch.Tensor, np.ndarray)) else 0)
-        return leaf
-
-    map_leaves(value, count)
-    return float(sum(sizes))
-
-
 class MeteredSession:
     """A session that measures what passes through it, and otherwise is the one inside."""
 
@@ -140,7 +127,7 @@ class MeteredSession:
         self._first: dict[int, float] = {}  # bytes of each worker, before it had any
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
-        self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
+        self._receipts: list[tuple[Call, Ref]] = []  # while `recording`
         self._peaks: list[tuple[Call, int, Ref]] = []  # of each call of a stage in a worker, while `recording`
         self.recording = False
 
@@ -149,7 +136,7 @@ class MeteredSession:
 
     @property
     def relays(self) -> bool:
-        """While it records, everything passes the driver, which measures it."""
+        """While it records, the messages of loops pass the driver's calls, which count their bytes."""
         return self._inner.relays and not self.recording
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
@@ -179,27 +166,25 @@ class MeteredSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and while it records keeps what leaves a worker, and each call's peak of memory."""
-        answers = self._inner.submit(calls, collective)
-        if self.recording:
-            workers = [worker for worker, _, _ in calls]
-            read = Call(METER.name, "peak", StepContext(0))
-            peaks = self._inner.submit([(worker, read, []) for worker in workers])
-            self._peaks += [(call, w, refs[-1]) for (w, call, _), refs in zip(calls, peaks, strict=True)]
-        for (_, call, _), refs in zip(calls, answers, strict=True) if self.recording else ():
-            # both sides of a loop answer for each block
-            left = [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
-            self.answers.append((call, left))
+        """Submits, and while it records has the bytes of results counted, and each call's peak of memory read."""
+        if not self.recording:
+            return self._inner.submit(calls, collective)
+        answers = self._inner.submit([(w, replace(c, counts_bytes=True), p) for w, c, p in calls], collective)
+        read = Call(METER.name, "peak", StepContext(0))
+        peaks = self._inner.submit([(worker, read, []) for worker, _, _ in calls])
+        for (worker, call, _), refs, peak in zip(calls, answers, peaks, strict=True):
+            self._receipts.append((call, refs[-1]))
+            self._peaks.append((call, worker, peak[-1]))
         return answers
 
     def clear(self) -> None:
         """Forgets all stages, and what was recorded."""
-        self.answers, self._peaks = [], []
+        self._receipts, self._peaks = [], []
         self._inner.clear()
 
     def forget(self) -> None:
         """Forgets what was recorded, and starts new maxima in every worker."""
-        self.answers, self._peaks = [], []
+        self._receipts, self._peaks = [], []
         self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     # -------------------------------------------------------------------------------------------------------- readings
@@ -251,11 +236,15 @@ class MeteredSession:
         self._peaks = []
         return found
 
-    def bytes_per_block(self, stage: str, method: str) -> float | None:
-        """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
-        mine = [refs for call, refs in self.answers if refs and (call.stage, call.method) == (stage, method)]
-        values = [value for refs in mine[:2] for value in self._inner.fetch(refs, f"{stage}.{method}")]
-        return max((payload_bytes(value) for value in values), default=None)
+    def bytes_per_block(self) -> dict[tuple[str, str], int]:
+        """Returns by stage and method the bytes of a result for one block (the largest), over all recorded calls."""
+        found: dict[tuple[str, str], int] = {}
+        receipts = of_type(self._inner.fetch([ref for _, ref in self._receipts], "receipts"), Receipt)
+        for (call, _), receipt in zip(self._receipts, receipts, strict=True):
+            for maker, size in zip(call.makers, receipt.num_bytes, strict=False):
+                key = maker, "close" if call.method == "loop" else call.method
+                found[key] = max(found.get(key, 0), size)
+        return found
 
     # ------------------------------------------------------------------------------------------------------------ wire
     def link(self, workers: tuple[int, int], num_blocks: int) -> tuple[float, float]:

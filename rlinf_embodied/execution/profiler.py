@@ -172,7 +172,7 @@ class _Profiling:
             self._file(probe, found)
         self._file_memory(probe, executor, before, seconds)
         if found.iterations and not probe.kind:
-            self._count_bytes(probe, found.iterations[0].run)
+            self._count_bytes(found.iterations[0].run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
@@ -280,21 +280,18 @@ class _Profiling:
             profile.cores = max(min(1.0, limit), min(limit, cores))
 
     # ------------------------------------------------------------------------------------------ edges and switches
-    def _count_bytes(self, probe: Probe, run: Workflow) -> None:
-        """Counts what an item's data holds, on every edge whose data left its worker."""
-        whole, found = self._workflow, self.measured.edge_bytes_per_item
-        for edge in whole.edges:
-            loop = whole.loop_of(edge.source)
-            size = self._metered.bytes_per_block(edge.source, "close" if loop else "run")
+    def _count_bytes(self, run: Workflow) -> None:
+        """Notes what an item's data holds, on every edge and hop of a loop that the recorded iteration showed."""
+        whole, found, shown = self._workflow, self.measured.edge_bytes_per_item, self._metered.bytes_per_block()
+        ends = [(edge.source, edge.target, whole.loop_of(edge.source)) for edge in whole.edges]
+        for source, target, loop in ends:
+            size = shown.get((source, "close" if loop else "run"))
             if size is not None:
                 longer = loop.chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0
-                found[edge.source, edge.target] = size * longer / whole.items_per_block
-        for loop in whole.loops.values():
-            for source, target in loop.hops():
-                size = self._metered.bytes_per_block(source, "step")
-                if size is not None:
-                    found[source, target] = size / whole.items_per_block
-        self._metered.answers = []
+                found[source, target] = size * longer / whole.items_per_block
+        for source, target in (hop for loop in whole.loops.values() for hop in loop.hops()):
+            if (source, "step") in shown:
+                found[source, target] = shown[source, "step"] / whole.items_per_block
 
     def _time_switches(self, probe: Probe, executor: Executor) -> None:
         """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
@@ -326,7 +323,7 @@ class _Profiling:
                 installs.append(
                     self._metered.seconds_of(receiver, edge.target, "install_weights", step_context, [weights])
                 )
-                size = cast(float, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
+                size = cast(int, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
             self.measured.weights[ends] = WeightProfile(size, *seconds)
