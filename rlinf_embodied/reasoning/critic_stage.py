@@ -23,7 +23,6 @@ from rlinf_embodied.algorithms.advantages import (
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
-from rlinf_embodied.learning.checkpoint_writer import copied
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
@@ -155,7 +154,7 @@ class CriticStage(LearnerStage):
         """Returns what the actor adds to its checkpoint; the first worker does."""
         part = super().state_part(step_context)
         module = self._critic.module.state_dict()
-        return None if part is None else replace(part, tensors={**part.tensors, MODULE: copied(module)})
+        return None if part is None else replace(part, tensors={**part.tensors, MODULE: module})
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores weights and learner."""

@@ -203,7 +203,7 @@ class Job(Protocol):
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Begins a checkpoint of all stages below a folder of them; the learner's `wait_saved` waits for its end."""
+        """Writes a checkpoint of all stages below a folder of them."""
         ...
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
