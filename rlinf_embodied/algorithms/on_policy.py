@@ -12,8 +12,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
@@ -23,8 +21,9 @@ from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, require_unit_ratio
 from rlinf_embodied.algorithms.off_policy import (
-    Mismatch,
     capped,
+    joined,
+    mismatch_metrics,
     mismatch_of_rollouts,
     mismatch_of_samples,
     with_old_log_probs,
@@ -211,15 +210,14 @@ class OnPolicy(Algorithm):
             found = {b: mismatch_of_samples(score, samples.blocks[b], index, size) for b, index in first.items()}
         else:
             found = {b: mismatch_of_rollouts(parts) for b, parts in rollouts.items()}
-        stacked = self.training.reducer.gather_blocks({b: part.stacked() for b, part in found.items()})
-        total = reduce(add, (Mismatch.of(part) for part in stacked.values()))
-        largest, tolerance = float(total.abs_max), self.algorithm.ratio_tolerance
+        total = joined(self.training.reducer.gather_blocks(found).values())
+        largest, tolerance = float(total[2]), self.algorithm.ratio_tolerance
         exact = self.algorithm.precision is Precision.float32 and not is_accelerator(self.training.context.device)
         if step_context.staleness == 0 and (tolerance is not None or exact):
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
         if cap is not None:
-            metrics |= {f"losses/{name}": value for name, value in total.metrics().items()}
+            metrics |= mismatch_metrics(total)
             counts = {b: capped(parts, self.algorithm.ratio_level, cap) for b, parts in rollouts.items()}
             above, every = torch.stack(list(self.training.reducer.gather_blocks(counts).values())).sum(0).tolist()
             metrics["losses/importance_capped"] = above / max(every, 1)
