@@ -72,11 +72,7 @@ class _Imitating(Algorithm):
     """An algorithm that minimises the policy's imitation loss."""
 
     def __init__(self, training: Training) -> None:
-        """Checks the policy.
-
-        Raises:
-            ConfigError: it cannot imitate.
-        """
+        """Checks the policy."""
         super().__init__(training)
         usable = isinstance(training.policy, ImitationPolicy)
         training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")

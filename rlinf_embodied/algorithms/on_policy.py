@@ -63,12 +63,7 @@ class OnPolicy(Algorithm):
     algorithm: OnPolicyConfig
 
     def __init__(self, training: Training) -> None:
-        """Makes the learners.
-
-        Raises:
-            ObjectiveError: the policy has nothing to train.
-            ConfigError: there is no critic to train, or the policy cannot be sharded.
-        """
+        """Makes the learners."""
         super().__init__(training)
         algorithm = self.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
@@ -91,11 +86,7 @@ class OnPolicy(Algorithm):
         """Returns the samples of each block of this worker, with advantages and weights."""
 
     def update(self, step_context: StepContext, data: Mapping[int, Rollouts]) -> dict[str, float]:
-        """See Algorithm.
-
-        Raises:
-            ObjectiveError: the ratio is not 1 at the start.
-        """
+        """See Algorithm."""
         if self.algorithm.sharding is not Sharding.none:
             columns, _ = next(iter(data.values()))[0]
             first = lambda part: {name: value[0, :1] for name, value in part.items()}  # noqa: E731
@@ -199,9 +190,6 @@ class OnPolicy(Algorithm):
         """Measures how far training's log-probs are from those recorded, before any step of the policy.
 
         With a cap over all valid actions; without one, on each block's first minibatch with samples.
-
-        Raises:
-            ObjectiveError: a token's differ by more than rounding explains.
         """
         cap, score, size = self.algorithm.tis_cap, self._score_as_sampled, self.training.block_size
         if cap is None:

@@ -52,12 +52,7 @@ class Learners:
 
 
 def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
-    """Returns learners of the policy that other stages read.
-
-    Raises:
-        ObjectiveError: the policy has nothing to train.
-        ConfigError: PPO has no critic to train.
-    """
+    """Returns learners of the policy that other stages read."""
     actor, critic = _actor(policy), _critic(policy, algorithm)
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]

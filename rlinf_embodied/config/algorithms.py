@@ -69,11 +69,7 @@ class Sharding(StrEnum):
 
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:
-    """Checks that samples of earlier weights are corrected for.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Checks that samples of earlier weights are corrected for."""
     require(
         staleness == 0 or tis_cap is not None,
         "algorithm.tis_cap",
@@ -87,11 +83,7 @@ def require_correction(staleness: int, tis_cap: float | None) -> None:
 def require_ratio_bounds(
     clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
 ) -> None:
-    """Checks the bounds on importance ratios other than the clip range.
-
-    Raises:
-        ConfigError: a bound is of no use.
-    """
+    """Checks the bounds on importance ratios other than the clip range."""
     rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
     above = dual_clip is None or dual_clip > 1 + clip_high
     require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
@@ -121,11 +113,7 @@ class AlgorithmConfig:
         require_numbers(self, "algorithm", "lr", low=0, above=True)
 
     def check(self, config: TrainConfig) -> None:
-        """Checks the algorithm against the other sections of a training.
-
-        Raises:
-            ConfigError: they do not fit.
-        """
+        """Checks the algorithm against the other sections of a training."""
 
     @property
     def same_start(self) -> int:

@@ -69,11 +69,7 @@ class WarmStartConfig:
 
 
 def require_phases(config: object, path: str) -> None:
-    """Checks the numbers of behaviour cloning in two phases, in the section at `path`.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
+    """Checks the numbers of behaviour cloning in two phases, in the section at `path`."""
     require_numbers(config, path, "batch_size", "head_batch_size", low=1)
     require_numbers(config, path, "epochs", "head_epochs", low=0)
     require_numbers(config, path, "lr", "head_lr", low=0, above=True)

@@ -153,11 +153,7 @@ def _norm(gradient: Tensor, spans: Sequence[slice]) -> float:
 
 
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
-    """Checks that a state belongs to this number of parameter groups with `size` entries in all.
-
-    Raises:
-        CheckpointError: it is missing or that of other parameters.
-    """
+    """Checks that a state belongs to this number of parameter groups with `size` entries in all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:

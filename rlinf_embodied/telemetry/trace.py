@@ -83,11 +83,7 @@ def _name(kind: str, worker: int, thread: int, text: str) -> dict[str, object]:
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace.
-
-    Raises:
-        RunFileError: it cannot be written.
-    """
+    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace."""
     text = json.dumps(trace_events(spans), default=str)
     with writing(path):
         path.write_text(text, encoding="utf-8")

@@ -149,7 +149,7 @@ def critic_of(rollout: Rollout) -> Critic:
 
 
 @given(rollout=st.booleans().flatmap(rollouts), bootstrap=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: Rollout, bootstrap: bool) -> None:
     chunk = rollout.values.shape[2]
     config = algorithm(bootstrap_at_timeout=bootstrap)
@@ -164,7 +164,7 @@ def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: R
 
 
 @given(rollout=rollouts(), bootstrap=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_with_a_ratio_per_chunk_a_chunk_is_one_step(rollout: Rollout, bootstrap: bool) -> None:
     config = algorithm(bootstrap_at_timeout=bootstrap, ratio_level=Level.chunk)
     block = ppo_block(ReadsItsInput(1), [(rollout.policy, rollout.env)], config)  # pyright: ignore[reportArgumentType]

@@ -139,7 +139,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     weights, state = [p.clone() for p in net.parameters()], optimizer.export_state()
     gradient = gradient_of(net, 1)
     gradient[3] = bad
-    with pytest.raises(ObjectiveError, match="norm is (nan|inf), so the weights would be lost"):
+    with pytest.raises(ObjectiveError, match=r"norm is (nan|inf), so the weights would be lost"):
         optimizer.step(gradient)
     assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
     assert all(torch.equal(state[name], tensor) for name, tensor in optimizer.export_state().items())
