@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, require_unit_ratio
+from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
 from rlinf_embodied.algorithms.off_policy import (
     capped,
     joined,
@@ -165,12 +166,8 @@ class OnPolicy(Algorithm):
 
     def _explained_variance(self, samples: _Samples) -> float:
         """Returns how much of the returns' variance the values before the update explain."""
-        sums = {}
-        for block, rows in samples.blocks.items():
-            assert rows.values is not None
-            assert rows.returns is not None
-            sums[block] = explained_variance_sums(rows.values, rows.returns, rows.valid)
-        return explained_variance(self.training.reducer.sum_blocks(sums))
+        columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in samples.blocks.items()}
+        return explained_variance(columns, self.training.reducer.sum_blocks)
 
     # ---------------------------------------------------------------------------------------------------------- ratio
     @torch.no_grad()
