@@ -125,15 +125,15 @@ def _finish(
         newest = max((manifest.sequence for _, manifest in complete(target.parent)), default=0)
         _seal(partial, step, newest + 1)
         _install(partial, target)
-    arrived(target, keep)
+    _point_to(target, keep)
 
 
 def _partial(target: Path) -> Path:
     return target.with_name(f".{target.name}.partial")
 
 
-def arrived(target: Path, keep: int) -> None:
-    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
+def _point_to(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete; drops old ones."""
     try:  # it is there under its name, and `find_latest` does without the link
         _sync(target.parent)
         shutil.rmtree(_aside(target), ignore_errors=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlinf_embodied.errors import CheckpointWriteError, HangError, RlinfError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint_writer import arrived, step_folder
+from rlinf_embodied.learning.checkpoint_writer import step_folder
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
@@ -90,20 +90,14 @@ class Checkpoints:
             self.begin(executor, root)
 
     def wait(self, executor: Executor) -> None:
-        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training continues.
-
-        One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
-        checkpoint that is damaged, which a resuming run passes over.
+        """Returns when the checkpoint under way is written, which a worker does while training continues.
 
         Raises:
             RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
         """
         with self._outliving_a_full_disk(self.being_written):
             executor.call(self._job.learner, "wait_saved", StepContext(self.progress.iteration))
-            if self.being_written is not None:
-                if executor.collect(self._job.learner, self.being_written, of_first=True):
-                    arrived(self.being_written, self._job.config.checkpoint.keep)
-                self.being_written = None
+            self.being_written = None
 
     @contextmanager
     def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:
