@@ -7,7 +7,7 @@ import json
 from ray.cluster_utils import Cluster as RayCluster
 
 from rlinf_embodied.config import ClusterConfig
-from rlinf_embodied.errors import ConfigError, HangError, LostNodeError
+from rlinf_embodied.errors import ConfigError, LostNodeError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext, WorkerSpec
@@ -26,7 +26,7 @@ def main() -> None:
         find_cluster(ClusterConfig(name="ray", address=nodes.address, num_devices=3))
     except ConfigError as error:
         found["too many"] = str(error)
-    session, other = RaySession(), RaySession(first_progress_s=1.0)
+    session = RaySession()
     stages = {
         "reader": StageSpec("reader", "light_fakes.Reader", None),
         "learner": StageSpec("learner", "light_fakes.Learner", 1000),
@@ -39,12 +39,6 @@ def main() -> None:
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]
-    other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
-    try:
-        other.clear()
-    except HangError as error:
-        found["held"] = str(error)
-    other.close()
     session.close()
     last = RaySession()
     specs = [WorkerSpec(k, "cpu", node=cluster.node_id(k)) for k in range(2)]

@@ -72,8 +72,6 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
     assert "num_devices is 3, but the Ray cluster at" in found["too many"]
     assert found["gone"] == found["was there"]
     assert (len(found["gone"]), found["left"]) == (1, 1)
-    assert "has not started within" in found["held"]
-    assert "on a cluster another run holds its device" in found["held"]
 
 
 @pytest.mark.parametrize(("asked", "left", "gets"), [(8, 64, 8), (8, 4, 4), (None, 4, 4)])
