@@ -36,7 +36,6 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
@@ -71,7 +70,6 @@ class EmbodiedJob:
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
         self.learner = self.learners[0]
         self.name = file_name(config.env.task)
-        self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
@@ -140,7 +138,6 @@ class EmbodiedJob:
         kind = cluster.kind
         require_env_target(config.env)
         require_precision(config.algorithm.precision, cluster)
-        require_compiler(config.algorithm.compile, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -154,7 +151,6 @@ class EmbodiedJob:
         require_policy_class(config.policy, clones)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
-            require_compiler(config.hierarchy.algorithm.compile, cluster)
             require_high_level(config.hierarchy, config.env, kind)
         self._require_algorithm()
         if checkpoint is not None:

@@ -14,7 +14,7 @@ All workers of a group make the same calls; the first one writes and answers for
 
         def setup(self, context):
             shared = context.share(name, ...)  # a SharedPolicy
-            learner = ReplicatedLearner(shared.policy.parameters(), settings, ("loss",), reducer)
+            learner = Learner(shared.policy.parameters(), settings, ("loss",), reducer)
             self.hold(shared, context.group.rank, context.device, {"optimizer": learner})
 
         def write_policy(self, folder): ...        # the model's own files

@@ -119,7 +119,6 @@ class Job(Protocol):
         ...
 
     name: str  # short, for files: "PickCube-v1"
-    title: str  # for people: "PickCube-v1 · ppo"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
     learner: str  # the stage that trains the weights: it exports them, tells their digest and writes checkpoints

@@ -123,9 +123,7 @@ class Trainer:
             boards = start_boards(folder, config.run, config.wandb, config.trackio, asdict(config))
             writer = MetricsWriter(folder, boards)
             try:
-                with LiveView(
-                    config.run.num_iterations, self._job.title, self._job.columns, log=folder / "console.log"
-                ) as view:
+                with LiveView(config.run.num_iterations, self._job.columns, folder / "console.log") as view:
                     for line in self._job.launch_notes():
                         view.note(line)
                     if self._resumption is not None:
