@@ -52,7 +52,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     if policy is not None:
         stage = _acting(policy, checkpoint, asked)
     with open_session(config.cluster) as session:
-        with LiveView(1, config.env.task) as view:
+        with LiveView(1) as view:
 
             def evaluated() -> tuple[EvaluationResult, str]:
                 evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)

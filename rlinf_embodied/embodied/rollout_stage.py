@@ -153,7 +153,6 @@ class RolloutStage:
             log_probs=torch.stack([output.log_probs for output in outputs]),
             version=self._shared.version,
             values=_stacked_if_any([output.values for output in outputs]),
-            mask=_stacked_if_any([output.mask for output in outputs]),
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:

@@ -30,7 +30,7 @@ from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank,
 from rlinf_embodied.planning.notation import resolve_on, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import DISTURBED, Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
@@ -215,11 +215,6 @@ class Planning:
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        if self._pricer.profile.disturbed > DISTURBED:
-            lines.append(
-                f"the profile was disturbed: work waited up to {self._pricer.profile.disturbed:.0%} of its time for a "
-                "core that others had, so that the order of these plans may be another one: profile a quiet machine"
-            )
         return [*lines, *ranking.remarks()]
 
     def _collocated(self) -> Plan:

@@ -19,6 +19,8 @@ from experiments.bench.gpu.openvla import (
     ADAPTER,
     Work,
     forward_flops,
+    loss,
+    meta_network,
     peak_of,
     published,
     random_network,
@@ -27,9 +29,7 @@ from experiments.bench.gpu.openvla import (
     training,
 )
 from experiments.bench.gpu.whole import DEMO, demo, plans
-from policies.openvla.footprint import OpenVLAFootprint, meta_network
 from policies.openvla.settings import config_of
-from rlinf_embodied.tools.footprint import ByteCounter
 
 TOY = Work(
     config=config_of(openvla_folders.RAW),
@@ -94,10 +94,9 @@ def test_short_trainings_of_a_language_model_agree_on_equal_devices():
 
 def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
     """Returns what torch counts of an update of rows on the meta device, and what the formula says."""
-    network = meta_network(work.config, work.dtype, lora_rank)
-    policy = OpenVLAFootprint(network, work.prompt_tokens, work.action_dim)
-    with ByteCounter(), FlopCounterMode(display=False) as counter:
-        policy.loss(rows).backward()
+    network = meta_network(work, lora_rank)
+    with FlopCounterMode(display=False) as counter:
+        loss(network, work, rows, "meta").backward()
     frozen, adapters = forward_flops(network, tokens_read(network, work), work.action_dim)
     return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
 
@@ -125,7 +124,7 @@ def require_work(place: str) -> None:
     one, chunk = found["autoregressive"], found["parallel"]
     assert one["actions_per_s"] == pytest.approx(2 / one["seconds"])
     assert chunk["actions_per_s"] == pytest.approx(2 * 2 / chunk["seconds"])
-    network = meta_network(TOY.config, TOY.dtype)
+    network = meta_network(TOY)
     seen = network.vision_backbone.num_patches + 5
     for answer, tokens, read in ((one, 3, seen + 2), (chunk, 6, seen + 7)):
         flops = 2 * forward_flops(network, read, tokens)[0]
