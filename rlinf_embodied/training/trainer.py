@@ -11,7 +11,6 @@ finish    evaluation after; summary, trace, curve (account.py)
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass, replace
@@ -307,8 +306,7 @@ class Trainer:
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            why = "" if self._job.goal == math.inf else "the goal was not reached: "
-            view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
+            view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, self._checkpoints.best_folder(progress.best), view)
             self._checkpoints.progress = progress  # not that of the checkpoint
             running.saved = copy.deepcopy(progress)  # no iterations are to be run again from here
