@@ -24,6 +24,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 _STATUS, _CLEAR, _TASKS = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/self/task")
 _HOPS, _ROUNDS = 6, 3
 _MOST = 0.9  # of a call, that is taken for waiting
+_WORKING = 0.1  # share of a process's work that makes a thread one of those that do it
 _SMALL, _LARGE = 256, 4 << 20  # bytes per payload
 
 
@@ -34,7 +35,16 @@ class Reading:
     used_bytes: float
     peak_bytes: float
     cpu_s: float
-    waited_s: float  # of threads that were ready, for a core; 0 where the kernel does not count
+    threads: Mapping[str, tuple[float, float]]  # see thread_times
+
+    def waited_since(self, before: Reading) -> float:
+        """Returns how many seconds the threads that did the work waited for a core; others wait often and little."""
+        spent = [
+            [now - then for now, then in zip(times, before.threads.get(thread, (0.0, 0.0)), strict=True)]
+            for thread, times in self.threads.items()
+        ]
+        ran_s = sum(ran for ran, _ in spent)
+        return sum(waited for ran, waited in spent if ran >= _WORKING * ran_s)
 
 
 class Meter:
@@ -60,11 +70,11 @@ class Meter:
         if self._of_device:
             memory = devices.memory(self._device)
             used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + memory.peak - memory.allocated, cpu, waited_s())
+            return Reading(used, used + memory.peak - memory.allocated, cpu, thread_times())
         used = float(psutil.Process().memory_info().rss)
         lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
-        return Reading(used, max(used, peak), cpu, waited_s())
+        return Reading(used, max(used, peak), cpu, thread_times())
 
     def peak(self, step_context: StepContext) -> float:
         """Returns the maximum since the last one, and starts a new one."""
@@ -86,15 +96,16 @@ class Meter:
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
 
 
-def waited_s() -> float:
-    """Returns for how many seconds threads of this process were ready but had no core (Linux: schedstat)."""
-    total_ns = 0
+def thread_times() -> dict[str, tuple[float, float]]:
+    """Returns by thread of this process for how many seconds it ran, and was ready but had no core (Linux)."""
+    found = {}
     for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
         try:
-            total_ns += int((task / "schedstat").read_text().split()[1])
-        except (OSError, IndexError):  # the thread has ended, or the kernel does not count
+            ran, waited, _ = (task / "schedstat").read_text().split()
+        except (OSError, ValueError):  # the thread has ended, or the kernel does not count
             continue
-    return total_ns / 1e9
+        found[task.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
 
 
 def without_waiting(spans: Sequence[Span], waited: Mapping[int, float], collective: Container[str]) -> list[Span]:

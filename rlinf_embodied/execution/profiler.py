@@ -209,7 +209,7 @@ class _Profiling:
         executor.workflow = run
         result = executor.run(StepContext(number))
         seconds, self._metered.recording = time.perf_counter() - start, False
-        waited = {w: after.waited_s - before[w].waited_s for w, after in self._metered.readings().items()}
+        waited = {w: after.waited_since(before[w]) for w, after in self._metered.readings().items()}
         collective = [stage for stage, spec in run.stages.items() if spec.collective]
         spans = without_waiting(result.spans, waited, collective)
         finishes = {

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plan_cases import cluster, embodied, replace_cluster
+from plan_cases import cluster, embodied
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
-from rlinf_embodied.execution.meter import without_waiting
+from rlinf_embodied.execution.meter import Reading, without_waiting
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
@@ -103,12 +103,10 @@ def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None
         check(probe.plan, probe.workflow)
 
 
-def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
+def test_calls_are_as_large_as_the_executor_makes_them() -> None:
     apart = disaggregated(workflow(8), 2)
     assert Probe("x", workflow(8), apart, cluster(2)).cell("env") == (4, 1)
     assert Probe("x", workflow(8), collocated(workflow(8), 2), cluster(2)).cell("env") == (4, 2)
-    stored = replace_cluster(cluster(2), transport="object_store")
-    assert Probe("x", workflow(8), apart, stored).cell("policy") == (4, 1)
 
 
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
@@ -195,6 +193,12 @@ def test_time_that_workers_waited_for_a_core_does_not_count() -> None:
     spans = [span("env.step", 0, 2.0), span("actor.run", 0, 2.0), span("actor.run", 1, 2.0), span("env.step", 1, 0.0)]
     found = without_waiting(spans, {0: 1.0, 1: 90.0}, ["actor"])
     assert [one.duration_s for one in found] == pytest.approx([1.5, 0.2, 0.2, 0.0])
+
+
+def test_only_threads_that_work_wait_for_a_core() -> None:
+    before = Reading(0, 0, 0, {"main": (5.0, 1.0), "network": (0.1, 9.0)})
+    after = Reading(0, 0, 0, {"main": (9.0, 2.0), "network": (0.2, 19.0), "new": (2.0, 0.5)})
+    assert after.waited_since(before) == pytest.approx(1.5)
 
 
 def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
