@@ -159,7 +159,6 @@ class KeptInFolder:
     module: nn.Module
 
     def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod
