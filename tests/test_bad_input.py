@@ -73,7 +73,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (PLAN, "profile={deep}", ["deep.json is no valid JSON", "measure it again"]),
     (PLAN, "profile={huge}", ["items_per_device is 1", "finite", "measure it again"]),
     (PLAN, "cluster=h100x7", ["cluster is 'h100x7'", "emulated_h100x8", "path to a .yaml file"]),
-    (PLAN, "cluster={half_a_node}", ["half_a_node.yaml.nodes[0].num_nodes is 0.5", "whole number", "correct the file"]),
+    (PLAN, "cluster={half_a_node}", ["num_nodes is 0.5 in", "half_a_node.yaml", "Integer"]),
     (PLAN, "cluster={no_yaml}", ["no valid YAML", "correct the file"]),
     (PLAN, "workflow=reasoning", ["workflow=reasoning is asked for", "of embodied", "use a profile"]),
     (PLAN, "model=none", ["model is 'none'", "openvla_7b", "path to a config.json"]),
