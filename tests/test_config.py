@@ -212,7 +212,6 @@ BAD_INPUT = [
     (VLA, "run.seed=-1", "run.seed is -1|[0, 2^31)|use 0"),
     (VLA, "run.exact=maybe", "run.exact is 'maybe'|off, exact, portable"),
     (VLA, "wandb.resume=must", "wandb.resume is 'must'|wandb.id|give wandb.id=<id>"),
-    (VLA, "cluster=serial cluster.transport=object_store", "cluster.transport is 'object_store'|cluster.session=ray"),
     (TRANSITIONS, "algorithm=sak", "algorithm is 'sak'|did you mean algorithm=sac?"),
     (TRANSITIONS, "algorithm.batch_size=255", "algorithm.batch_size is 255|2 blocks|use 254"),
     (TRANSITIONS, "algorithm.capacity=32", "algorithm.capacity is 32|an iteration gathers|64"),

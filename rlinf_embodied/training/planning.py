@@ -148,17 +148,6 @@ class Planning:
         check_staleness(plan.name, asked.max_staleness, self._workflow)
         return replace(plan, staleness=asked.max_staleness)
 
-    @property
-    def edge_bytes_per_item(self) -> Mapping[tuple[str, str], float]:
-        """What each edge carries, as far as it was measured."""
-        return {} if self._pricer is None else self._pricer.profile.edge_bytes_per_item
-
-    @property
-    def weights_bytes(self) -> Mapping[tuple[str, str], float]:
-        """What a version takes that goes along a weight edge, as far as it was measured."""
-        known = {} if self._pricer is None else self._pricer.profile.weights
-        return {edge: weights.bytes for edge, weights in known.items()}
-
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(
         self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
@@ -354,27 +343,12 @@ class Planning:
         folder.write_json("plan.json", content)
 
     def report(self, folder: RunFolder) -> str:
-        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
+        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds, or ""."""
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
         lines = [line for period in periods for line in _report_rows(period)]
-        text = text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
-        return "\n".join(part for part in (self._ranked_with_measured(), text) if part)
-
-    def _ranked_with_measured(self) -> str:
-        """Returns the ranked table with the measured seconds of those plans that ran."""
-        under: dict[str, list[float]] = {}
-        for period in self.periods:
-            under.setdefault(period.plan.name.removeprefix("auto: "), []).extend(period.iteration_s)
-        measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
-        table = []
-        for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
-            seconds = measured.get(entry.label)
-            error = f"{entry.iteration_s / seconds - 1:+.0%}" if seconds else "-"
-            shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
-            table.append({k: v for k, v in row.items() if k != "why not"} | shown)
-        return text_table(table, "plans, predicted and measured:") if table else ""
+        return text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
 
 
 def _named(entry: Ranked) -> Plan:

@@ -161,7 +161,7 @@ def test_a_profile_makes_a_plan_a_prediction_and_a_table(tmp_path, capsys) -> No
     assert summary["predicted_s_per_iteration"] == pytest.approx(0.076, abs=0.01)
     shown = capsys.readouterr().out
     assert "plans of embodied on local, predicted:" in shown
-    assert "plans, predicted and measured:" in shown
+    assert "seconds per iteration, predicted and measured (medians):" in shown
     plan = json.loads((tmp_path / "run/plan.json").read_text())
     assert len(plan["ranked"]) >= 3
     assert plan["ranked"][0]["why not"] == "the best"
