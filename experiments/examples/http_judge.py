@@ -49,7 +49,9 @@ def judged(completion: str, problem: Problem) -> float:
             if isinstance(failure, urllib.error.HTTPError) and failure.code < 500:
                 raise
             error = failure
-    raise ConnectionError(f"{request.full_url} did not answer in {len(_PAUSES_S) + 1} attempts, last: {error}") from error
+    raise ConnectionError(
+        f"{request.full_url} did not answer in {len(_PAUSES_S) + 1} attempts, last: {error}"
+    ) from error
 
 
 @dataclass(kw_only=True)
