@@ -62,9 +62,8 @@ SFT = ["algorithm=sft", "data=x"]
     ("compose", "overrides", "says"),
     [
         (compose_train, [*SFT, "run.num_iterations=3"], "run.num_iterations is 3, .* algorithm.epochs"),
-        (compose_train, [*SFT, "algorithm.held_out=1"], r"algorithm.held_out is 1.0, but it is a share .*use 0.1"),
+        (compose_train, [*SFT, "algorithm.held_out=1"], "algorithm.held_out is 1.0, .* lie in .0, 0.5.: use 0.1"),
         (compose_train, [*SFT, "algorithm.head_lr=0"], "algorithm.head_lr is 0.0, but it must be positive"),
-        (compose_train, [*SFT, "algorithm.schedule=cosin"], "algorithm.schedule is 'cosin', .* one of one_cycle"),
         (compose_train, [*SFT, "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
         (compose_export, ["policy=expert"], "out is not given, but the command needs it"),
         (compose_export, ["out=x"], "checkpoint is None, but a checkpoint folder is needed"),

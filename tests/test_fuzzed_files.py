@@ -97,21 +97,8 @@ def test_files_of_any_bytes(tmp_path, text: bytes) -> None:
 WORKFLOW, _ = embodied((1.0, 0.0), (1.0, 0.0), (1.0, 0.0))
 PLAN = {"items": ["env on 0:1/2 | policy on 1 in 2 shards", "actor on all"], "exclusive": ["actor / env+policy"]}
 PIECES = [
-    "env",
-    "policy",
-    "actor",
-    " on ",
-    "all",
-    "0-1",
-    "1/2:1",
-    "+",
-    " | ",
-    " > ",
-    " in ",
-    "2",
-    " chunks",
-    "(3:5)",
-    "?",
+    *("env", "policy", "actor", " on ", "all", "0-1", "1/2:1"),
+    *("+", " | ", " > ", " in ", "2", " chunks", "(3:5)", "?"),
 ]
 
 
