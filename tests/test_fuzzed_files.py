@@ -20,7 +20,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.planning.notation import parse, resolve
 from rlinf_embodied.planning.profile import load_profile, parse_profile
-from rlinf_embodied.tools.described_cluster import described_cluster
+from rlinf_embodied.tools.plans import described_cluster
 
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = st.one_of(
