@@ -354,7 +354,7 @@ class CriticsConfig(ReplayConfig):
         counts = ("num_critics", "target_critics", "critic_hidden_size", "critic_layers")
         require_numbers(self, "algorithm", *counts, low=1)
         require_numbers(self, "algorithm", "value_lr", low=0, above=True)
-        require_numbers(self, "algorithm", "gamma", high=1)
+        require(0 <= self.gamma < 1, "algorithm.gamma", self.gamma, "it lies in [0, 1)", "use 0.99")
         require_numbers(self, "algorithm", "tau", above=True, high=1)
         few, number = self.target_critics <= self.num_critics, self.num_critics
         rule = f"the target is the minimum over some of algorithm.num_critics={number}"
