@@ -22,7 +22,7 @@ from gymnasium.wrappers import OrderEnforcing
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS, TimeLimitWrapper
 
-from envs.batched.build import check_equal, make_batched_task
+from envs.batched.build import check_not_different, make_batched_task
 from envs.batched.checks import check_num_envs
 from envs.stock import action_dim, check_assets, check_name, explained, no_questions, task_actions
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -93,7 +93,7 @@ def make(
 
 def _batched(task_id: str, num_envs: int, num_threads: int, decimate: bool, kwargs: dict[str, object]) -> BaseEnv:
     """Returns the batched task after a trial: some tasks build well, but cannot be reset in part."""
-    check_equal(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
+    check_not_different(task_id, **{name: value for name, value in kwargs.items() if name not in _NO_MATTER})
     how = {"rows_alike": False, "num_threads": num_threads, "decimate": decimate}
     env = make_batched_task(task_id, num_envs, True, **how, **kwargs)
     last = num_envs - 1

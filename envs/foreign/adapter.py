@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
@@ -50,7 +50,7 @@ class Facts:
 
 
 @dataclass(kw_only=True, slots=True)
-class ForeignOptions:
+class ForeignOptions(EnvOptions):
     """The options in env.options that all of these simulators have."""
 
     adapter: str = ""  # import path of the Adapter

@@ -42,19 +42,19 @@ HELD_OUT_SEED = 1_000_000
 PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
 PIXELS = 64
 _PICK_WORDS = (
-    *("env=maniskill_pick", "env.robot=null", "env.chunk=1"),
-    *(f"env.horizon={HORIZON}", f"env.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
+    *("env=maniskill_pick", "env.options.robot=null", "env.chunk=1"),
+    *(f"env.horizon={HORIZON}", f"env.options.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
     *("env.success_bonus=0", "env.num_envs=16", "env.block_size=16", "env.chunks_per_rollout=32"),
     *("policy=actor_critic", "policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
     *("algorithm=ppo_mujoco", "algorithm.lr_end_fraction=1.0", "algorithm.num_minibatches=4", "algorithm.epochs=4"),
     *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0", "algorithm.gamma=0.8", "algorithm.gae_lambda=0.9"),
     *("env.carry_over=true", "cluster=serial"),
 )
-PICK_WORDS = (*_PICK_WORDS, "env.cameras=[]", "env.objects_in_proprio=true")
+PICK_WORDS = (*_PICK_WORDS, "env.cameras=[]", "env.options.objects_in_proprio=true")
 IMAGE_WORDS = (
     *_PICK_WORDS,
     "env.cameras=[base_camera]",
-    "env.camera_fov=null",
+    "env.options.camera_fov=null",
     f"env.obs_size={PIXELS}",
     "policy.options.hidden_size=512",
 )

@@ -44,7 +44,7 @@ _FILES: dict[type, str] = {
     EvaluateAnswersConfig: "evaluate_answers",
     ExportConfig: "export_dataset",
 }
-_GOOD_VALUES = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # of what presets leave open (`???`)
+_GOOD_VALUES = {"env.task": "envs.maniskill.EXPERT_TASKS"}  # of what presets leave open (`???`)
 _EXAMPLES = {  # of keys without a default
     "out": "out=<new folder>",
 }

@@ -195,7 +195,7 @@ class _Replay:
 
     def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
         self._env, self._episodes = env, read_recording(Path(source.path), source.named).episodes
-        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.robot")
+        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
 
     def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
         env, episodes = self._env, [self._episodes[number] for number in numbers]
@@ -224,8 +224,8 @@ class _RecordedImages:
         self._spec, self._where = env.spec, source.where
         self._dataset = LeRobotDataset(Path(source.path), source.named)
         info, spec = self._dataset.info, env.spec
-        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
-        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
+        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.options.control_mode, env.options.robot")
+        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.options.robot")
         instruction, tasks = env.state().instruction[0], self._dataset.tasks
         if instruction not in tasks:
             known = ", ".join(repr(task) for task in tasks)

@@ -18,7 +18,7 @@ from rlinf_embodied.embodied.demonstrations import ROWS, Teacher, for_demonstrat
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
+from rlinf_embodied.embodied.policy_folder import PHYSICS, env_options, load_policy, require_conditions, trained_under
 from rlinf_embodied.embodied.sources import require_teacher
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -80,7 +80,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             f"none of {len(taken)} episodes of {config.env.task} was solved, and successes_only is true: there is "
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
-    robot = config.env.robot or "default"
+    robot = getattr(env_options(config.env), "robot", None) or "default"
     write_dataset(out, [_frames(episode) for episode in kept], _FPS, robot, video=config.video)
     return {"run": len(taken), "solved": sum(episode.solved for episode in taken), "written": len(kept)}
 

@@ -186,7 +186,7 @@ class FineTuningLearner(PolicyLearner):
         paths = ", ".join(source.path for source in self._config.sources)
         return (
             f"{source.named} is {paths!r}, but none of a block's episodes solves {task} when it is replayed: check "
-            "env.robot, env.horizon and the simulator (physx_cpu or physx_cuda) against those it was recorded with"
+            "env.options.robot, env.horizon and the simulator (physx_cpu or physx_cuda) against the recording's"
         )
 
     # ------------------------------------------------------------------------------------------------------- learning

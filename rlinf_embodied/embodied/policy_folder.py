@@ -6,6 +6,7 @@ evaluation.json                                              env and policy sect
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Backend, Critic, EnvConfig, EnvOptions, PolicyConfig, Reward
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError
@@ -97,8 +98,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
     The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
-    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
-    solver settings are the task's and the robot's own, alike on both: task, robot, control mode and versions tell them.
+    the Jacobian, a reset draws for all rows at once, and images have the original meshes.
 
     Args:
         env: section of the config.
@@ -108,35 +108,34 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
     return {
         "task": env.task,
-        "control_mode": env.control_mode,
-        "robot": env.robot or "default",
-        "cameras": _views(env),
-        "camera_fov": env.camera_fov,
+        "cameras": list(env.cameras),
         "obs_size": env.obs_size,
         "chunk": env.chunk,
         "horizon": env.horizon,
         "action_head": policy.name,
         "observations": OBSERVATION_VERSION,
         "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",
-        "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,  # of images' meshes
-        "show_goal": bool(env.cameras) and env.show_goal,
-        "goal_in_proprio": env.goal_in_proprio,
-        "objects_in_proprio": env.objects_in_proprio,
+        **env_options(env).conditions(bool(env.cameras), on_gpu),
         **{f"version of {name}": libraries[name] for name in _LIBRARIES if name in libraries},
     }
+
+
+def env_options(env: EnvConfig) -> EnvOptions:
+    """Returns env.options as the env's module reads them; of an env without `read_options`, no options.
+
+    Raises:
+        ConfigError: an option is unknown or invalid.
+    """
+    module = importlib.import_module(env._target_.rpartition(".")[0])
+    read = getattr(module, "read_options", None)
+    options = None if read is None else read(env)
+    return options if isinstance(options, EnvOptions) else EnvOptions()
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Returns how two fingerprints differ, for example ["obs_size is 64 there and 128 here"]."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     return [f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names]
-
-
-def _views(env: EnvConfig) -> list[str]:
-    """Names of the cameras; the first one with its place where that is not the task's own."""
-    if env.camera_eye is None or not env.cameras:
-        return list(env.cameras)
-    return [f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:]]
 
 
 def require_conditions(

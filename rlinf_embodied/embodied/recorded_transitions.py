@@ -15,7 +15,7 @@ from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify
 
 REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
-_SAME = ("_target_", "task", "control_mode", "robot", "goal_in_proprio", "objects_in_proprio", "states", "options")
+_SAME = ("_target_", "task", "states", "options")
 
 
 def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:

@@ -20,7 +20,7 @@ from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _STAGE = "env_sizes"
-_DECIDES_SIZES = ("_target_", "task", "control_mode", "robot", "states", "options")
+_DECIDES_SIZES = ("_target_", "task", "states", "options")
 
 
 class EnvSizesStage:

@@ -13,7 +13,7 @@ from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import Recording, read_recording
 from rlinf_embodied.embodied.hierarchy import has_two_levels
-from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
+from rlinf_embodied.embodied.policy_folder import env_options, require_policy_folder, trained_under
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
@@ -98,12 +98,19 @@ def require_teacher(folder: str, env: EnvConfig, named: str) -> None:
             f"{named} is {folder!r}, but that policy sees {', '.join(theirs.cameras)}, and a teacher acts on the "
             "simulator's state: train one with policy=state, or go on from that policy with warm_start.checkpoint"
         )
-    for name in ("task", "control_mode", "robot"):
-        if getattr(theirs, name) != getattr(env, name):
+    for name in ("task", "options.control_mode", "options.robot"):
+        there, here = (_setting(section, name) for section in (theirs, env))
+        if there != here:
             raise CheckpointError(
-                f"{named} is {folder!r}, trained with env.{name}={getattr(theirs, name)}, but env.{name} is "
-                f"{getattr(env, name)}: use the same for both"
+                f"{named} is {folder!r}, trained with env.{name}={there}, but env.{name} is {here}: use the same for "
+                "both"
             )
+
+
+def _setting(env: EnvConfig, name: str) -> object:
+    """Returns a setting of an env; None for an option that the env does not have."""
+    owner = env_options(env) if name.startswith("options.") else env
+    return getattr(owner, name.removeprefix("options."), None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -160,15 +167,14 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
 def _require_same_env(recording: Recording, env: EnvConfig, where: str) -> None:
     others = {
         "task": "give a recording of that task",
-        "control_mode": "convert the recording: python -m mani_skill.trajectory.replay_trajectory -c <control mode> "
-        "--save-traj",
+        "options.control_mode": "convert the recording: python -m mani_skill.trajectory.replay_trajectory "
+        "-c <control mode> --save-traj",
     }
     for name, other in others.items():
-        ours, theirs = getattr(env, name), getattr(recording, name)
-        if ours != theirs:
+        ours, theirs = _setting(env, name), getattr(recording, name.removeprefix("options."))
+        if ours not in (theirs, None):
             raise ConfigError(
-                f"{where}, recorded with {name} {theirs!r}, but env.{name} is {ours!r}: set env.{name}={theirs}, or "
-                f"{other}"
+                f"{where}, recorded with {theirs!r}, but env.{name} is {ours!r}: set env.{name}={theirs}, or {other}"
             )
 
 

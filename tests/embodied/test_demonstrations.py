@@ -15,6 +15,7 @@ from torch import Tensor
 from envs.point_reach import STEP
 from policies.state_policy import StatePolicy
 from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations, noise_levels
 from rlinf_embodied.embodied.env_stage import make_env
@@ -154,7 +155,9 @@ def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task
 def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> None:
     still = write_recording(tmp_path / "still.h5", [(k, np.full((6, 2), 0.01, np.float32)) for k in range(1, 9)])
     stage, _ = collected(from_files(still))
-    with pytest.raises(SimulatorError, match=r"still.h5', but none of a block's episodes solves .* check env.robot"):
+    with pytest.raises(
+        SimulatorError, match=r"still.h5', but none of a block's episodes solves .* check env.options.robot"
+    ):
         stage.prepare(StepContext(0))
 
 
@@ -162,7 +165,6 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
     ("change", "error", "words"),
     [
         ({"task": "PushCube-v1"}, ConfigError, "task 'PushCube-v1', but env.task is 'PointReach-v0': set env."),
-        ({"control_mode": "pd_joint_pos"}, ConfigError, "but env.control_mode is 'pd_ee_delta_pose'.*replay_traj"),
         ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
         ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
         ({"number": 3}, DataError, "holds 3 episodes, .* record more"),
@@ -174,9 +176,17 @@ def test_a_recording_that_does_not_fit_is_refused(tmp_path: Path, change, error,
     episodes = [(k, np.full((change.get("steps", 4), 2), 0.1, np.float32)) for k in range(number)]
     if "bad" in change:
         episodes[3][1][2, 1] = change["bad"]
-    kind = {name: value for name, value in change.items() if name in ("task", "control_mode")}
+    kind = {name: value for name, value in change.items() if name == "task"}
     with pytest.raises(error, match=rf"(?s)warm_start.demonstrations.*{words}"):
         sources_of(from_files(write_recording(tmp_path / "demos.h5", episodes, **kind)))
+
+
+def test_a_recording_of_another_control_mode_is_refused(tmp_path: Path) -> None:
+    kind = {"task": "PickCube-v1", "control_mode": "pd_joint_pos"}
+    path = write_recording(tmp_path / "demos.h5", [(1, np.full((4, 7), 0.1, np.float32))], **kind)
+    config = compose_train(["env=maniskill_pick", f"warm_start.demonstrations={path}"])
+    with pytest.raises(ConfigError, match=r"but env.options.control_mode is 'pd_ee_delta_pose'.*replay_traj"):
+        sources_of(config)
 
 
 def test_a_path_that_holds_no_demonstrations_is_refused(recording: Path, tmp_path: Path) -> None:

@@ -62,7 +62,10 @@ def test_sums_in_any_order_may_be_had_where_nothing_is_promised() -> None:
             ["hierarchy.columns=[2]", "hierarchy.goal_low=[0]", "hierarchy.goal_high=[1]"],
             r"a policy with \{'action_dim': 2\}, but these choices need \{'action_dim': 1",
         ),
-        (["env.goal_in_proprio=false"], r"^hierarchy\.checkpoint is .*other conditions: goal_in_proprio is True"),
+        (
+            ["env.obs_size=48"],
+            r"^hierarchy\.checkpoint is .*other conditions: obs_size is",
+        ),
     ],
 )
 def test_a_high_level_policy_of_other_choices_is_refused(words: list[str], message: str) -> None:

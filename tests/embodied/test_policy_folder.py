@@ -51,10 +51,10 @@ def test_fingerprints_name_every_difference() -> None:
         (replace(ENV, backend=Backend.batched), "cuda", []),
         (replace(ENV, backend=Backend.stock), "cpu", []),  # the CPU's routes have equal bits
         (ENV, "npu", []),  # PhysX does not run there
-        (replace(ENV, decimate=False), "cpu", ["decimate is True there and False here"]),
-        (replace(ENV, show_goal=True), "cpu", ["show_goal is False there and True here"]),
-        (replace(ENV, goal_in_proprio=False), "cpu", ["goal_in_proprio is True there and False here"]),
-        (replace(ENV, control_mode="a"), "cpu", ["control_mode is 'pd_ee_delta_pose' there and 'a' here"]),
+        (replace(ENV, options={"decimate": False}), "cpu", ["decimate is True there and False here"]),
+        (replace(ENV, options={"show_goal": True}), "cpu", ["show_goal is False there and True here"]),
+        (replace(ENV, options={"goal_in_proprio": False}), "cpu", ["goal_in_proprio is True there and False here"]),
+        (replace(ENV, options={"control_mode": "a"}), "cpu", ["control_mode is 'pd_ee_delta_pose' there and 'a' here"]),
     ],
 )
 def test_simulations_of_one_task_are_told_apart(env: EnvConfig, kind: str, says: list[str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from runs import clone, tiny, train
 
 import rlinf_embodied
-from envs.expert_tasks import EXPERT_TASKS, why_no_expert
+from envs.maniskill import EXPERT_TASKS, why_no_expert
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
@@ -44,8 +44,8 @@ def test_without_an_expert_all_ways_to_start_are_named() -> None:
         "docs/warm_start.md",
     ]
     assert [part for part in parts if part not in str(caught.value)] == []
-    with pytest.raises(ConfigError, match=r"(?s)env.control_mode is 'pd_joint_delta_pos'.* env.control_mode=pd_jo"):
-        require_start(compose_train(["env=maniskill_pick", "env.control_mode=pd_joint_delta_pos"]))
+    with pytest.raises(ConfigError, match=r"(?s)options.control_mode is 'pd_joint_d.* env.options.control_mode=pd_jo"):
+        require_start(compose_train(["env=maniskill_pick", "env.options.control_mode=pd_joint_delta_pos"]))
     with pytest.raises(ConfigError, match="did you mean PickCube-v1"):
         require_start(compose_train(["env=maniskill", "env.task=PickCubee-v1"]))
 
@@ -98,7 +98,7 @@ def test_training_starts_from_one_policy() -> None:
     [
         ("env._target_=my_env.make_env", r"env\._target_ is 'my_env.make_env', but my_env cannot be imported"),
         ("env._target_=envs.point_reach.mak_env", r"env\._target_ is .* has no mak_env .*correct the name"),
-        ("env._target_=envs.expert_tasks.why_no_expert", r"is called with \(config, num_envs, device, render_final\)"),
+        ("env._target_=envs.maniskill.why_no_expert", r"is called with \(config, num_envs, device, render_final\)"),
         ("policy._target_=policies.state_policy.StatePolcy", r"policy\._target_ is .* has no StatePolcy"),
     ],
 )

@@ -40,7 +40,7 @@ def physics_state(env) -> Tensor:
 
 
 def make_pair(task: str, num_envs: int, control: str, **kwargs: object):
-    from envs.comparison import Pair
+    from experiments.bench.coverage.comparison import Pair
 
     kwargs = {**kwargs, "obs_mode": "state_dict"}
     return Pair(make_batched(task, num_envs, control, **kwargs), lambda: make_stock(task, control, **kwargs))
@@ -164,12 +164,12 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 
 def test_another_version_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import checks
-    from envs.batched.build import check_equal
+    from envs.batched.build import known_difference
     from rlinf_embodied.errors import SimulatorError
 
     monkeypatch.setattr(checks, "TESTED_VERSIONS", {"sapien": ("2.0.1", "2.0.2")})
     expected = r"sapien 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*sapien==2\.0\.2.*env.backend=stock"
     with pytest.raises(SimulatorError, match=expected):
-        check_equal("PickCube-v1")
+        known_difference("PickCube-v1")
     with pytest.raises(SimulatorError, match=expected):
         make_batched("PickCube-v1", 1, "pd_joint_delta_pos")

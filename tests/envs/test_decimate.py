@@ -112,10 +112,11 @@ def test_the_decimated_images_look_like_the_full_ones() -> None:
     from envs.maniskill import make_env
     from rlinf_embodied.config import EnvConfig
 
-    views = {"robot": "panda_wristcam", "cameras": ["base_camera", "hand_camera"], "camera_fov": 0.8}
+    views = ["base_camera", "hand_camera"]
     images, triangles = {}, {}
     for size, decimated_too in ((64, False), (64, True), (256, True)):
-        env = make_env(EnvConfig(decimate=decimated_too, obs_size=size, **views), 1)
+        options = {"robot": "panda_wristcam", "camera_fov": 0.8, "decimate": decimated_too}
+        env = make_env(EnvConfig(obs_size=size, cameras=views, options=options), 1)
         images[size, decimated_too] = stacked(env.reset([1])).float()
         triangles[size, decimated_too] = _triangles(env._sim._task.scene.sub_scenes[0])
         env.close()

@@ -58,7 +58,13 @@ _PENDULUM = (
 )
 _CRITICS = ("algorithm.critic_hidden_size=64", "algorithm.value_lr=1e-3")
 _IQL = (*_CRITICS, "algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
-_PICK = ("env=maniskill_pick", "policy=soft_actor", "env.cameras=[]", "env.robot=null", "env.objects_in_proprio=true")
+_PICK = (
+    "env=maniskill_pick",
+    "policy=soft_actor",
+    "env.cameras=[]",
+    "env.options.robot=null",
+    "env.options.objects_in_proprio=true",
+)
 _DAGGER = ("algorithm=dagger", "algorithm.expert_steps=3200", "algorithm.updates_per_step=2", "algorithm.lr=1e-3")
 # its authors' ten critics of 256 units and twenty updates per step are too much for a core
 _RLPD = (
