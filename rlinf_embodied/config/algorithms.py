@@ -470,7 +470,6 @@ class SFTConfig(AlgorithmConfig):
     schedule: Schedule = Schedule.one_cycle  # of both phases
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss chooses the checkpoint
-    keep_best: bool = True  # end with the weights of the lowest held-out loss, not with the last ones
     reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
 
     def __post_init__(self) -> None:

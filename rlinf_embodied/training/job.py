@@ -180,7 +180,7 @@ class Job(Protocol):
 
     @property
     def goal(self) -> float | None:
-        """The score at which training ends; None: it runs its iterations; infinity: and the best weights are kept."""
+        """The score at which training ends; None: it runs its iterations."""
         ...
 
     check_every: int  # iterations between checks of the goal
