@@ -15,7 +15,7 @@ from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
-from envs.batched.checks import check_num_envs, check_versions
+from envs.batched.checks import check_versions
 from envs.batched.rotations import few_operations
 from envs.batched.seeds import DRAWS_BY_ROW
 from envs.batched.task import BatchedTask
@@ -31,9 +31,6 @@ def make_batched_task(
     task_id: str,
     num_envs: int,
     render: bool,
-    rows_alike: bool = True,
-    num_threads: int = 1,
-    decimate: bool = False,
     **kwargs: object,
 ) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
@@ -42,26 +39,17 @@ def make_batched_task(
         task_id: a registered task.
         num_envs: rows N.
         render: whether renderers are set up.
-        rows_alike: whether every row is built with the seed of a stock single env, or row i with ManiSkill's for row i
-            (which matters for tasks that draw sizes or models when they are built).
-        num_threads: threads that step the scenes, with the same results.
-        decimate: whether images show lighter meshes, see decimate.py.
         kwargs: for the task class, for example control_mode, reward_mode, sensor_configs, robot_uids.
 
     Raises:
-        ConfigError: no rows.
         SimulatorError: the batched backend was not tested with the installed ManiSkill or SAPIEN.
     """
-    check_num_envs(num_envs)
     check_versions()
     spec = REGISTERED_ENVS[task_id]
     attributes = {name: few_operations()(getattr(spec.cls, name)) for name in ("get_info", "get_obs", "get_reward")}
     attributes |= {
         "_task_class": spec.cls,
         "_draws_by_row": task_id in DRAWS_BY_ROW,
-        "_rows_alike": rows_alike,
-        "_num_threads": num_threads,
-        "_decimate": decimate,
     }
     hooks = ("_before_simulation_step", "_after_simulation_step", "_after_control_step")
     attributes |= {name: _with_tensors(getattr(spec.cls, name)) for name in hooks if overrides(spec.cls, name)}
@@ -109,12 +97,6 @@ def known_difference(task_id: str, **kwargs: object) -> str | None:
     robots = _table()["tasks"].get(task_id, {})
     modes = robots.get(robot_name(kwargs.get("robot_uids")), {})
     return modes.get(kwargs.get("control_mode") or "default")
-
-
-def check_not_different(task_id: str, **kwargs: object) -> None:
-    """Raises SimulatorError where batched rows of a task are known to differ from stock envs."""
-    if difference := known_difference(task_id, **kwargs):
-        raise SimulatorError(f"{task_id} on the batched CPU backend: {difference}: use env.backend=stock")
 
 
 @cache

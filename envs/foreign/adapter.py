@@ -46,7 +46,6 @@ class Facts:
     categorical: bool = False
     films: bool = True  # whether it can render videos
     ends: bool = False  # whether `state` reports `terminated` and `truncated`
-    warning: str = ""  # for the log
 
 
 @dataclass(kw_only=True, slots=True)

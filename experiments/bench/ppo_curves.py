@@ -7,7 +7,7 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [
                            minibatches of 64, 10 epochs, Adam 3e-4 (SB3's defaults, and those of bench/sb3.py); nothing
                            is standardised
     pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
-                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.vector.make_sb3, and
+                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.sb3.make_sb3, and
                            SB3's on stock envs, whose state also holds velocities and whether the cube is grasped; SBX's
                            on both.  Episodes last 50 steps whatever happens, so that returns compare
     images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
@@ -138,7 +138,7 @@ class Peer:
     def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
         from stable_baselines3.common.env_util import make_vec_env
 
-        from envs.adapters import make_sb3
+        from envs.sb3 import make_sb3
 
         if " on " not in arm:
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)

@@ -252,7 +252,7 @@ def test_drive_targets_of_batched_rows_are_sapiens(control: str, monkeypatch) ->
 
     monkeypatch.setattr(module.RowSolver, "solve", solve)
     env = make_batched_task("PickCube-v1", 4, False, control_mode=control)
-    env.reset(seed=[0, 1, 2, 3])
+    env.begin([0, 1, 2, 3], [0, 1, 2, 3])
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         env.advance(torch.rand(4, env.single_action_space.shape[0], generator=generator) * 2 - 1, [0, 1, 3])

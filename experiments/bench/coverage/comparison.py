@@ -73,8 +73,7 @@ class Pair:
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in these rows, each from its own seed."""
         seed_of = dict(zip(rows, seeds, strict=True))
-        seed = [seed_of.get(row, 0) for row in range(self.batched.num_envs)]
-        self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
+        self.batched.begin(rows, seeds)
         for row in self._compared(rows):
             observation, info = self._fresh_stock(row).reset(seed=seed_of[row])
             self._expected[row] = _named(info, observation)
