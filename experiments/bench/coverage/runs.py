@@ -100,12 +100,12 @@ class Comparison:
                 act = lambda step: expert(view) if step < steps else wild(step)  # noqa: E731
             anew = not self._slow and mode is None
             pair = Pair(batched, lambda: self._stock(mode, images), anew, compared)
-            outcome = compare_episodes(pair, steps, act, images)
+            difference = compare_episodes(pair, steps, act, images)
             pair.close()
         except FAILURES as error:
             text = str(error).strip().splitlines()
             return f"{type(error).__name__}: {text[0] if text else ''}"
-        return str(outcome)
+        return difference
 
     def _arguments(self, mode: str | None = None) -> dict[str, object]:
         chosen = {"control_mode": mode} if mode else {}
