@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import trimesh
 
 from envs.batched import decimate, meshes
 from envs.batched.meshes import Mesh, decimated
-from rlinf_embodied.cache import cached
 from tests.observations import stacked
 
 
@@ -84,20 +81,6 @@ def test_what_is_smaller_than_a_pixel_is_left_out_and_what_is_light_stays() -> N
     sphere = _sphere(2, 0.01)
     assert len(decimated(sphere, 0.5).triangles) == 0
     assert decimated(sphere, 1e-4) is sphere
-
-
-def test_a_cached_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
-    calls = []
-
-    def write(path: Path) -> None:
-        calls.append(path)
-        path.write_text("once")
-
-    paths = {cached("folder/file.txt", write) for _ in range(3)}
-    assert paths == {tmp_path / "cache" / "folder" / "file.txt"}
-    assert len(calls) == 1
-    assert [p.name for p in (tmp_path / "cache" / "folder").iterdir()] == ["file.txt"]
 
 
 def _triangles(scene: object) -> int:
