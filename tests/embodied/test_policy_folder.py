@@ -38,8 +38,8 @@ def test_fingerprints_name_every_difference() -> None:
     trained = fingerprint(ENV, POLICY, "cpu") | {"camera_fov": 0.8, "version of x": "1"}
     assert differences(trained, dict(trained)) == []
     assert differences(trained, trained | {"obs_size": 128, "camera_fov": None, "version of x": "2"}) == [
-        "camera_fov is 0.8 there and None here",
         "obs_size is 64 there and 128 here",
+        "camera_fov is 0.8 there and None here",
         "version of x is '1' there and '2' here",
     ]
 
@@ -62,7 +62,7 @@ def test_simulations_of_one_task_are_told_apart(env: EnvConfig, kind: str, says:
 
 
 def test_an_env_of_ones_own_has_one_simulation_on_every_device() -> None:
-    own = replace(ENV, _target_="mine.make_env")
+    own = replace(ENV, _target_="envs.point_reach.make_env")
     assert fingerprint(own, POLICY, "cpu") == fingerprint(own, POLICY, "cuda")
 
 
