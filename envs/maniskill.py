@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from envs.episodes import EpisodeEnv
 from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.options import typed
+
+if TYPE_CHECKING:
+    from envs.episodes import EpisodeEnv
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1")
 CONTROL_MODE = "pd_ee_delta_pose"  # of the experts
@@ -101,6 +103,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         ConfigError: unknown task, robot, camera, control mode or option, or a reward that the task does not have.
         SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
     """
+    from envs.episodes import EpisodeEnv
     from envs.maniskill_rows import make_rows  # importing ManiSkill takes seconds
 
     simulator, instruction = make_rows(config, read_options(config), num_envs, device)

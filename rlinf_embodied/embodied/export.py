@@ -18,11 +18,12 @@ from rlinf_embodied.embodied.demonstrations import ROWS, Teacher, for_demonstrat
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, env_options, load_policy, require_conditions, trained_under
+from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
 from rlinf_embodied.embodied.sources import require_teacher
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
+from rlinf_embodied.plug_ins import env_options
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second

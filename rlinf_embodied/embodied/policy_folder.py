@@ -6,7 +6,6 @@ evaluation.json                                              env and policy sect
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,14 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Backend, Critic, EnvConfig, EnvOptions, PolicyConfig, Reward
+from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.plug_ins import env_options, load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
@@ -146,18 +145,6 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
         **env_options(env).conditions(bool(env.cameras), on_gpu),
         **{f"version of {name}": libraries[name] for name in _LIBRARIES if name in libraries},
     }
-
-
-def env_options(env: EnvConfig) -> EnvOptions:
-    """Returns env.options as the env's module reads them; of an env without `read_options`, no options.
-
-    Raises:
-        ConfigError: an option is unknown or invalid.
-    """
-    module = importlib.import_module(env._target_.rpartition(".")[0])
-    read = getattr(module, "read_options", None)
-    options = None if read is None else read(env)
-    return options if isinstance(options, EnvOptions) else EnvOptions()
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:

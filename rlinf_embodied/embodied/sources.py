@@ -13,8 +13,9 @@ from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import Recording, read_recording
 from rlinf_embodied.embodied.hierarchy import has_two_levels
-from rlinf_embodied.embodied.policy_folder import env_options, require_policy_folder, trained_under
+from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.plug_ins import env_options
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
 _DATA, _FILES, _TEACHER = "data", "warm_start.demonstrations", "warm_start.teacher"

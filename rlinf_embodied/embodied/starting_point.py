@@ -6,9 +6,8 @@ import importlib
 from pathlib import Path
 
 from rlinf_embodied.config import EnvConfig, Source, TrainConfig
-from rlinf_embodied.embodied.policy_folder import env_options
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.plug_ins import load_plug_in
+from rlinf_embodied.plug_ins import env_options, load_plug_in
 
 
 def require_start(config: TrainConfig) -> None:

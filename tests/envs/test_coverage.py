@@ -80,8 +80,6 @@ def test_the_table_is_looked_up_by_robot_and_control_mode(monkeypatch: pytest.Mo
     assert build.known_difference("PickCube-v1", robot_uids="fetch", control_mode="joints") == "cube of row 1 differs"
     assert build.known_difference("PickCube-v1", robot_uids="panda") is None
     assert build.known_difference("PickCube-v1", robot_init_qpos_noise=0.1) is None
-    with pytest.raises(SimulatorError, match=r"PickCube-v1.*cube of row 1 differs.*use env.backend=stock"):
-        build.check_not_different("PickCube-v1", robot_uids="fetch", control_mode="joints")
 
 
 def test_a_task_that_was_not_compared_or_differs_falls_back_and_says_so(
@@ -99,7 +97,7 @@ def test_a_task_that_was_not_compared_or_differs_falls_back_and_says_so(
             env = make_env(config, 2)
         assert env.spec.backend == "physx_cpu (stock)"
         env.close()
-        assert reason in caplog.records[-1].getMessage()
+        assert reason in caplog.text
     monkeypatch.setattr(rows, "known_difference", lambda *_, **__: "qpos differs by 1")
     with pytest.raises(SimulatorError, match=r"qpos differs by 1: use env.backend=stock"):
         make_env(replace(config, backend=Backend.batched), 2)
