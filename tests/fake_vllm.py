@@ -1,7 +1,7 @@
 """A stand-in for the package vllm: the classes and methods that its documentation names, over a transformers model.
 
 It refuses what vLLM refuses, draws each sample from seed + index, keeps the first step of prompts that it has read
-(prefix caching), applies functions to its model only as pickles, as between processes, and lives until it is shut down.
+(prefix caching), and lives until it is shut down.
 
     LLM            keeps weights as parameters, as on a GPU
     PackedLLM      computes with packed copies of emptied parameters, as on a CPU; reload_weights forgets a tied head's
@@ -10,8 +10,6 @@ It refuses what vLLM refuses, draws each sample from seed + index, keeps the fir
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,32 +44,6 @@ class SamplingParams:
             raise ValueError(f"n must be 1 when using greedy sampling, got {self.n}.")
         assert all(-100 <= bias <= 100 for bias in (self.logit_bias or {}).values())
         assert self.seed is None or 0 <= self.seed < 2**63
-
-
-@dataclass
-class Logprob:
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass
-class CompletionOutput:
-    index: int
-    text: str
-    token_ids: Sequence[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class RequestOutput:
-    request_id: int
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = True
 
 
 class _Model(nn.Module):
@@ -134,12 +106,12 @@ class _Engine:
     """What decodes: a step makes a token for each request, as long as one is unfinished."""
 
     def __init__(self) -> None:
-        self.requests: dict[int, Iterator[RequestOutput | None]] = {}
+        self.requests: dict[int, Iterator[SimpleNamespace | None]] = {}
         self.alive = True
         self.engine_core = self
         ENGINES.append(self)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SimpleNamespace]:
         assert self.alive
         outputs = {number: next(request) for number, request in self.requests.items()}
         finished = {number: output for number, output in outputs.items() if output is not None}
@@ -165,38 +137,30 @@ class LLM:
         seed: int | None = None,
         gpu_memory_utilization: float = 0.9,
         enforce_eager: bool = False,
-        tensor_parallel_size: int = 1,
         max_model_len: int | None = None,
         logprobs_mode: str = "raw_logprobs",
     ) -> None:
         assert logprobs_mode in ("raw_logprobs", "processed_logprobs")
         self._model, self._mode = self.model_class(model), logprobs_mode
-        if self._model.inner.config.num_attention_heads % tensor_parallel_size:
-            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         self._longest = max_model_len or self._model.inner.config.max_position_embeddings
         self.llm_engine = _Engine()
         self._first: dict[tuple[int, ...], Tensor] = {}  # logits after prompts that were read
 
     def generate(
         self, prompts: Sequence[TokensPrompt], sampling_params: Sequence[SamplingParams], *, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
+    ) -> list[SimpleNamespace]:
         pairs = list(zip(prompts, sampling_params, strict=True))
         assert all(len(p["prompt_token_ids"]) + (s.max_tokens or 0) <= self._longest for p, s in pairs)
         requests = {i: self._request(i, p["prompt_token_ids"], parameters) for i, (p, parameters) in enumerate(pairs)}
         self.llm_engine.requests = requests
-        outputs: list[RequestOutput] = []
+        outputs: list[SimpleNamespace] = []
         while self.llm_engine.requests:
             outputs += self.llm_engine.step()
         return sorted(outputs, key=lambda output: output.request_id)
 
     def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
-        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
-            raise TypeError(f"Object of type {type(func)} is not serializable")
         assert self.llm_engine.alive
-        try:
-            return [pickle.loads(pickle.dumps(func))(self._model)]
-        except BaseException as error:  # noqa: BLE001 - between processes nothing finer comes back
-            raise Exception(f"Call to collective_rpc method failed: {error}") from None
+        return [func(self._model)]
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
         assert method == "reload_weights"
@@ -208,24 +172,26 @@ class LLM:
         self._first.clear()
         return True
 
-    def _request(self, number: int, prompt: list[int], parameters: SamplingParams) -> Iterator[RequestOutput | None]:
+    def _request(self, number: int, prompt: list[int], parameters: SamplingParams) -> Iterator[SimpleNamespace | None]:
         samples = [self._completion(prompt, parameters, index) for index in range(parameters.n)]
-        ended: list[CompletionOutput] = []
+        ended: list[SimpleNamespace] = []
         while samples:
             made = [(sample, next(sample)) for sample in samples]
             ended += [output for _, output in made if output is not None]
             samples = [sample for sample, output in made if output is None]
-            yield None if samples else RequestOutput(number, prompt, ended)  # whoever is first has ended first
+            yield (
+                None if samples else SimpleNamespace(request_id=number, outputs=ended)
+            )  # whoever is first has ended first
 
     @torch.no_grad()
     def _completion(
         self, prompt: list[int], parameters: SamplingParams, index: int
-    ) -> Iterator[CompletionOutput | None]:
+    ) -> Iterator[SimpleNamespace | None]:
         generator = torch.Generator()
         if parameters.seed is not None:
             generator.manual_seed(parameters.seed + index)
         tokens: list[int] = []
-        log_probs: list[dict[int, Logprob]] = []
+        log_probs: list[dict[int, SimpleNamespace]] = []
         reason = "length"
         while len(tokens) < (parameters.max_tokens or 1 << 30) and reason == "length":
             raw = self._logits(prompt, tokens)
@@ -237,12 +203,13 @@ class LLM:
             token = int(processed.argmax() if greedy else torch.multinomial(processed.exp(), 1, generator=generator))
             told = processed if self._mode == "processed_logprobs" else raw.log_softmax(-1)
             tokens.append(token)
-            log_probs.append({token: Logprob(float(told[token]))})
+            log_probs.append({token: SimpleNamespace(logprob=float(told[token]))})
             if token in (parameters.stop_token_ids or ()) or (not parameters.ignore_eos and token == self._eos()):
                 reason = "stop"
             if reason == "length" and len(tokens) < (parameters.max_tokens or 1 << 30):
                 yield None
-        yield CompletionOutput(index, "", tokens, None, None if parameters.logprobs is None else log_probs, reason)
+        assert parameters.logprobs == 0
+        yield SimpleNamespace(index=index, token_ids=tokens, logprobs=log_probs, finish_reason=reason)
 
     def _logits(self, prompt: list[int], tokens: list[int]) -> Tensor:
         key = tuple(prompt)

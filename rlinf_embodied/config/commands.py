@@ -37,7 +37,7 @@ FREE_ON_RESUME = (
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
     *("run.tensorboard", "run.wandb", "run.trackio"),
     *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
-    *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
+    "generation.vllm.max_model_len",
     "algorithm.max_zero_advantage_iterations",
     "env.control_hz",
     "env.rows_per_call",
@@ -174,13 +174,6 @@ class MathConfig(TrainingConfig):
             )
         _require_whole_distribution(self.eval, generation)
         require(
-            generation.max_new_tokens > 1 or not self.eval.forced_prefix,
-            "generation.max_new_tokens",
-            generation.max_new_tokens,
-            "a forced prefix is the first token, and an answer follows it",
-            "use at least 2, or eval.forced_prefix=false",
-        )
-        require(
             self.policy.folder is None or self.warm_start.checkpoint is None,
             "warm_start.checkpoint",
             self.warm_start.checkpoint,
@@ -279,7 +272,7 @@ class EvaluateAnswersConfig:
     generation: GenerationConfig
     reward: RewardConfig
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_prefix=False))
+    eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:

@@ -79,7 +79,7 @@ class CriticStage(LearnerStage):
         shared = SharedPolicy(self._critic, device=context.device)
         shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
+        settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
         self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 

@@ -1,9 +1,7 @@
-"""Evaluation on held-out problems: greedy answers, samples, and answers whose beginning is given.
+"""Evaluation on held-out problems.
 
 greedy    one answer per problem at temperature 0: accuracy with Wilson's interval
 sampled   n answers per problem at the training's temperature: pass@k, unbiased (Chen et al. 2021, arXiv 2107.03374)
-forced    greedy, with the first token of a chain of thought given (forced prefix): what the policy could do
-          already if it only wrote out its steps
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ import numpy as np
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
-from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sample, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Sample, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Asked, Prompts
@@ -47,7 +45,6 @@ class Mode(StrEnum):
 
     greedy = "greedy"
     sampled = "sampled"
-    forced = "forced"
 
 
 def held_out(made: StageConfig) -> tuple[Prompts, int]:
@@ -79,18 +76,16 @@ class AnswerStage(LanguageStage):
     def setup(self, context: StageContext) -> None:
         """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
-        self._prompt_template = PROMPT_TEMPLATES[self._config.data.prompt_template]
         self._problems, self._number = held_out(self._made)
-        self._verifier = Verifier(self._prompt_template, self._config.reward)
+        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Answers the problems of one of its blocks: the step_context's message holds the mode, and which one."""
-        mode, number = cast("tuple[Mode, int]", step_context.message)
+        """Answers the problems of its blocks; the step_context's message holds the mode."""
+        mode = cast(Mode, step_context.message)
         self._shared.enter(self._user)
         try:
-            blocks = sorted(inputs)[number : number + 1]
-            return Output(dict.fromkeys(inputs), {block: self._run(mode, block) for block in blocks})
+            return Output(dict.fromkeys(inputs), {block: self._run(mode, block) for block in sorted(inputs)})
         finally:
             self._shared.leave(self._user)
 
@@ -117,28 +112,18 @@ class AnswerStage(LanguageStage):
 
     def _answers(self, asked: Sequence[Asked], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
         """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
-        config, policy = self._config.generation, self._shared.policy
-        begun = {problem.id: self._forced_prefix(problem) if mode is Mode.forced else [] for problem, _ in asked}
-        prompts = tuple(Prompt(prompt.id, (*prompt.tokens, *begun[prompt.id])) for _, prompt in asked)
-        sampled = mode is Mode.sampled
-        longest = config.max_new_tokens - max(map(len, begun.values()))
-        sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
+        config, sampled = self._config.generation, mode is Mode.sampled
+        temperature, top_p = (config.temperature, config.top_p) if sampled else (0.0, 1.0)
+        sampling = SamplingParams(config.max_new_tokens, temperature, top_p)
         noise = Noise(self._config.run.seed, 0, "evaluation")
+        prompts = tuple(prompt for _, prompt in asked)
         block = GenerationBlock(prompts, self._config.eval.num_samples if sampled else 1)
         texts, lengths, ended = [], [], []
         for group in self._generate(block, sampling, noise, self._config.eval.engine):
-            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):
-                texts.append(policy.decode([*begun[group.prompt.id], *row[:length]]))
-                lengths.append(length)
+            lengths += group.lengths.tolist()
+            texts += self._texts(group)
             ended += group.ended.tolist()
         return texts, lengths, ended
-
-    def _forced_prefix(self, problem: Problem) -> list[int]:
-        """Returns the first token of a chain of thought, nothing where the problem comes without its steps."""
-        if not problem.solution:
-            return []
-        steps = self._prompt_template.completion(problem, chain_of_thought=True)
-        return self._shared.policy.encode_completion(steps)[:1]
 
 
 # -------------------------------------------------------------------------------------------------------------- results
@@ -161,7 +146,6 @@ class AnswerResult:
     truncated: float  # share of greedy answers that were cut off
     reward: float | None  # mean value of reward._target_ over greedy answers; None: it is not used
     sampled: Sampled | None
-    forced: Rate | None
     shown: tuple[Sample, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
@@ -185,8 +169,6 @@ class AnswerResult:
             found["num_samples"] = self.sampled.num_samples
             for k, value in self.sampled.pass_at.items():
                 found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.sampled.intervals[k])}
-        if self.forced is not None:
-            found |= self.forced.summary("forced_accuracy")
         return found
 
     def metrics(self) -> dict[str, float]:
@@ -203,7 +185,7 @@ class AnswerResult:
             text += f", reward {self.reward:.3f}"
         for k in (1, self.sampled.num_samples) if self.sampled else ():
             text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
-        return text + (f", with a forced prefix {100 * self.forced.value:.1f} %" if self.forced else "")
+        return text
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
@@ -229,11 +211,6 @@ def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
     return Sampled(size, pass_at, intervals)
 
 
-def _first_right(blocks: Sequence[Answers]) -> Rate:
-    rows = [row for block in blocks for row in block.correct]
-    return Rate(sum(row[0] for row in rows), len(rows))
-
-
 class AnswerEvaluation:
     """The evaluation workflow on all devices of a session."""
 
@@ -247,7 +224,7 @@ class AnswerEvaluation:
         last_step: int,
         progress: ShowProgress | None = None,
     ) -> None:
-        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced prefixes at 0.
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only.
 
         `progress` is called with (mode, problems done, problems in all, "").
         """
@@ -256,42 +233,32 @@ class AnswerEvaluation:
         blocks = -(-self._number // made.config.eval.problems_per_block)
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
-        owners = self.executor.plan.all_owners(workflow)[STAGE]
-        self._rounds = max(owners.count(worker) for worker in owners)
 
     def run(self, step: int) -> AnswerResult:
         """Answers every problem."""
-        evaluation, spans, sampled, forced = self._config.eval, list[Span](), None, None
-        greedy = self._answers(step, Mode.greedy, spans)
+        evaluation, number, sampled = self._config.eval, self._number, None
+        greedy, spans = self._answers(step, Mode.greedy)
         if evaluation.num_samples and step in (0, self._last_step):
-            sampled = sampled_result([row for block in self._answers(step, Mode.sampled, []) for row in block.correct])
-        if evaluation.forced_prefix and step == 0:
-            forced = _first_right(self._answers(step, Mode.forced, []))
-        number = self._number
+            sampled = sampled_result([row for block in self._answers(step, Mode.sampled)[0] for row in block.correct])
         return AnswerResult(
-            accuracy=_first_right(greedy),
+            accuracy=Rate(sum(row[0] for block in greedy for row in block.correct), number),
             num_asked=evaluation.num_problems,
             length=sum(block.tokens for block in greedy) / number,
             truncated=sum(block.truncated for block in greedy) / number,
             reward=sum(b.earned for b in greedy) / number if self._config.reward._target_ is not None else None,
             sampled=sampled,
-            forced=forced,
             shown=tuple(answer for block in greedy for answer in block.shown),
             spans=tuple(spans),
         )
 
-    def _answers(self, step: int, mode: Mode, spans: list[Span]) -> list[Answers]:
-        """Returns the answers block by block, and adds to `spans`."""
-        found: dict[int, Answers] = {}
-        for number in range(self._rounds):
-            result = self.executor.run(StepContext(step, message=(mode, number)))
-            for report in result.all_of(STAGE, dict):
-                found |= report
-            spans += result.spans
-            if self._progress is not None:
-                done = sum(len(answers.correct) for answers in found.values())
-                self._progress(f"{mode.value} answers", done, self._number, "")
-        return [answers for _, answers in sorted(found.items())]
+    def _answers(self, step: int, mode: Mode) -> tuple[list[Answers], list[Span]]:
+        """Returns the answers block by block, and what was timed."""
+        result, found = self.executor.run(StepContext(step, message=mode)), dict[int, Answers]()
+        for report in result.all_of(STAGE, dict):
+            found |= report
+        if self._progress is not None:
+            self._progress(f"{mode.value} answers", self._number, self._number, "")
+        return [answers for _, answers in sorted(found.items())], list(result.spans)
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

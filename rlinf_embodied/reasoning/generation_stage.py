@@ -75,6 +75,10 @@ class LanguageStage:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
         return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs)
 
+    def _texts(self, group: Group) -> list[str]:
+        rows = zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
+        return [self._shared.policy.decode(row[:length]) for row, length in rows]
+
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
         self._shared.leave(self._user)
@@ -117,11 +121,7 @@ class GenerationStage(LanguageStage):
         assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
             del decoding[first]  # the last one frees its memory
-        texts = tuple(
-            self._shared.policy.decode(row[:length])
-            for group in groups
-            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
-        )
+        texts = tuple(text for group in groups for text in self._texts(group))
         return Completions(tuple(problem for problem, _ in prompts.own), groups, texts, self._shared.version)
 
     def _begun(

@@ -2,9 +2,8 @@
 
 What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
 bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
-`verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.
-A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit; several
-calls of it at once in threads, if it waits for others.
+`verifier_pool.py`.  A function of the user's (reward._target_) replaces all that, and runs in the caller's process,
+without a limit; several calls of it at once in threads, if it waits for others.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
-from rlinf_embodied.reasoning.answers import decide, solves
+from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, Sample, ScoredGroup
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.verifier_pool import VerifierPool
@@ -83,11 +82,6 @@ class Verifier:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the processes that were started."""
-        return self._pool.pids
-
     def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
     ) -> Verification:
@@ -129,9 +123,7 @@ class Verifier:
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
         answer = self._template.final_answer(completion)
-        if answer is None:
-            return False
-        return decide(answer, problem.answer) if problem.rule is None else solves(answer, problem.rule)
+        return answer is not None and decide(answer, problem.answer)
 
     def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
         """Asks math-verify about what is undecided, once for each different pair."""

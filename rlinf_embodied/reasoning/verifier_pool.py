@@ -21,7 +21,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
 
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.telemetry.progress import report_progress
@@ -45,19 +44,11 @@ class VerifierPool:
         """
         self._num_workers, self._timeout_s = num_workers, timeout_s
         self._idle: list[_Process] = []
-        self._busy: list[_Process] = []
-        self._closing = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the processes that were started."""
-        return [process.pid for process in (*self._busy, *self._idle)]
+        """Process ids of the processes that wait for a question."""
+        return [process.pid for process in self._idle]
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
@@ -67,42 +58,31 @@ class VerifierPool:
         """
         if not pairs:
             return []
-        threads, results = ThreadPoolExecutor(min(self._num_workers, len(pairs)), "verifier"), []
-        try:
+        results = []
+        with ThreadPoolExecutor(min(self._num_workers, len(pairs)), "verifier") as threads:
             for found in threads.map(self._ask, pairs):
                 results.append(found)
                 report_progress()
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            threads.shutdown(cancel_futures=True)
-            self._closing = False
         return results
 
     def close(self) -> None:
         """Ends all processes; the next question starts new ones."""
-        self._closing = True
-        for process in (*self._busy, *self._idle):
-            process.kill()
         while self._idle:
-            self._idle.pop().end()
-        self._closing = bool(self._busy)  # their threads see the ends, and start nothing
+            process = self._idle.pop()
+            process.kill()
+            process.end()
 
     def _ask(self, pair: tuple[str, str]) -> bool:
         for number in range(_MOST_ENDS):
-            if self._closing:
-                break
-            process = self._idle.pop() if self._idle else self._started()
-            self._busy.append(process)
-            reply = process.ask(json.dumps(pair).encode() + b"\n", _STUCK_S)
-            self._busy.remove(process)
+            try:
+                process = self._idle.pop()
+            except IndexError:
+                process = self._started()
+            reply = process.ask(json.dumps(pair).encode() + b"\n")
             if reply:
                 self._idle.append(process)
                 return reply == b"1\n"
             status, _ = process.end()
-            if not process.was_asked:  # it had ended before
-                return self._ask(pair)
             if status == -signal.SIGPROF:
                 _LOG.debug("an answer took more than %s s: %.200r", self._timeout_s, pair)
                 break
@@ -149,17 +129,15 @@ class _Process:
             env=_environment(),
             start_new_session=True,  # Ctrl-C is for the owner, which finishes its iteration
         )
-        self.pid, self.was_asked = self._process.pid, False
+        self.pid, self.kill = self._process.pid, self._process.kill
 
-    def ask(self, line: bytes, most_s: float) -> bytes:
+    def ask(self, line: bytes) -> bytes:
         """Sends a question and returns the reply, b"" where the process ended."""
-        self.was_asked = self._process.poll() is None
         assert self._process.stdin is not None
-        if self.was_asked:
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(line)
-                self._process.stdin.flush()
-        return self.read(most_s)
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        return self.read(_STUCK_S)
 
     def read(self, most_s: float) -> bytes:
         """Returns the next line, b"" where the process ended; one that says nothing for so long is killed."""
@@ -168,15 +146,11 @@ class _Process:
             self.kill()
         return self._process.stdout.readline()
 
-    def kill(self) -> None:
-        self._process.kill()
-
     def end(self) -> tuple[int, str]:
         """Waits for a process that ended or was killed; returns its status, negative for a signal, and last words."""
         assert self._process.stdin is not None
         with self._process, contextlib.suppress(BrokenPipeError):  # closes the pipes, waits
             self._process.stdin.close()
-        self._errors.seek(0)
-        words = self._errors.read()[-500:].decode(errors="replace").strip()
-        self._errors.close()
-        return self._process.returncode, words
+        with self._errors as errors:
+            errors.seek(0)
+            return self._process.returncode, errors.read()[-500:].decode(errors="replace").strip()

@@ -57,9 +57,7 @@ def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, coun
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
-    config = tiny_math(
-        *DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1", "eval.forced_prefix=false"
-    )  # no answer comes to its end
+    config = tiny_math(*DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1")  # no answer comes to its end
     executor = math_executor(config, config.plan.variants, 1, SerialSession())
     with pytest.raises(
         DataError,

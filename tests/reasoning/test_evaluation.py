@@ -64,23 +64,10 @@ def test_accuracy_is_that_of_the_answers_that_are_shown(plain) -> None:
     assert table[2].endswith("| yes |" if right[0] else "| no |")
 
 
-def test_samples_are_drawn_before_and_after_only_and_forced_starts_before() -> None:
+def test_samples_are_drawn_before_and_after_only() -> None:
     config = settings("eval.num_problems=8", "eval.num_samples=2")
-    assert evaluated(config, step=0).forced is not None
-    middle, last = evaluated(config, step=3), evaluated(config, step=7)
-    assert (middle.sampled, middle.forced) == (None, None)
-    assert last.sampled is not None
-    assert last.forced is None
-
-
-def test_a_forced_answer_begins_as_a_worked_one_does(plain) -> None:
-    # with room for one more token only, no forced answer comes to its end, though direct ones ("#6") do
-    short = settings("generation.max_new_tokens=3", "eval.num_samples=0")
-    found = evaluated(short)
-    assert found.truncated < 1
-    assert found.forced is not None
-    assert found.forced.value == 0
-    assert plain.forced is not None
+    assert evaluated(config, step=3).sampled is None
+    assert evaluated(config, step=7).sampled is not None
 
 
 # --------------------------------------------------------------------------------------------------------------- pass@k

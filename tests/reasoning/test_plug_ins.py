@@ -172,16 +172,9 @@ WRONG_SOURCES = {  # what a class has instead of what the page's has, and what i
         "def __init__(self, config, seed): self._open()",
         r"making it raised AttributeError: .*, in __init__",
     ),
-    "Raises": (BATCH + "{}['rows']", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*, in batch"),
-    "Short": (BATCH + "super().batch(split, start, count + 1)", r"returned 2 problems: return 1 Problem"),
-    "Pairs": (BATCH + "[('1+1=', '2')] * count", r"batch\(test, 0, 1\) returned a tuple among them"),
-    "OneId": (BATCH + "super().batch(split, 0, 1) * count", r"returned problems of which two have one id"),
-    "Empty": ("def size(self, split): return 0", r"size\(train\) is 0, but a split has some problems"),
-    "Forgets": (
-        BATCH + "super().batch(split, start + count % 3, count)",
-        "is always the same problem, so draw it",
-    ),
-    "Leaks": (BATCH + "super().batch(type(split)('train'), start, count)", "is in the splits train and test: let a"),
+    "Raises": (BATCH + "{}['rows']", r"batch\(train, 0, 2000\) raised KeyError: 'rows', from\n  .*, in batch"),
+    "Short": (BATCH + "super().batch(split, start, count + 1)", r"returned 2001 \(Problem\): return 2000 Problem"),
+    "Pairs": (BATCH + "[('1+1=', '2')] * count", r"batch\(train, 0, 2000\) returned 2000 \(tuple\)"),
 }
 
 

@@ -39,7 +39,6 @@ VARIANTS = {
 
 
 OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
-FORM = ["reward.format_reward=0.25"]
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -111,8 +110,8 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
     assert all(AnswerStage._user not in stage._shared.users for stage in stages)  # it holds no memory afterwards
 
 
-def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
-    cut = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
+def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path) -> None:
+    cut = ["generation.max_new_tokens=1", "algorithm.max_zero_advantage_iterations=3"]
     said = (
         r"algorithm\.max_zero_advantage_iterations is 3, but the last 3 iterations trained on nothing: .* 0 % were "
         r"right, and 100 % were cut off at generation\.max_new_tokens=1\)\. Use a larger "
@@ -120,9 +119,6 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
     )
     with pytest.raises(DataError, match=said):
         Trainer(four(tmp_path, *cut)).run()
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert len(warnings) == 1  # not one per iteration
-    assert "iteration 1: 100 % of the completions were cut off at generation.max_new_tokens=1" in warnings[0]
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
     start = weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
     assert weights_sha256(CausalLM.load(tmp_path / "checkpoints/latest").module.state_dict()) == start
@@ -130,12 +126,11 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
         Trainer(four(tmp_path, *cut)).run()
     learnt = f"warm_start.checkpoint={tmp_path / 'checkpoints/latest'}"
     assert train_math(four(tmp_path / "new", learnt))["weights_sha256"] != start
-    assert "warning" not in capsys.readouterr().out.partition("evaluation after")[2]
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
 def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) -> None:
-    one_token = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
+    one_token = ["generation.max_new_tokens=1", "algorithm.max_zero_advantage_iterations=3"]
     config = tiny_math(*one_token, f"algorithm={algorithm}")
     executor = math_executor(config, config.plan.variants, 1, SerialSession())
     rows, start = iterate_math(config, executor, 2), weights_sha256(CausalLM.load(warm(config)).module.state_dict())
@@ -154,8 +149,6 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert summary["weights_sha256"] != weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
     low, high = summary["accuracy_after_interval"]
     assert low <= summary["accuracy_after"] <= high
-    assert "forced_accuracy" in summary["before"]
-    assert "forced_accuracy" not in summary["after"]
     table = (straight() / "samples.md").read_text().splitlines()
     assert len(table) == 2 + 8
     assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
@@ -185,21 +178,10 @@ def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> Non
     assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said", "drops"),
-    [
-        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another", False),
-        (FORM, "1 for a right answer, 0 for another, 0.25 for the right format", True),
-        ([*FORM, *PPO], "1 for a right answer, 0 for another, 0.25 for the right format", False),
-        ([*FORM, "algorithm=grpo"], "1 for a right answer, 0 for another, 0.25 for the right format", False),
-        (["reward._target_=my.f", *OVERLONG], "what my.f returns, up to -0.5 for length", False),
-    ],
-)
-def test_what_is_rewarded_and_dropped_is_said(chosen: list[str], said: str, drops: bool) -> None:
-    reward, *others = ReasoningJob(tiny_math(*chosen)).launch_notes()
-    assert reward == f"reward   {said} (reward.*)"
-    assert len(others) == drops
-    assert all("groups that differ only in their format leave the batch" in note for note in others)
+def test_what_is_rewarded_is_said() -> None:
+    config = tiny_math("reward._target_=my.f", "reward.format_reward=0.25", *OVERLONG)
+    said = "what my.f returns, 0.25 for the right format, up to -0.5 for length"
+    assert ReasoningJob(config).launch_notes() == [f"reward   {said} (reward.*)"]
 
 
 # --------------------------------------------------------------------------------------------------------- checkpoints
