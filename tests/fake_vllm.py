@@ -30,7 +30,6 @@ class TokensPrompt(TypedDict):
 class SamplingParams:
     n: int = 1
     temperature: float = 1.0
-    top_p: float = 1.0
     seed: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False

@@ -295,7 +295,6 @@ BAD_INPUT = [
     (MATH, "algorithm.tis_cap=0", "algorithm.tis_cap is 0.0|positive|null"),
     (MATH, "algorithm.gamma=2", "algorithm.gamma is 2.0|[0, 1]"),
     (MATH, "generation.temperature=0", "generation.temperature is 0.0|use 1.0"),
-    (MATH, "generation.top_p=0", "generation.top_p is 0.0|(0, 1]"),
     (MATH, "algorithm.beta2=1", "algorithm.beta2 is 1.0|[0, 1)"),
     (MATH, "warm_start.lr=0", "warm_start.lr is 0.0|positive"),
     (MATH, "warm_start.num_examples=8", "warm_start.num_examples is 8|warm_start.batch_size=32"),

@@ -39,7 +39,6 @@ class GenerationConfig:
 
     max_new_tokens: int = 52  # of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
-    top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
@@ -49,10 +48,6 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
         require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
-        require(0 < self.top_p <= 1, "generation.top_p", self.top_p, "it lies in (0, 1]", "use 1.0 for everything")
-        rule = "generation.engine=vllm does not tell the mass of a nucleus, without which log-probs are not comparable"
-        whole = self.engine is not Engine.vllm or self.top_p == 1
-        require(whole, "generation.top_p", self.top_p, rule, "use 1.0, or generation.engine=transformers")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -62,7 +57,6 @@ class RewardConfig:
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     concurrency: int = 1  # calls of this function at once, in threads: for one that waits for an answer of others
     waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
-    num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
     overlong_tokens: int = 0  # this many last tokens below max_new_tokens cost, more and more; 0: nothing
@@ -75,7 +69,6 @@ class RewardConfig:
         require(valid, "reward.concurrency", self.concurrency, rule, "use 1")
         rule = "nothing is waited for without reward._target_"
         require(custom or not self.waits, "reward.waits", self.waits, rule, "use false")
-        require_numbers(self, "reward", "num_workers", low=1)
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
         require_numbers(self, "reward", "overlong_tokens", low=0)
 

@@ -23,7 +23,6 @@ from rlinf_embodied.randomness import words
 _MOST_DRAWS = 20_000  # for one problem; a test problem takes some ten times as many as its level refuses
 _MASK = (1 << 64) - 1
 _LARGEST_TOTAL = 999  # of chains: three digits
-_LARGEST_COUNT, _LARGEST_NUMBER = 40, 9999  # what a level may ask for
 
 
 class Draws:
@@ -49,13 +48,7 @@ class Draws:
         return "+-"[self.integer(0, 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """A problem that has no place in a stream yet."""
-
-    question: str
-    solution: str
-    answer: str
+Draft = tuple[str, list[str], int]  # question, steps of its solution, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +61,7 @@ class Level:
 
     def draw(self, draws: Draws) -> Draft | None:
         """Returns a problem, or None where the numbers drawn break a bound."""
-        return _FAMILIES[self.family].draw(draws, *self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    draw: Callable[..., Draft | None]
-    form: str  # how its levels are written
-    accepts: Callable[..., bool]  # which sizes make sense
+        return _FAMILIES[self.family][0](draws, *self.sizes)
 
 
 def parse_level(name: str) -> Level:
@@ -85,12 +71,12 @@ def parse_level(name: str) -> Level:
         ConfigError: there is no such family, or its sizes make no sense.
     """
     found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
-    family = _FAMILIES.get(found[1]) if found else None
+    _, form = _FAMILIES.get(found[1], (None, "")) if found else (None, "")
     sizes = tuple(int(size) for size in found[2].split("-")) if found else ()
-    if found is None or family is None or len(sizes) != family.form.count("-") + 1 or not family.accepts(*sizes):
-        forms = ", ".join(family.form for family in _FAMILIES.values())
+    if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
+        forms = ", ".join(form for _, form in _FAMILIES.values())
         raise ConfigError(f"data.level is {name!r}, but a level is one of {forms}: choose one, for example sum4-6-9")
-    return Level(name, found[1], sizes)
+    return Level(name, found[1] if found else "", sizes)
 
 
 def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
@@ -105,7 +91,7 @@ def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
         question += f"{sign}{term}"
         steps.append(f"{total}{sign}{term}={after}")
         total = after
-    return Draft(question + "=", _joined(steps), str(total))
+    return question + "=", steps, total
 
 
 def draw_chain(draws: Draws, low: int, high: int) -> Draft | None:
@@ -134,24 +120,12 @@ def _summed_up(terms: list[tuple[str, int]], signs: list[str], steps: list[str])
         question += sign + text
         steps.append(f"{total}{sign}{value}={after}")
         total = after
-    return Draft(question + "=", _joined(steps), str(total)) if total <= _LARGEST_TOTAL else None
+    return (question + "=", steps, total) if total <= _LARGEST_TOTAL else None
 
 
-def _joined(steps: list[str]) -> str:
-    return "".join(f"{step};" for step in steps)
-
-
-_FAMILIES = {
-    "sum": _Family(
-        draw_sum,
-        "sumLOWEST-HIGHEST-LARGEST (further terms, largest term)",
-        lambda low, high, largest: 1 <= low <= high <= _LARGEST_COUNT and 1 <= largest <= _LARGEST_NUMBER,
-    ),
-    "chain": _Family(
-        draw_chain,
-        "chainLOWEST-HIGHEST (operations, up to 8)",
-        lambda low, high: 1 <= low <= high <= 8,
-    ),
+_FAMILIES: dict[str, tuple[Callable[..., Draft | None], str]] = {
+    "sum": (draw_sum, "sumLOWEST-HIGHEST-LARGEST (further terms, largest term)"),
+    "chain": (draw_chain, "chainLOWEST-HIGHEST (operations)"),
 }
 
 
@@ -192,16 +166,16 @@ class GeneratedProblems:
     def _problem(self, split: Split, position: int, key: int) -> Problem:
         draws = Draws(key)
         level = self._levels[draws.integer(0, len(self._levels) - 1)]
-        draft = _draft(level, split, draws)
-        identity = problem_id(split, position)
-        return Problem(identity, draft.question, draft.answer, draft.solution, level.family, level.name)
+        question, steps, answer = _draft(level, split, draws)
+        solution, identity = "".join(f"{step};" for step in steps), problem_id(split, position)
+        return Problem(identity, question, str(answer), solution, level.family, level.name)
 
 
 def _draft(level: Level, split: Split, draws: Draws) -> Draft:
     """Draws until a problem keeps its family's bounds and its question belongs to the split."""
     for _ in range(_MOST_DRAWS):
         draft = level.draw(draws)
-        if draft is not None and split_of(draft.question) is split:
+        if draft is not None and split_of(draft[0]) is split:
             return draft
     raise ConfigError(
         f"data.level is {level.name!r}, but {_MOST_DRAWS} draws gave no question for the split {split.value!r}: "

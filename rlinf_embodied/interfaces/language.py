@@ -50,17 +50,13 @@ class TokenBatch:
         return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
 
-@runtime_checkable
 class Prefix(Protocol):
     """N prompts that a decoder has read."""
 
     @property
-    def logits(self) -> Tensor:
-        """Logits of each prompt's first completion token, float [N, V]."""
-        ...
+    def logits(self) -> Tensor: ...  # of each prompt's first completion token, float [N, V]
 
 
-@runtime_checkable
 class Decoder(Protocol):
     """The memory (KV cache) of up to S rows that decode together; it keeps slots 0..n-1, n = tokens of the last step.
 
@@ -94,7 +90,6 @@ class TokenLogProbs:
     entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
 
 
-@runtime_checkable
 class PromptCodec(Protocol):
     """What turns a prompt into tokens, without the model's weights."""
 
@@ -165,18 +160,13 @@ class LanguagePolicy(Protocol):
         ...
 
 
-@runtime_checkable
 class ValueModel(Protocol):
     """A critic for completions."""
 
-    module: nn.Module
+    module: nn.Module  # all of its parameters are trained
 
     def values(self, batch: TokenBatch) -> Tensor:
         """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
-        ...
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Returns what the value loss trains, in a fixed order."""
         ...
 
     @classmethod

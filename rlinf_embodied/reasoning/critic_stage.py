@@ -80,7 +80,9 @@ class CriticStage(LearnerStage):
         shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
-        self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
+        self._learner = ReplicatedLearner(
+            list(self._critic.module.parameters()), settings, VALUE_STATISTICS, self._reducer
+        )
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

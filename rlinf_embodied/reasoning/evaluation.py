@@ -113,8 +113,7 @@ class AnswerStage(LanguageStage):
     def _answers(self, asked: Sequence[Asked], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
         """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
         config, sampled = self._config.generation, mode is Mode.sampled
-        temperature, top_p = (config.temperature, config.top_p) if sampled else (0.0, 1.0)
-        sampling = SamplingParams(config.max_new_tokens, temperature, top_p)
+        sampling = SamplingParams(config.max_new_tokens, config.temperature if sampled else 0.0)
         noise = Noise(self._config.run.seed, 0, "evaluation")
         prompts = tuple(prompt for _, prompt in asked)
         block = GenerationBlock(prompts, self._config.eval.num_samples if sampled else 1)
@@ -134,6 +133,13 @@ class Sampled:
     num_samples: int
     pass_at: dict[int, float]  # k -> share of problems that one of k answers solves
     intervals: dict[int, tuple[float, float]]
+
+    def summary(self) -> dict[str, object]:
+        """Returns the JSON form."""
+        found: dict[str, object] = {"num_samples": self.num_samples}
+        for k, value in self.pass_at.items():
+            found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.intervals[k])}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +171,7 @@ class AnswerResult:
         }
         if self.reward is not None:
             found["reward"] = self.reward
-        if self.sampled is not None:
-            found["num_samples"] = self.sampled.num_samples
-            for k, value in self.sampled.pass_at.items():
-                found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.sampled.intervals[k])}
-        return found
+        return found | (self.sampled.summary() if self.sampled else {})
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
@@ -183,17 +185,18 @@ class AnswerResult:
             text += f" (all there are for tests: eval.num_problems asks for {self.num_asked})"
         if self.reward is not None:
             text += f", reward {self.reward:.3f}"
-        for k in (1, self.sampled.num_samples) if self.sampled else ():
-            text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
+        if self.sampled is not None:
+            for k in (1, self.sampled.num_samples):
+                text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %"
         return text
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
-        escape = lambda text: text.replace("|", "\\|").replace("\n", "<br>")  # noqa: E731
-        rows = []
-        for a in self.shown:
-            cells = [f"`{escape(text)}`" for text in (a.prompt, a.answer, a.completion)]
-            rows.append("| " + " | ".join([*cells, "yes" if a.correct else "no"]) + " |")
+        cell = lambda text: "`" + text.replace("|", "\\|").replace("\n", "<br>") + "`"  # noqa: E731
+        rows = [
+            f"| {cell(a.prompt)} | {cell(a.answer)} | {cell(a.completion)} | {'yes' if a.correct else 'no'} |"
+            for a in self.shown
+        ]
         return "\n".join(["| problem | answer | completion | right |", "|---|---|---|---|", *rows]) + "\n"
 
 

@@ -25,7 +25,6 @@ from rlinf_embodied.algorithms.log_probs import (
     greedy_tokens,
     inverse_cdf,
     log_softmax,
-    restrict_to_nucleus,
 )
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
@@ -77,7 +76,6 @@ class _Decoding:
         # made outside of inference mode, so that training may use them
         self.tokens = torch.full((rows, length), policy.spec.pad_id, device=device)
         self.log_probs = torch.zeros(rows, length, device=device)
-        self.log_mass = torch.zeros(rows, length, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
@@ -106,7 +104,7 @@ class _Decoding:
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         cut = lambda table: table[rows, :longest].clone()  # noqa: E731
-        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), cut(self.log_mass), self.ended[rows].clone()
+        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), self.ended[rows].clone()
         return Group(self.block.prompts[number], *tables)
 
     # -------------------------------------------------------------------------------------------------------- one step
@@ -134,16 +132,9 @@ class _Decoding:
 
     def _draw(self, logits: Tensor, rows: Tensor, place: Tensor) -> Tensor:
         every = log_softmax(logits, self.sampling.temperature or 1.0)
-        restricted = every
-        if self.sampling.temperature == 0:
-            tokens = greedy_tokens(every)
-        else:
-            if self.sampling.top_p < 1:
-                restricted, log_mass = restrict_to_nucleus(every, self.sampling.top_p)
-                self.log_mass[rows, place] = log_mass
-            tokens = inverse_cdf(restricted, self.uniforms[rows, place])
-        log_probs = every.gather(-1, tokens[:, None])[:, 0]
-        self.log_probs[rows, place] = log_probs if restricted is every else log_probs - log_mass
+        greedy = self.sampling.temperature == 0
+        tokens = greedy_tokens(every) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         return tokens
 
     # ------------------------------------------------------------------------------------------------ who sits where

@@ -136,7 +136,7 @@ class GenerationStage(LanguageStage):
         if self._device == "cpu" and config.engine is not Engine.vllm:
             sets = {first: sets[first]}
         rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
-        sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
+        sampling = SamplingParams(config.max_new_tokens, config.temperature)
         noise = Noise(self._config.run.seed, step_context.iteration)
         return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise, config.engine))
 

@@ -11,6 +11,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -116,6 +117,7 @@ class ReasoningJob:
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
         reward_function(config.reward)
+        problem_source(config.data, config.run.seed)
         for split, most in ((Split.train, None), (Split.test, config.eval.num_problems)):
             prompts = Prompts.of(config, None if given is None else str(Path(given).expanduser()), split)
             self._left_out += prompts.left_out(most)

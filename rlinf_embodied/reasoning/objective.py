@@ -52,7 +52,6 @@ class TrainingRows:
 
     sequences: Sequences
     rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
-    log_mass: Tensor  # of the nucleus that it was restricted to; rollout_log_probs + log_mass is what training computes
     advantages: Tensor
     old_log_probs: Tensor | None
     reference: Tensor | None
@@ -127,7 +126,6 @@ def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, seq
     return TrainingRows(
         sequences=sequences,
         rollout_log_probs=table([group.log_probs for group in groups]),
-        log_mass=table([group.log_mass for group in groups]),
         advantages=torch.cat([_advantages(r, algorithm, width) for r in rounds]),
         old_log_probs=of_stage("old_log_probs"),
         reference=of_stage("reference"),
@@ -234,7 +232,7 @@ class Objective:
         if rows.reference is not None:
             kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        apart = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
+        apart = mismatch(old, rollout_log_probs, mask)
         moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
         differences = torch.stack([apart.abs_max.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)

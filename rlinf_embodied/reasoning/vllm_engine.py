@@ -3,7 +3,7 @@
     first call      policy.save -> a folder -> vllm.LLM(folder), kept for later calls of this process
     other weights   policy.save -> a folder -> vLLM's reload_weights, then the same for tied layers, which that leaves
                     out
-    then            the first log-probs that it returns are compared with training's: a reload may also fail silently
+    then            the actor compares its log-probs with training's: a reload may also fail silently
     each call       LLM.generate over all prompts of a block at once, G samples each; each of its steps is progress
 
 Unlike our own engine (generation.py) it hands on nothing before all completions have ended; a row's generator is keyed
@@ -14,8 +14,7 @@ stage is out of memory.
 Log-probs are vLLM's `processed_logprobs`: of the distribution that was sampled from, temperature and excluded tokens
 included.  (Its default, `raw_logprobs`, is the model's at temperature 1, before anything is excluded.)  They come from
 other kernels, often in half precision: algorithm.tis_cap corrects for that, and losses/mismatch_* report how much
-it is.  With a nucleus they would be of the nucleus, and vLLM does not return its mass, without which they cannot be
-compared with training's: top_p stays 1.
+it is.
 """
 
 from __future__ import annotations
@@ -32,23 +31,13 @@ import torch
 from torch import nn
 
 from rlinf_embodied.config import VllmConfig
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
-from rlinf_embodied.reasoning.batch import (
-    GenerationBlock,
-    Group,
-    Noise,
-    Prompt,
-    SamplingParams,
-    Sequences,
-    all_log_probs,
-)
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 from rlinf_embodied.telemetry.progress import report_progress
 
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
-_NUM_COMPARED = 8  # completions, of as many prompts
 _UNLIKE, _UNLIKE_HALF = 1e-3, 0.1  # mean |difference| of a token's log-prob to training's, in float32 and otherwise
 
 _ENGINES: list[VllmEngine] = []  # of this process: none or one, as each holds a share of the GPU
@@ -67,17 +56,14 @@ def generate_with_vllm(
     Args:
         policy: whose weights are sampled from; the engine gets them where it has another version.
         block: what to complete.
-        sampling: how; top_p is 1.
+        sampling: how.
         noise: keys of the generators.
         version: of the weights.
         settings: of a new engine.
 
     Raises:
-        ConfigError: vLLM is not installed, does not start or takes no weights, or top_p is not 1.
-        ObjectiveError: the engine does not compute with the policy's weights.
+        ConfigError: vLLM is not installed, does not start or takes no weights.
     """
-    rule = "vLLM does not return the mass of a nucleus, without which its log-probs are not comparable"
-    require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
     vllm = _package()
     if not _ENGINES or _ENGINES[0].module() is not policy.module:
         close_engine()  # gives its memory back before the next one takes it
@@ -88,11 +74,7 @@ def generate_with_vllm(
     parameters = [_parameters(vllm, policy, block.group_size, sampling, noise, prompt) for prompt in block.prompts]
     answers = engine.llm.generate(prompts, parameters, use_tqdm=False)
     pairs = zip(block.prompts, answers, strict=True)  # vLLM answers every prompt, in their order
-    groups = [_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs]
-    if not engine.checked:
-        _require_same_weights(policy, groups, sampling.temperature or 1.0, settings)
-        engine.checked = True
-    return iter(groups)
+    return (_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs)
 
 
 def close_engine() -> None:
@@ -121,7 +103,7 @@ def _package() -> ModuleType:
 
 # ----------------------------------------------------------------------------------------------------------- the engine
 class VllmEngine:
-    """A running engine with a version of a policy's weights; `checked`: whether its log-probs under them were."""
+    """A running engine with a version of a policy's weights."""
 
     def __init__(self, vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> None:
         """Starts it.
@@ -129,7 +111,7 @@ class VllmEngine:
         Raises:
             ConfigError: vLLM cannot start with this model and these settings.
         """
-        self.module, self._version, self.checked = weakref.ref(policy.module), version, False
+        self.module, self._version = weakref.ref(policy.module), version
         self._folder = TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
         policy.save(Path(self._folder.name))
         try:
@@ -170,7 +152,7 @@ class VllmEngine:
                 f"generation.engine is 'vllm', but it takes no new weights of {policy.spec.name} "
                 f"({error or type(error).__name__}): use generation.engine=transformers, or another model"
             ) from error
-        self._version, self.checked = version, False
+        self._version = version
 
     def close(self) -> None:
         """Ends the engine."""
@@ -204,25 +186,16 @@ def process_tied(model: nn.Module) -> None:
             cast(Any, module).quant_method.process_weights_after_loading(module)
 
 
-def _require_same_weights(
-    policy: LanguagePolicy, groups: Sequence[Group], temperature: float, settings: VllmConfig
-) -> None:
-    """Compares log-probs of each group's first completion with those of training's forward pass.
+def require_same_weights(mismatch: float, settings: VllmConfig) -> None:
+    """Checks the mean |difference| of log-probs between the engine and training, which are of the same weights.
 
     Raises:
         ObjectiveError: they are of other weights, or of another model.
     """
-    groups = groups[:_NUM_COMPARED]
-    firsts = [sum(len(group.lengths) for group in groups[:number]) for number in range(len(groups))]
-    compared = Sequences.of(groups).select(firsts)
-    own = all_log_probs(policy, compared, temperature, max(compared.lengths()))  # a row at a time
-    pairs = zip(groups, own, compared.completions, strict=True)
-    apart = [(group.log_probs[0, : len(tokens)] - row[: len(tokens)]).abs() for group, row, tokens in pairs]
-    found, limit = float(torch.cat(apart).mean()), _UNLIKE if settings.dtype == "float32" else _UNLIKE_HALF
-    if not found <= limit:
-        close_engine()
+    limit = _UNLIKE if settings.dtype == "float32" else _UNLIKE_HALF
+    if not mismatch <= limit:
         raise ObjectiveError(
-            f"vLLM's log-probs differ from training's by {found:.3g} per token (mean; {limit:g} is the limit): it "
+            f"vLLM's log-probs differ from training's by {mismatch:.3g} per token (mean; {limit:g} is the limit): it "
             "computes another function than the policy, or new weights did not reach it; use "
             "generation.vllm.dtype=float32 to see whether it is rounding, or generation.engine=transformers"
         )
@@ -238,7 +211,6 @@ def _parameters(
     return vllm.SamplingParams(
         n=1 if sampling.temperature == 0 else group_size,  # the likeliest tokens are asked for once
         temperature=sampling.temperature,
-        top_p=1.0,
         seed=int(key >> 2),  # room for the samples
         max_tokens=sampling.max_new_tokens,
         stop_token_ids=list(spec.eos_ids),
@@ -266,5 +238,5 @@ def _group(policy: LanguagePolicy, prompt: Prompt, completions: Sequence[Any]) -
         found = [at[token].logprob for at, token in zip(completion.logprobs, drawn, strict=True)]
         log_probs[row, : len(drawn)] = torch.tensor(found)
     ended = torch.tensor([completion.finish_reason == "stop" for completion in completions])
-    tables = (tokens, torch.tensor(lengths), log_probs, torch.zeros_like(log_probs), ended)
+    tables = (tokens, torch.tensor(lengths), log_probs, ended)
     return Group(prompt, *(table.to(device) for table in tables))

@@ -102,7 +102,6 @@ def test_levels_are_drawn_in_equal_shares_and_are_as_hard_as_they_say():
         "sum4-6-9-1",
         "chain0-1",
         "chain3-2",
-        "chain9-9",
     ],
 )
 def test_a_level_that_is_none_is_refused_with_its_forms(level):

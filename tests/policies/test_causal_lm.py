@@ -279,7 +279,7 @@ def test_a_new_critic_says_zero_and_shares_nothing(policy):
     critic = ValueLM.from_policy(policy)
     assert not critic.values(ragged_batch()).any()
     mine = {p.data_ptr() for p in policy.parameters()}
-    assert all(p.data_ptr() not in mine for p in critic.parameters())
+    assert all(p.data_ptr() not in mine for p in critic.module.parameters())
 
 
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
@@ -287,7 +287,7 @@ def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     plain = CausalLM.tiny(TinyLMConfig(), seed=1)
     policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
     critic = ValueLM.from_policy(policy)
-    assert {p.dtype for p in critic.parameters()} == {torch.float32}
+    assert {p.dtype for p in critic.module.parameters()} == {torch.float32}
     critic.values(ragged_batch()).sum().backward()
     assert all(p.grad is not None for p in critic.module.head.parameters())
 
@@ -304,7 +304,7 @@ def test_values_are_read_before_each_token_and_zero_behind_the_end(policy):
 
 def trained_critic(policy: CausalLM) -> ValueLM:
     critic = ValueLM.from_policy(policy)
-    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(critic.module.parameters(), lr=1e-2)
     batch = ragged_batch()
     losses = []
     for _ in range(20):

@@ -49,9 +49,7 @@ def block(numbers: list[int]) -> list[object]:
         tokens, ended, reward = EPISODES[i]
         table = torch.tensor([tokens])
         zeros = torch.zeros(table.shape)
-        groups.append(
-            Group(Prompt(i, (4, 2 + i)), table, torch.tensor([len(tokens)]), zeros, zeros, torch.tensor([ended]))
-        )
+        groups.append(Group(Prompt(i, (4, 2 + i)), table, torch.tensor([len(tokens)]), zeros, torch.tensor([ended])))
         rewards.append([reward])
     problems = tuple(Problem(i, "?", "1", None, "text", "own") for i in numbers)
     found = torch.tensor(rewards)

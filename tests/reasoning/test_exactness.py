@@ -43,7 +43,7 @@ PLANS = {
 VARIANTS = {
     "grpo": ([], ["collocated on 2, switching", "pipelined on 2, by pairs", "unlike splits"]),
     "grpo, truncated masked": (["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], ["collocated on 2"]),
-    "grpo, nucleus": (["generation.top_p=0.9", "algorithm.loss_level=sequence"], ["pipelined on 4, by blocks"]),
+    "grpo, sequences": (["algorithm.loss_level=sequence"], ["pipelined on 4, by blocks"]),
     "grpo, several steps": (TWO_STEPS, ["hybrid on 2"]),
     "grpo, reference": (["algorithm.kl_coef=0.1"], ["pipelined on 2, by blocks"]),
     "rloo": (["algorithm=rloo"], ["disaggregated on 2"]),

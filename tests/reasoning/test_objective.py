@@ -56,7 +56,6 @@ def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
     return TrainingRows(
         sequences=sequences,
         rollout_log_probs=(old if old_log_probs else now) + noise(0.2),
-        log_mass=torch.zeros_like(old),
         advantages=torch.randn(len(PROMPTS), 1, generator=draw).expand(-1, LONGEST),
         old_log_probs=old if old_log_probs else None,
         reference=now + noise(0.4),
@@ -111,7 +110,7 @@ def gradient(loss: Tensor, policy: CausalLM) -> Tensor:
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 @pytest.mark.parametrize("level", LossLevel)
-@pytest.mark.parametrize("options", [{"tis_cap": None}, EVERYTHING, BOUNDED], ids=["clipped", "everything", "bounded"])
+@pytest.mark.parametrize("options", [EVERYTHING, BOUNDED], ids=["everything", "bounded"])
 @pytest.mark.parametrize(("old_log_probs", "budget"), [(True, 17), (False, 4096)], ids=["several steps", "one step"])
 def test_its_gradient_is_that_of_the_definition(policy, level, options, old_log_probs, budget):
     algorithm = ReasoningAlgorithmConfig(loss_level=level, tokens_per_microbatch=budget, **options)
@@ -216,7 +215,7 @@ def group_of(prompt: int, lengths: list[int], ended: list[bool]) -> Group:
     tokens = torch.tensor([[10 * prompt + i] * n + [0] * (longest - n) for i, n in enumerate(lengths)])
     log_probs = -tokens.float() / 100
     size = torch.tensor(lengths)
-    return Group(Prompt(prompt, (prompt,)), tokens, size, log_probs, torch.zeros_like(log_probs), torch.tensor(ended))
+    return Group(Prompt(prompt, (prompt,)), tokens, size, log_probs, torch.tensor(ended))
 
 
 def round_of(correct: list[list[bool]], lengths: list[list[int]], ended: list[list[bool]], first: int) -> Round:

@@ -128,15 +128,14 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
     assert train_math(four(tmp_path / "new", learnt))["weights_sha256"] != start
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "rloo"])
 def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) -> None:
     one_token = ["generation.max_new_tokens=1", "algorithm.max_zero_advantage_iterations=3"]
     config = tiny_math(*one_token, f"algorithm={algorithm}")
     executor = math_executor(config, config.plan.variants, 1, SerialSession())
     rows, start = iterate_math(config, executor, 2), weights_sha256(CausalLM.load(warm(config)).module.state_dict())
-    if not config.algorithm.kl_coef:
-        assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]
-        assert digest(executor) == start
+    assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]
+    assert digest(executor) == start
     with pytest.raises(DataError, match="the last 3 iterations trained on nothing"):
         iterate_math(config, executor, 3)
 
@@ -154,28 +153,16 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_some_completions_can_be_read_while_it_trains(straight, tmp_path) -> None:
-    chosen = ["samples.every=2", "samples.num_prompts=3", "plan=disaggregated", "cluster.num_devices=2"]
+def test_some_completions_can_be_read_and_evaluations_on_the_way_change_nothing(straight, tmp_path) -> None:
+    chosen = ["samples.every=2", "samples.num_prompts=3", "eval.every=1", "plan=disaggregated", "cluster.num_devices=2"]
     summary = train_math(four(tmp_path, *chosen))
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1] * 12 + [3] * 12  # 3 prompts, 4 completions each; 2 to a block
     assert [row["prompt"] == rows[0]["prompt"] for row in rows[:5]] == [True] * 4 + [False]
-    assert {row["correct"] for row in rows} == {0.0, 1.0}
     assert all(row["correct"] == row["reward"] for row in rows)
     assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
-    train_math(four(tmp_path / "none", "samples.every=0", "run.num_iterations=1"))
-    assert not (tmp_path / "none/samples.jsonl").exists()
-
-
-def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> None:
-    summary = train_math(four(tmp_path, "eval.every=1", "eval.num_samples=3", "cluster.num_devices=2"))
-    expected = json.loads((straight() / "summary.json").read_text())
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert summary["accuracy_after"] == expected["accuracy_after"]
-    assert {"pass@1", "pass@2", "pass@3", "pass@3_interval"} <= set(summary["after"])
-    rows = untimed_rows(tmp_path)
-    assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
+    metrics = untimed_rows(tmp_path)
+    assert [i for i, row in enumerate(metrics, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
 def test_what_is_rewarded_is_said() -> None:
@@ -233,17 +220,10 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(trainer_module, "make_session", refuse)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "difference"),
-    [
-        (["data.level=sum1-1-9"], "data.level is 'sum1-1-9' here and 'sum1-2-9' there"),
-        (["policy.lora.rank=2"], "policy.lora.rank is 2 here and 0 there"),
-        (PPO, "algorithm.name is 'ppo' here and 'grpo' there"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(straight, tmp_path, nothing_starts, overrides, difference) -> None:
-    with pytest.raises(ConfigError, match=rf"{difference}.*another run.dir"):
-        Trainer(four(tmp_path, f"resume={straight() / 'checkpoints/latest'}", *overrides))
+def test_a_checkpoint_of_another_run_is_refused(straight, tmp_path, nothing_starts) -> None:
+    resume = f"resume={straight() / 'checkpoints/latest'}"
+    with pytest.raises(ConfigError, match=r"algorithm.name is 'ppo' here and 'grpo' there.*another run.dir"):
+        Trainer(four(tmp_path, resume, *PPO))
 
 
 def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_starts) -> None:
@@ -255,18 +235,3 @@ def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_
             Trainer(four(tmp_path, *REFERENCE))
     finally:
         moved.rename(reference)
-
-
-@pytest.mark.slow
-def test_a_run_that_keeps_its_start_may_move(straight, monkeypatch, tmp_path) -> None:
-    """Where the cache is read-only its own folder holds what it started from, the reference of the divergence."""
-    fresh = tmp_path / "file"
-    fresh.write_text("in the way of a cache")
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(fresh / "cache"))
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 1)
-        train_math(four(tmp_path / "first", *REFERENCE), code=130)
-    moved = (tmp_path / "first").rename(tmp_path / "moved")
-    assert untimed_rows(moved) == untimed_rows(straight("reference"))[:2]
-    train_math(four(moved, *REFERENCE))
-    same_end(moved, straight("reference"))

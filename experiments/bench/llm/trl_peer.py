@@ -104,18 +104,8 @@ def config(own: Settings) -> GRPOConfig:
     )
 
 
-def make_trainer(
-    own: Settings,
-    heard: Callable[[int, float], None] = lambda tokens, seconds: None,
-    rollout: Callable | None = None,
-) -> GRPOTrainer:
-    """Returns a trainer on this work.
-
-    Args:
-        own: what it does, and how.
-        heard: called with (tokens, seconds) of each call of the verifier.
-        rollout: TRL's `rollout_func`; None: TRL generates.
-    """
+def make_trainer(own: Settings, heard: Callable[[int, float], None]) -> GRPOTrainer:
+    """Returns a trainer on this work; `heard` is called with (tokens, seconds) of each call of the verifier."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -143,7 +133,6 @@ def make_trainer(
         reward_funcs=reward,
         args=config(own),
         train_dataset=Dataset.from_list(rows),
-        rollout_func=rollout,
     )
 
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import trl_losses
 from conftest import REPOSITORY
 
 from experiments.bench.llm import __main__ as bench_llm
 from experiments.bench.llm import arms, bare, ours
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
-from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.compose import compose
 from rlinf_embodied.data.problems import Split
-from rlinf_embodied.errors import ConfigError, ObjectiveError
-from rlinf_embodied.reasoning import objective
+from rlinf_embodied.errors import ConfigError
 
 needs_trl = pytest.mark.skipif(
     importlib.util.find_spec("trl") is None, reason="needs TRL: pip install -c constraints.txt -e '.[peers]'"
@@ -90,25 +85,6 @@ def test_other_numbers_of_devices_are_refused(work, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------------ TRL
-@needs_trl
-def test_both_compute_the_same_loss_and_gradient(work, monkeypatch):
-    found = trl_losses.compare(replace(work, prompts=8))
-    assert [loss.case.split()[0] for loss in found] == ["token", "token", "sequence", "sequence"]
-    assert all(0.1 < loss.clipped < 0.9 for loss in found[1::2])
-    monkeypatch.setattr(objective, "group_advantages", functools.partial(group_advantages, eps=1e-4))  # TRL's
-    exact = trl_losses.compare(replace(work, prompts=8))
-    assert max(abs(loss.ours - loss.theirs) for loss in exact) < 1e-6
-
-
-@needs_trl
-def test_unequal_losses_are_refused(work, monkeypatch):
-    with pytest.raises(ObjectiveError, match="the objectives differ"):
-        trl_losses.compare(replace(work, prompts=8), "algorithm.drop_zero_variance_groups=true")
-    monkeypatch.setattr(objective, "group_advantages", functools.partial(group_advantages, eps=0.1))  # smaller
-    with pytest.raises(ObjectiveError, match="the objectives differ"):
-        trl_losses.compare(replace(work, prompts=8))
-
-
 @needs_trl
 def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
     run("trl_peer", *work.arguments(), "steps=2", f"out={tmp_path}")
