@@ -200,11 +200,6 @@ class EpisodeEnv:
         state = self._split(self._state.proprio.clone())
         return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
-    def simulator_states(self) -> dict[str, Tensor]:
-        """Returns the physical state of all rows by name, each [N, D]; see HasSimulatorStates."""
-        states = getattr(self._sim, "states", None)  # custom simulators need not have it
-        return {} if states is None else states()
-
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
         return self._sim.object_positions()

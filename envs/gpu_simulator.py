@@ -99,10 +99,6 @@ class GpuSimulator(OneTask):
         self._put_back(self._moved)
         return super().object_positions()
 
-    def states(self) -> dict[str, Tensor]:
-        self._put_back(self._moved)
-        return super().states()
-
     def _set_resting(self, rows: set[int]) -> None:
         if rows != self._resting:
             self._resting = rows

@@ -116,9 +116,6 @@ class PointSimulator:
     def object_positions(self) -> Tensor | None:
         return torch.cat([self._point, torch.zeros_like(self._point[:, :1])], 1)
 
-    def states(self) -> dict[str, Tensor]:
-        return {"actors/point": self._point.clone(), "actors/goal": self._goal.clone()}
-
     def close(self) -> None:
         return
 

@@ -139,9 +139,5 @@ class Simulator(Protocol):
         """Returns an image uint8 [size, size, 3] of each of these rows for a video; {} where nothing can be filmed."""
         return {}
 
-    def states(self) -> dict[str, Tensor]:
-        """Returns the physical state of all rows by name, as ManiSkill records it, each [N, D]; {}: unknown."""
-        return {}
-
     def close(self) -> None:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -162,20 +162,8 @@ class OneTask:
     def object_positions(self) -> Tensor | None:
         return self._view.object_position()
 
-    def states(self) -> dict[str, Tensor]:
-        return dict(_named(self._task.get_state_dict(), ""))
-
     def close(self) -> None:
         self._task.close()
-
-
-def _named(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yields copies of the tensors of nested values, by their path."""
-    for name, value in tree.items():
-        if isinstance(value, Tensor):
-            yield prefix + name, value.clone()
-        elif isinstance(value, Mapping):
-            yield from _named(value, f"{prefix}{name}/")
 
 
 class BatchedSimulator(OneTask):
@@ -235,10 +223,6 @@ class StockSimulator:
     def object_positions(self) -> Tensor | None:
         positions = [view.object_position() for view in self._views]
         return None if positions[0] is None else torch.cat(positions)
-
-    def states(self) -> dict[str, Tensor]:
-        rows = [dict(_named(task.get_state_dict(), "")) for task in self._tasks]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
     def close(self) -> None:
         for task in self._tasks:

@@ -1,8 +1,7 @@
-"""Writes episodes of a checkpoint, or of the scripted expert, as a dataset: for ManiSkill, LeRobot, or algorithm=sft.
+"""Writes episodes of a checkpoint, or of the scripted expert, as a LeRobot v3 dataset, for example for algorithm=sft.
 
-python experiments/export_dataset.py checkpoint=runs/demo/checkpoints/latest out=runs/rollouts.h5
-python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/pick.h5    actions, seeds, states
-python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/pick_lerobot   a LeRobot v3 folder
+python experiments/export_dataset.py checkpoint=runs/demo/checkpoints/latest out=runs/rollouts
+python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/pick
 python experiments/export_dataset.py checkpoint=<teacher> env=maniskill_push out=runs/push    it acts, cameras look on
 """
 

@@ -7,8 +7,8 @@ python experiments/plan.py model=openvla_7b
 python experiments/plan.py model=smolvla
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
-With a model, no stage is planned: the memory of its training and rollouts is, without its weights, and what is printed
-goes to memory.md and memory.json.
+With a model, no stage is planned: the memory of its training and rollouts is counted, without its weights, and what is
+printed goes to memory.md and memory.json.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import linked, workflow_for
+from rlinf_embodied.planning.profile import linked, load_profile, workflow_for
 from rlinf_embodied.tools.plans import (
     find_cluster,
     find_model,
@@ -29,7 +29,7 @@ from rlinf_embodied.tools.plans import (
 )
 
 if TYPE_CHECKING:
-    from rlinf_embodied.tools.memory import PolicyShape
+    from torch import nn
 
 
 def plan(config: PlanningConfig) -> None:
@@ -49,34 +49,43 @@ def plan(config: PlanningConfig) -> None:
 
 
 def plan_memory(name: str, config: PlanningConfig) -> None:
-    path = find_model(name).resolve()
+    path, memory = find_model(name).resolve(), config.memory
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
-    from rlinf_embodied.tools.memory import memory_tables
+    from rlinf_embodied.tools.memory import ModelSize, memory_table
 
-    write_tables(folder, "memory", memory_tables(model, memory_shapes(path, config.memory), config.memory))
+    sizes = {method: ModelSize.of(module) for method, module in meta_models(path, memory).items()}
+    counts = ", ".join(
+        f"{method}: {size.num_trained:,} of {size.num_parameters:,} parameters" for method, size in sizes.items()
+    )
+    profile = None if memory.profile is None else load_profile(Path(memory.profile))
+    title = f"{model} ({counts} are trained): GB of a device of {memory.device_gb:g}"
+    write_tables(folder, "memory", {title: memory_table(sizes, memory, profile)})
     print(f"{folder}/memory.json, memory.md")
 
 
-def memory_shapes(path: Path, memory: MemoryConfig) -> "dict[str, PolicyShape]":
-    """Returns the policy under each way to train it, counted on torch's meta device."""
+def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
+    """Returns the policy of a config.json under each way to train it, on torch's meta device."""
     import torch
 
-    from policies.openvla import footprint as openvla
-    from policies.smolvla import footprint as smolvla
-    from rlinf_embodied.tools.memory import policy_shape
+    from policies.adapters import inject_adapters
+    from policies.checkpoint_folder import read_json
+    from policies.openvla.folder import empty_network
+    from policies.openvla.settings import config_of
+    from policies.smolvla.network import meta_network
+    from policies.smolvla.shape import TYPE
 
+    raw = read_json(path, "give the config.json of an OpenVLA or a SmolVLA")
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
-    if smolvla.is_smolvla(path):
-        methods = {"expert": True, "full": False}
-        found = {name: smolvla.footprint(path, dtype, memory.prompt_tokens, only) for name, only in methods.items()}
-        return {name: policy_shape(policy) for name, policy in found.items()}
-    ranks = {f"LoRA, rank {memory.lora_rank}": memory.lora_rank} if memory.lora_rank else {}
-    shapes = {}
-    for method, lora_rank in (ranks | {"full": 0}).items():
-        network = openvla.meta_network(openvla.read_shapes(path), dtype, lora_rank, memory.lora_targets)
-        shapes[method] = policy_shape(openvla.OpenVLAFootprint(network, memory.prompt_tokens, memory.action_tokens))
-    return shapes
+    if raw.get("type") == TYPE:
+        return {name: meta_network(path, only).to(dtype) for name, only in (("expert", True), ("full", False))}
+    found = {"full": empty_network(config_of(raw, str(path))).to(dtype)}
+    if memory.lora.rank:
+        adapted = empty_network(config_of(raw, str(path))).to(dtype)
+        with torch.device("meta"):
+            inject_adapters(adapted, memory.lora, 0, "memory.lora")
+        found[f"LoRA, rank {memory.lora.rank}"] = adapted
+    return found
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import h5py
 import numpy as np
 import torch
 
 from envs import point_reach
 from envs.point_reach import STEP
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.data import maniskill_h5
-from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording
 
 
 def write_recording(
@@ -22,8 +22,16 @@ def write_recording(
     control_mode: str = "pd_ee_delta_pose",
 ) -> Path:
     """Writes (seed, actions [T, A]) pairs in the form of ManiSkill's RecordEpisode."""
-    recorded = tuple(RecordedEpisode(f"traj_{k}", seed, actions) for k, (seed, actions) in enumerate(episodes))
-    maniskill_h5.write_recording(path, Recording(task, control_mode, None, recorded))
+    path.parent.mkdir(exist_ok=True)
+    with h5py.File(path, "w") as file:
+        for k, (_, actions) in enumerate(episodes):
+            file[f"traj_{k}/actions"] = actions
+    entries = [
+        {"episode_id": k, "episode_seed": seed, "control_mode": control_mode, "reset_kwargs": {"seed": seed}}
+        for k, (seed, _) in enumerate(episodes)
+    ]
+    described = {"env_info": {"env_id": task, "env_kwargs": {"control_mode": control_mode}}, "episodes": entries}
+    path.with_suffix(".json").write_text(json.dumps(described))
     return path
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, rotate_h
 from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
 from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMForConditionalGeneration
 
-from policies.smolvla.shape import SmolVLAOptions
+from policies.smolvla.shape import SmolVLAOptions, read_shapes
 from policies.tokenizer import PAD
 
 _ROPE_BASE = 10_000.0  # of the published policy; its language model was trained with another one
@@ -206,6 +207,18 @@ class SmolVLANet(nn.Module):
         self.requires_grad_(False)
         for parameter in trained:
             parameter.requires_grad_(True)
+
+
+def meta_network(path: Path, expert_only: bool) -> SmolVLANet:
+    """Returns the network of a config.json on the meta device; the expert alone is trained, or all that takes part.
+
+    Raises:
+        CheckpointError: see `read_shapes`.
+    """
+    with torch.device("meta"):
+        network = SmolVLANet(read_shapes(path))
+    network.freeze_others(network.trained(language=not expert_only, vision=not expert_only))
+    return network
 
 
 def _scaled(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:

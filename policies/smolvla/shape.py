@@ -97,16 +97,7 @@ class SmolVLAOptions:
         return -(-4 * int(2 * self.expert_size / 3) // _MULTIPLE) * _MULTIPLE
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What a published config.json says."""
-
-    options: SmolVLAOptions
-    num_cameras: int
-    chunk: int  # actions
-
-
-def read_shapes(path: Path) -> Published:
+def read_shapes(path: Path) -> SmolVLAOptions:
     """Returns the sizes of a config.json as LeRobot writes it.
 
     Raises:
@@ -120,5 +111,4 @@ def read_shapes(path: Path) -> Published:
     given: dict[str, Any] = {ours: raw[theirs] for theirs, ours in _OPTIONS.items() if theirs in raw}
     if sides := raw.get("resize_imgs_with_padding"):
         given["image_size"] = sides[0]
-    cameras = [name for name, feature in raw.get("input_features", {}).items() if feature.get("type") == "VISUAL"]
-    return Published(typed(given, SmolVLAOptions, str(path)), max(len(cameras), 1), raw.get("chunk_size", 50))
+    return typed(given, SmolVLAOptions, str(path))

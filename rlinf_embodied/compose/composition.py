@@ -46,7 +46,7 @@ _FILES: dict[type, str] = {
 }
 _GOOD_VALUES = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # of what presets leave open (`???`)
 _EXAMPLES = {  # of keys without a default
-    "out": "out=<file>.h5 for ManiSkill, or out=<new folder> for LeRobot",
+    "out": "out=<new folder>",
 }
 _PPO = "rlinf_embodied.config.PPOConfig"
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections

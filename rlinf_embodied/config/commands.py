@@ -98,7 +98,7 @@ class TrainConfig(TrainingConfig):
             {"hierarchy.algorithm": self.hierarchy.algorithm} if self.hierarchy.on else {}
         )
         for path, one in learning.items():
-            require_exact(self.run.exact, path, one.reduction, one.compile)
+            require_exact(self.run.exact, path, one.reduction)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
@@ -119,13 +119,13 @@ def _require_checkpoint(policy: str, checkpoint: str | None) -> None:
 class ExportConfig:
     """Everything that experiments/export_dataset.py reads; the env is the checkpoint's unless it is given."""
 
-    out: str  # <file>.h5, or a new folder: a LeRobot v3 dataset
+    out: str  # a new folder
     checkpoint: str | None = None
     policy: str = "checkpoint"  # checkpoint or expert
     num_episodes: int = 100
     successes_only: bool = True  # false: write episodes that fail, too
     greedy: bool = True  # false: sample at the checkpoint's policy.temperature
-    video: bool = False  # of a LeRobot folder: images as videos (smaller, not exact) instead of PNG
+    video: bool = False  # images as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
@@ -133,7 +133,7 @@ class ExportConfig:
         require_one_of(self, "", "policy", "checkpoint", "expert")
         _require_checkpoint(self.policy, self.checkpoint)
         require_numbers(self, "", "num_episodes", low=1)
-        require(bool(self.out), "out", self.out, "the episodes go somewhere", "use out=<file>.h5 or out=<new folder>")
+        require(bool(self.out), "out", self.out, "the episodes go somewhere", "use out=<new folder>")
 
 
 @dataclass(kw_only=True, slots=True)

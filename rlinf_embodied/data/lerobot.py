@@ -144,41 +144,6 @@ class LeRobotDataset:
         for number in numbers:
             yield self._read(self._episodes[number], frames, self.info.cameras if cameras is None else cameras)
 
-    def vectors(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields (number, actions [T, A], state [T, P]) of all episodes, in the order of the files; no picture is read.
-
-        Raises:
-            DataError: a file is missing or damaged, or vectors are of several sizes.
-        """
-        places = {(entry["data/chunk_index"], entry["data/file_index"]) for entry in self._episodes}
-        for chunk_index, file_index in sorted(places):
-            path = self._folder / self._paths["data_path"].format(chunk_index=chunk_index, file_index=file_index)
-            try:
-                table = self._parquet.read_table(path, columns=[ACTION, STATE, "episode_index"])
-                vectors = [np.asarray(table[name].to_pylist(), dtype=np.float32) for name in (ACTION, STATE)]
-                owners = np.asarray(table["episode_index"])
-            except (OSError, ValueError, KeyError) as error:
-                raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
-            for number in np.unique(owners):
-                yield int(number), vectors[0][owners == number], vectors[1][owners == number]
-
-    def require_videos(self) -> None:
-        """Checks that the videos that the episodes name are there.
-
-        Raises:
-            DataError: one is not.
-        """
-        for camera in self.info.cameras:
-            name = IMAGES + camera
-            for entry in self._episodes if self.info.features[name]["dtype"] == "video" else ():
-                path = self._video(entry, name)
-                if not path.is_file():
-                    raise DataError(f"{self._where}, but {path} is missing: copy the dataset anew")
-
-    def _video(self, entry: dict, name: str) -> Path:
-        place = {part: entry[f"videos/{name}/{part}"] for part in ("chunk_index", "file_index")}
-        return self._folder / self._paths["video_path"].format(video_key=name, **place)
-
     def _read(self, entry: dict, frames: slice, cameras: Sequence[str]) -> LeRobotEpisode:
         number = entry["episode_index"]
         table = self._table(entry)
@@ -224,7 +189,8 @@ class LeRobotDataset:
 
     def _from_video(self, entry: dict, name: str, frames: Sequence[int]) -> np.ndarray:
         """Returns frames of an episode: those whose time is nearest, and within half a frame."""
-        path = self._video(entry, name)
+        place = {part: entry[f"videos/{name}/{part}"] for part in ("chunk_index", "file_index")}
+        path = self._folder / self._paths["video_path"].format(video_key=name, **place)
         start, fps = float(entry[f"videos/{name}/from_timestamp"]), self.info.fps
         wanted = {round(start * fps) + frame: k for k, frame in enumerate(frames)}
         found: dict[int, np.ndarray] = {}

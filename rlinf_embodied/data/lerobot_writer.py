@@ -60,9 +60,6 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     starts = np.cumsum([0, *(len(episode) for episode in episodes)])
     columns = _columns(pa, episodes, tasks, fps) | ({} if video else _images(pa, episodes))
     entries = [_entry(e, episode, starts, fps, filmed) for e, episode in enumerate(episodes)]
-    found = [_statistics(e, episode, starts, fps, tasks) for e, episode in enumerate(episodes)]
-    for entry, of_episode in zip(entries, found, strict=True):
-        entry |= {f"stats/{name}/{k}": value for name, part in of_episode.items() for k, value in part.items()}
     of_episodes = {name: pa.array([entry[name] for entry in entries]) for name in entries[0]}
     of_tasks = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)}
     tables = {
@@ -76,8 +73,8 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     for camera in filmed:
         path = PATHS["video_path"].format(video_key=IMAGES + camera, chunk_index=0, file_index=0)
         _write_video(folder / path, (frame for episode in episodes for frame in episode.images[camera]), fps)
-    every = {name: joined([of_episode[name] for of_episode in found]) for name in found[0]}
-    (folder / "meta/stats.json").write_text(json.dumps(every, indent=4) + "\n", encoding="utf-8")
+    found = _statistics(episodes, columns)
+    (folder / "meta/stats.json").write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
     info = _info(episodes, fps, robot, video, tasks)
     (folder / "meta/info.json").write_text(json.dumps(info, indent=4) + "\n", encoding="utf-8")
 
@@ -121,22 +118,15 @@ def _entry(e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, filmed
     return entry | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
 
 
-def _statistics(
-    e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, tasks: Sequence[str]
-) -> dict[str, Statistics]:
-    """Statistics of an episode by feature."""
-    frames = np.arange(len(episode))
-    columns = {
-        ACTION: episode.actions,
-        STATE: episode.state,
-        **{IMAGES + camera: images for camera, images in episode.images.items()},
-        "timestamp": (frames / fps).astype(np.float32),
-        "frame_index": frames,
-        "episode_index": np.full(len(episode), e),
-        "index": starts[e] + frames,
-        "task_index": np.full(len(episode), tasks.index(episode.task)),
+def _statistics(episodes: Sequence[LeRobotEpisode], columns: Mapping[str, Any]) -> dict[str, Statistics]:
+    """Statistics of all frames by feature."""
+    numbers = {name: np.asarray(columns[name]) for name in ("timestamp", *_INDICES)}
+    vectors = {ACTION: [e.actions for e in episodes], STATE: [e.state for e in episodes]}
+    columns = {name: np.concatenate(parts) for name, parts in vectors.items()} | numbers
+    images = {camera: [e.images[camera] for e in episodes] for camera in episodes[0].images}
+    return {name: statistics(values) for name, values in columns.items()} | {
+        IMAGES + camera: image_statistics(parts) for camera, parts in images.items()
     }
-    return {name: statistics(values) for name, values in columns.items()}
 
 
 def _info(
@@ -189,44 +179,24 @@ def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- statistics
 def statistics(values: np.ndarray) -> Statistics:
-    """Returns the statistics of a feature over frames: [D] for vectors, [1] for numbers, [3, 1, 1] for images.
-
-    Images' values are shares of 255.
-
-    Args:
-        values: vectors [T, D], numbers [T], or images uint8 [T, height, width, 3].
-    """
-    images = values.ndim == 4
-    if images:
-        return {name: np.asarray(found)[:, None, None].tolist() for name, found in _of_colours(values).items()} | {
-            "count": [len(values)]
-        }
+    """Returns the statistics of vectors [T, D] or numbers [T] over frames, each [D]."""
     columns = values.astype(np.float64).reshape(len(values), -1)
     found = {"min": columns.min(0), "max": columns.max(0), "mean": columns.mean(0), "std": columns.std(0)}
     return {name: column.tolist() for name, column in found.items()} | {"count": [len(values)]}
 
 
-def _of_colours(images: np.ndarray) -> dict[str, np.ndarray]:
-    """Statistics of the three colours [3]; from counts of values: a copy in floats is eight times as large."""
-    counts = np.stack([np.bincount(images[..., k].ravel(), minlength=256) for k in range(3)]).astype(np.float64)
-    values = np.arange(256) / 255.0
-    number = counts.sum(1)
-    mean = counts @ values / number
-    seen = [values[row > 0] for row in counts]
-    return {
-        "min": np.array([row.min() for row in seen]),
-        "max": np.array([row.max() for row in seen]),
+def image_statistics(parts: Sequence[np.ndarray]) -> Statistics:
+    """Returns the statistics [3, 1, 1] of the colours, as shares of 255, in images uint8 [T, height, width, 3]."""
+    # from counts of values: a copy in floats is eight times as large
+    colours = [[np.bincount(images[..., k].ravel(), minlength=256) for k in range(3)] for images in parts]
+    counts, values = np.sum(colours, 0).astype(np.float64), np.arange(256) / 255.0
+    mean = counts @ values / counts.sum(1)
+    shown = [values[row > 0] for row in counts]
+    found = {
+        "min": np.array([row.min() for row in shown]),
+        "max": np.array([row.max() for row in shown]),
         "mean": mean,
-        "std": np.sqrt(np.maximum(counts @ values**2 / number - mean**2, 0.0)),
+        "std": np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 0.0)),
     }
-
-
-def joined(parts: Sequence[Mapping[str, list]]) -> Statistics:
-    """Returns the statistics of all frames of several episodes, from those of each."""
-    arrays = {name: np.array([part[name] for part in parts]) for name in ("min", "max", "mean", "std")}
-    weights = np.array([part["count"][0] for part in parts], dtype=np.float64)
-    shaped = (weights / weights.sum()).reshape(-1, *[1] * (arrays["mean"].ndim - 1))
-    mean = (arrays["mean"] * shaped).sum(0)
-    square = ((arrays["std"] ** 2 + (arrays["mean"] - mean) ** 2) * shaped).sum(0)
-    found = {"min": arrays["min"].min(0), "max": arrays["max"].max(0), "mean": mean, "std": np.sqrt(square)}
-    return {name: value.tolist() for name, value in found.items()} | {"count": [int(weights.sum())]}
+    shaped = {name: column[:, None, None].tolist() for name, column in found.items()}
+    return shaped | {"count": [sum(len(images) for images in parts)]}

@@ -2,19 +2,15 @@
 
 <name>.json   env_info {env_id, env_kwargs {control_mode, robot_uids, ...}}, episodes [{episode_id, episode_seed, ...}]
 <name>.h5     traj_<episode_id>/actions float32 [T, A]
-                               /success, terminated, truncated bool [T]
-                               /env_states/actors/<name>, articulations/<name> float32 [T + 1, D]
-                               /obs                                             an empty group: observation mode "none"
 
-Actions and seeds are all that is needed to run an episode again; the rest is written, where it is known, for
-ManiSkill's own tools.
+Actions and seeds are all that is needed to run an episode again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -33,13 +29,6 @@ class RecordedEpisode:
     name: str  # "traj_0"
     seed: int
     actions: np.ndarray  # float32 [T, A]
-    success: np.ndarray | None = None  # bool [T], after each action; None: solved by the last one
-    states: Mapping[str, np.ndarray] = field(default_factory=dict)  # by path below env_states, float32 [T + 1, D]
-
-    @property
-    def solved(self) -> np.ndarray:
-        """After which actions the task is solved, bool [T]."""
-        return np.arange(len(self.actions)) == len(self.actions) - 1 if self.success is None else self.success
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +37,7 @@ class Recording:
 
     task: str
     control_mode: str
-    robot: str | None  # None: the task's default
     episodes: tuple[RecordedEpisode, ...]
-    horizon: int | None = None  # after which episodes are cut off
-    source: tuple[str, str] = ("", "")  # what acted, in ManiSkill's short form ("rl"), and in words
 
 
 def read_recording(path: Path, named: str) -> Recording:
@@ -84,8 +70,7 @@ def read_recording(path: Path, named: str) -> Recording:
         raise DataError(f"{where}, but it holds no episode: record some, or give another file")
     if len(modes) != 1:
         raise DataError(f"{where}, but its episodes have several control modes ({', '.join(sorted(modes))}): split it")
-    robot = kwargs.get("robot_uids")
-    return Recording(task, modes.pop(), robot if isinstance(robot, str) else None, episodes)
+    return Recording(task, modes.pop(), episodes)
 
 
 def _read_description(path: Path, where: str) -> dict:
@@ -114,52 +99,3 @@ def _episode(file: h5py.File, entry: Mapping, where: str) -> RecordedEpisode:
             "of at least 1 are needed: record the episode anew, or leave it out"
         )
     return RecordedEpisode(name, seed, actions.astype(np.float32))
-
-
-def write_recording(path: Path, recording: Recording) -> None:
-    """Writes <name>.h5 and <name>.json: what `read_recording`, and ManiSkill's replay_trajectory, need.
-
-    Episodes are numbered in their order.
-    """
-    import h5py
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with h5py.File(path, "w") as file:
-        for k, episode in enumerate(recording.episodes):
-            _write_episode(file.create_group(f"traj_{k}", track_order=True), episode, recording.horizon)
-    content = {"env_info": _env_info(recording), "commit_info": None}
-    content |= dict(zip(("source_type", "source_desc"), recording.source, strict=True)) if any(recording.source) else {}
-    content["episodes"] = [_described(k, episode, recording) for k, episode in enumerate(recording.episodes)]
-    path.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _write_episode(group: h5py.Group, episode: RecordedEpisode, horizon: int | None) -> None:
-    solved = episode.solved
-    cut = np.zeros_like(solved)
-    cut[-1] = len(episode.actions) == horizon and not solved[-1]
-    group.create_group("obs")
-    group.create_dataset("actions", data=episode.actions, dtype=np.float32)
-    for name, values in (("terminated", solved), ("truncated", cut), ("success", solved)):
-        group.create_dataset(name, data=values, dtype=bool)
-    for name, values in episode.states.items():
-        group.create_dataset(f"env_states/{name}", data=values, dtype=np.float32)
-
-
-def _env_info(recording: Recording) -> dict[str, object]:
-    kwargs = {"control_mode": recording.control_mode, "obs_mode": "none", "robot_uids": recording.robot}
-    info: dict[str, object] = {
-        "env_id": recording.task,
-        "env_kwargs": {name: value for name, value in kwargs.items() if value is not None},
-    }
-    return info | ({} if recording.horizon is None else {"max_episode_steps": recording.horizon})
-
-
-def _described(number: int, episode: RecordedEpisode, recording: Recording) -> dict[str, object]:
-    return {
-        "episode_id": number,
-        "episode_seed": episode.seed,
-        "control_mode": recording.control_mode,
-        "elapsed_steps": len(episode.actions),
-        "reset_kwargs": {"seed": episode.seed, "options": None},
-        "success": bool(episode.solved[-1]),
-    }

@@ -16,7 +16,7 @@ from rlinf_embodied.config import EnvConfig, WarmStartConfig
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
-from rlinf_embodied.embodied.sources import DemonstrationSource, Kind
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
@@ -221,7 +221,8 @@ class _RecordedImages:
     """A LeRobot dataset: its images are recorded, so the simulator is asked for its sizes only."""
 
     def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
-        self._spec, self._dataset = env.spec, LeRobotDataset(Path(source.path), source.named)
+        self._spec, self._where = env.spec, source.where
+        self._dataset = LeRobotDataset(Path(source.path), source.named)
         info, spec = self._dataset.info, env.spec
         _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
         _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
@@ -235,9 +236,10 @@ class _RecordedImages:
 
     def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
         episodes = self._dataset.read(numbers, slice(None, None, self._spec.chunk), self._spec.cameras)
-        return [self._demonstration(episode) for episode in episodes]
+        return [self._demonstration(number, episode) for number, episode in zip(numbers, episodes, strict=True)]
 
-    def _demonstration(self, episode: LeRobotEpisode) -> Demonstrations:
+    def _demonstration(self, number: int, episode: LeRobotEpisode) -> Demonstrations:
+        require_actions(self._where, f"episode {number}", episode.actions)
         spec, starts = self._spec, np.arange(0, len(episode), self._spec.chunk)
         index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
         parts = spec.of_kind(FeatureKind.state)

@@ -1,8 +1,8 @@
-"""Episodes of a policy, or of the expert, as files: a ManiSkill trajectory file, or a LeRobot v3 folder."""
+"""Episodes of a policy, or of the expert, as a LeRobot v3 folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,16 +14,15 @@ from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
-from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, Recording, write_recording
 from rlinf_embodied.embodied.demonstrations import ROWS, Teacher, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
-from rlinf_embodied.embodied.sources import is_recording, require_teacher
+from rlinf_embodied.embodied.sources import require_teacher
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces.envs import HasSimulatorStates, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import Observation, VectorEnv
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second
@@ -35,10 +34,8 @@ _Acting = Callable[[range, int, Observation], Tensor]
 class _Taken:
     """One episode, step by step, until the task has stayed solved for long enough."""
 
-    seed: int
     seen: list[Observation] = field(default_factory=list)  # before each action, one row each
     actions: list[Tensor] = field(default_factory=list)  # float32 [A]
-    states: list[Mapping[str, np.ndarray]] = field(default_factory=list)  # before each action, and at the end
     success: list[bool] = field(default_factory=list)  # after each action
 
     @property
@@ -57,8 +54,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     Initial states are those of the warm start's demonstrations, drawn by `run.seed`: never those of an evaluation.
 
     Args:
-        config: env, who acts, and where to: a .h5 file (actions, seeds and states; nothing is rendered that nobody
-            looks at), or a new folder (LeRobot, a frame per env step).
+        config: env, who acts, and the new folder, which gets a frame per env step.
         progress: called with (done, total).
 
     Raises:
@@ -68,9 +64,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     """
     out = Path(config.out)
     require_exportable(config, out)
-    rendered = not is_recording(out) or _sees(config)
-    cameras = config.env.cameras if rendered else []
-    env = make_env(replace(for_demonstrations(config.env), chunk=1, cameras=cameras), ROWS, "cpu")
+    env = make_env(replace(for_demonstrations(config.env), chunk=1), ROWS, "cpu")
     taken: list[_Taken] = []
     try:
         act = _acting(config, env)
@@ -86,7 +80,8 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             f"none of {len(taken)} episodes of {config.env.task} was solved, and successes_only is true: there is "
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
-    _write(config, out, kept)
+    robot = config.env.robot or "default"
+    write_dataset(out, [_frames(episode) for episode in kept], _FPS, robot, video=config.video)
     return {"run": len(taken), "solved": sum(episode.solved for episode in taken), "written": len(kept)}
 
 
@@ -98,12 +93,11 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
         ConfigError: see `export_dataset`.
         CheckpointError: see `export_dataset`.
     """
-    if out.exists() and (not out.is_dir() or is_recording(out) or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
-    if not is_recording(out) and not config.env.cameras:
+    if not config.env.cameras:
         raise ConfigError(
-            "env.cameras is [], but a LeRobot folder holds images: name cameras, choose an env such as "
-            "env=maniskill_push, or give out=<file>.h5"
+            "env.cameras is [], but a dataset holds images: name cameras, or choose an env such as env=maniskill_push"
         )
     if config.policy == "expert":
         why = why_no_expert(config.env)
@@ -157,51 +151,21 @@ def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -
     """Runs an episode per row, at most ROWS of them, until the task has stayed solved for env.hold_steps."""
     hold_steps = config.env.hold_steps or config.env.horizon
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
-    episodes = [_Taken(seed) for seed in seeds]
-    observation, states = env.reset(seeds, list(range(len(seeds)))), _states(env)
+    episodes = [_Taken() for _ in seeds]
+    observation = env.reset(seeds, list(range(len(seeds))))
     for step in range(env.spec.horizon):
         actions = act(numbers, step, observation).clamp(-1.0, 1.0)
         result = env.step_chunk(actions[:, None])
-        before, states = states, _states(env)
         for row, episode in enumerate(episodes):
             if episode.lasts(hold_steps):
                 continue
             episode.seen.append(observation.rows([row]))
             episode.actions.append(actions[row].cpu())
             episode.success.append(bool(result.success[row].any()))
-            episode.states.append(_row(before, row))
-            if episode.lasts(hold_steps) or step == env.spec.horizon - 1:
-                episode.states.append(_row(states, row))
         observation = result.observation
         if all(episode.lasts(hold_steps) for episode in episodes):
             break
     return episodes
-
-
-def _states(env: VectorEnv) -> dict[str, Tensor]:
-    return env.simulator_states() if isinstance(env, HasSimulatorStates) else {}
-
-
-def _row(states: Mapping[str, Tensor], row: int) -> dict[str, np.ndarray]:
-    return {name: value[row].cpu().numpy() for name, value in states.items()}
-
-
-# -------------------------------------------------------------------------------------------------------------- writing
-def _write(config: ExportConfig, out: Path, episodes: list[_Taken]) -> None:
-    env = config.env
-    if not is_recording(out):
-        frames = [_frames(episode) for episode in episodes]
-        write_dataset(out, frames, _FPS, env.robot or "default", video=config.video)
-        return
-    recorded = tuple(_recorded(k, episode) for k, episode in enumerate(episodes))
-    source = ("scripted", "scripted expert") if config.policy == "expert" else ("rl", f"policy of {config.checkpoint}")
-    write_recording(out, Recording(env.task, env.control_mode, env.robot, recorded, env.horizon, source))
-
-
-def _recorded(number: int, episode: _Taken) -> RecordedEpisode:
-    success = np.asarray(episode.success, dtype=bool)
-    states = {name: np.stack([state[name] for state in episode.states]) for name in episode.states[0]}
-    return RecordedEpisode(f"traj_{number}", episode.seed, torch.stack(episode.actions).numpy(), success, states)
 
 
 def _frames(episode: _Taken) -> LeRobotEpisode:

@@ -124,11 +124,6 @@ def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
         return DemonstrationSource(Kind.maniskill, number, str(whole), digest, named)
     if path.is_file():
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
-    inside = sorted(found.name for found in path.iterdir() if is_recording(found))
-    if inside and not (path / "meta").exists():
-        raise ConfigError(
-            f"{named} is {place!r}, a folder with {', '.join(inside[:4])}: give the file, {path / inside[0]}"
-        )
     number = _require_dataset(path, env, named)
     files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
     return DemonstrationSource(Kind.lerobot, number, str(whole), _digest(files, whole), named)
@@ -149,7 +144,7 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
     recording, where = read_recording(path, named), f"{named} is {str(path)!r}"
     _require_same_env(recording, env, where)
     for episode in recording.episodes:
-        _require_actions(where, episode.name, episode.actions)
+        require_actions(where, episode.name, episode.actions)
     sizes = sorted({episode.actions.shape[1] for episode in recording.episodes})
     if len(sizes) > 1:
         raise DataError(f"{where}, but its actions have {sizes} dimensions: split the file")
@@ -199,15 +194,10 @@ def _require_dataset(path: Path, env: EnvConfig, named: str) -> int:
                 f"env.obs_size is {env.obs_size}, but {IMAGES + name} of {named}={path} is {width} x {height}: "
                 + (f"set env.obs_size={width}" if width == height else "give a dataset with square images")
             )
-    dataset.require_videos()
-    for number, actions, state in dataset.vectors():
-        _require_actions(where, f"episode {number}", actions)
-        if not np.isfinite(state).all():
-            raise DataError(f"{where}, but {STATE} of episode {number} is not finite: leave it out")
     return len(dataset)
 
 
-def _require_actions(where: str, episode: str, actions: np.ndarray) -> None:
+def require_actions(where: str, episode: str, actions: np.ndarray) -> None:
     """Checks that the actions [T, A] of an episode are what a policy can choose."""
     wrong = ~(np.isfinite(actions) & (np.abs(actions) <= 1 + 1e-5))
     if wrong.any():

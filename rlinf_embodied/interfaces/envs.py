@@ -220,15 +220,6 @@ class RunningEpisode:
 
 
 @runtime_checkable
-class HasSimulatorStates(Protocol):
-    """An env that tells the physical state of its rows, for recordings; not every VectorEnv does."""
-
-    def simulator_states(self) -> dict[str, Tensor]:
-        """Returns the state of all N rows by name, as "actors/cube", each float [N, D]; {} where it is not known."""
-        ...
-
-
-@runtime_checkable
 class VectorEnv(Protocol):
     """N rows of one task.  A row is running, or frozen (its episode ended and nobody reset it)."""
 

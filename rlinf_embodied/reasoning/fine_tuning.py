@@ -22,7 +22,7 @@ from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.batch import Sequences, dynamic_batches
@@ -93,7 +93,7 @@ class FineTuningStage:
         self._examples = {block: self._drawn(block) for block in context.blocks}
         adam = AdamSettings(config.warm_start.lr, (0.9, 0.98), max_grad_norm=1.0, weight_decay=0.01)
         reducer = Reducer(context.group, context.owners)
-        self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
+        self._learner = Learner(self._policy.parameters(), adam, ("loss",), reducer)
 
     def _drawn(self, block: int) -> Sequences:
         """Returns the examples of a block; whether one shows its steps is keyed by its number."""

@@ -5,5 +5,5 @@ chaos.py           trains twice, once with faults, and compares the weights; dis
 emulation.py       runs plans on real workers whose stages sleep (emulated_stage.py); emulated_profile.py: and profiles
 plans.py           profiles, clusters and plans by name; tables and files of ranked plans
 stage_profiles.py  measures a job's stages, also with other sizes of blocks
-memory.py          what a large policy holds, and where it fits; counted on the meta device (footprint.py)
+memory.py          what a large policy holds, and where it fits; counted on the meta device
 """

@@ -1,7 +1,6 @@
-"""A run's progress and its checkpoints: the newest one, the one being written, and the best ones.
+"""A run's progress and its checkpoints: the newest one and the best ones.
 
-A worker writes a checkpoint while training continues: `begin` starts it, `wait` waits for it.  One for which the disk
-has no room is noted and tried again after the next iteration.
+One for which the disk has no room is noted and tried again after the next iteration.
 """
 
 from __future__ import annotations
@@ -10,14 +9,13 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from rlinf_embodied.errors import CheckpointWriteError, HangError, RlinfError
+from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint_writer import arrived, step_folder
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.learning.checkpoint import arrived, step_folder
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.training.recovery import Safely
@@ -35,7 +33,6 @@ class Checkpoints:
     def __init__(self, job: Job, folder: RunFolder) -> None:
         self.progress = Progress()
         self.saved: int | None = None  # the iteration of the newest checkpoint
-        self.being_written: Path | None = None  # the checkpoint that a worker writes at this moment
         self.unwritten: CheckpointWriteError | None = None  # why the newest one is not there
         self._job, self._folder = job, folder
         self._running: Running
@@ -47,7 +44,7 @@ class Checkpoints:
 
     @property
     def is_saved(self) -> bool:
-        """Whether there is a checkpoint of this progress, or one is being written."""
+        """Whether there is a checkpoint of this progress."""
         return self.saved == self.progress.iteration
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
@@ -67,63 +64,40 @@ class Checkpoints:
             self._forget_best_that_is_gone()
 
     # ------------------------------------------------------------------------------------------------------ writing
-    def begin(self, executor: Executor, root: Path) -> None:
-        """Has a checkpoint begun below a folder of them, once the one before is there.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
-        """
-        self.wait(executor)
-        target = step_folder(root, self.progress.iteration)
-        with self._outliving_a_full_disk(target):
-            self._job.save(executor, root, self.progress)
-            self.being_written = target
-
-    def begin_best(self, executor: Executor) -> None:
-        """Has one begun that is kept as the best, see `begin`."""
-        self.begin(executor, self._folder.best)
-
-    def begin_again(self, executor: Executor) -> None:
-        """Has the one under way begun again, where its worker may be lost and the stages are as they were then."""
-        if self.being_written is not None:
-            root, self.being_written = self.being_written.parent, None
-            self.begin(executor, root)
-
-    def wait(self, executor: Executor) -> None:
-        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training continues.
+    def write(self, executor: Executor, root: Path) -> bool:
+        """Has a checkpoint written below a folder of them, on the driver's disk; returns whether the disk had room.
 
         One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
-        checkpoint that is damaged, which a resuming run passes over.
+        checkpoint that is damaged, which a resuming run passes over.  A full disk ends no training: it is noted as
+        `unwritten`, and the next iteration's end tries again.
 
         Raises:
-            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
+            RlinfError: what a worker raised, or that it was lost.
         """
-        with self._outliving_a_full_disk(self.being_written):
-            executor.call(self._job.learner, "wait_saved", StepContext(self.progress.iteration))
-            if self.being_written is not None:
-                if executor.collect(self._job.learner, self.being_written, of_first=True):
-                    arrived(self.being_written, self._job.config.checkpoint.keep)
-                self.being_written = None
-
-    @contextmanager
-    def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:
-        """A checkpoint that cannot be written ends no training: the next iteration's end tries again."""
+        target = step_folder(root, self.progress.iteration)
         try:
-            yield
+            self._job.save(executor, root, self.progress)
+            if executor.collect(self._job.learner, target, of_first=True):
+                arrived(target, self._job.config.checkpoint.keep)
         except CheckpointWriteError as error:
             _LOG.warning("%s. Training goes on, and tries again after each iteration", error)
-            self.being_written, self.saved, self.unwritten = None, None, error
+            self.saved, self.unwritten = None, error
             self._forget_best(lambda folder: folder == target)
+            return False
+        return True
+
+    def write_best(self, executor: Executor) -> bool:
+        """Has one written that is kept as the best, see `write`."""
+        return self.write(executor, self._folder.best)
 
     # ---------------------------------------------------------------------------------------------- between iterations
     def save(self) -> None:
-        """Has a checkpoint begun; where the disk is full there is none.
+        """Has a checkpoint written; where the disk is full there is none.
 
         Raises:
             RlinfError: what cannot be recovered from.
         """
-        self._safely("checkpoint", lambda: self.begin(self._running.executor, self._folder.checkpoints))
-        if self.being_written is not None:
+        if self._safely("checkpoint", lambda: self.write(self._running.executor, self._folder.checkpoints)):
             self.saved, self.unwritten = self.progress.iteration, None
 
     def save_once(self) -> None:
@@ -135,50 +109,20 @@ class Checkpoints:
         if not self.is_saved:
             self.save()
 
-    def settle(self) -> None:
-        """Returns when nothing is being written.
-
-        Raises:
-            RlinfError: what cannot be recovered from.
-        """
-        self._safely("checkpoint", lambda: self.wait(self._running.executor))
-
-    def settle_at_last(self) -> None:
-        """As `settle`, and writes what could not be written before, for about a minute.
+    def write_at_last(self) -> None:
+        """Writes what could not be written before, for about a minute.
 
         Raises:
             CheckpointWriteError: it cannot be.
             RlinfError: what cannot be recovered from.
         """
-        self.settle()
         for seconds in _TRY_AGAIN_S:
             if self.unwritten is None:
                 return
             time.sleep(seconds)
             self.save()
-            self.settle()
         if self.unwritten is not None:
             raise self.unwritten
-
-    @contextmanager
-    def saved_at_last(self) -> Iterator[None]:
-        """Behind it nothing is being written, also where training failed: the run resumes from that checkpoint.
-
-        Raises:
-            CheckpointWriteError: what was learnt last cannot be written.
-            RlinfError: what cannot be recovered from.
-        """
-        try:
-            yield
-        except HangError:  # whoever would have to answer does not
-            raise
-        except Exception:
-            try:
-                self.wait(self._running.executor)
-            except RlinfError as error:  # the worker that writes may be the one that is gone
-                _LOG.warning("the newest checkpoint may be the one before: %s", error)
-            raise
-        self.settle_at_last()
 
     # --------------------------------------------------------------------------------------------------------- best
     def best_folder(self, best: Mapping[str, float]) -> Path:

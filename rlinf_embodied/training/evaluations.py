@@ -76,7 +76,7 @@ class Evaluations:
         result = checking.run(progress.iteration, None if best is None else best["score"])
         if result.score is not None and (best is None or result.score >= best["score"]):
             progress.best = {"score": result.score, "iteration": progress.iteration}
-            self._checkpoints.begin_best(self._running.executor)
+            self._checkpoints.write_best(self._running.executor)
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
         said = "; the goal is reached" if progress.reached else ""
@@ -99,6 +99,5 @@ class Evaluations:
             return
         if best is None or found.score >= best["score"]:
             progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
-            self._safely("checkpoint", lambda: checkpoints.begin_best(self._running.executor))
-            if checkpoints.being_written is not None:
-                self._note(f"the best so far is kept: {checkpoints.being_written}")
+            if self._safely("checkpoint", lambda: checkpoints.write_best(self._running.executor)):
+                self._note(f"the best so far is kept: {checkpoints.best_folder(progress.best_evaluation)}")

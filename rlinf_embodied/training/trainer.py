@@ -11,7 +11,6 @@ finish    evaluation after; summary, trace, curve (account.py)
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass, replace
@@ -26,8 +25,7 @@ from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.learning.checkpoint import find_latest, verify
-from rlinf_embodied.learning.checkpoint_writer import point_latest
+from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
@@ -124,9 +122,7 @@ class Trainer:
             boards = start_boards(folder, config.run, config.wandb, config.trackio, asdict(config))
             writer = MetricsWriter(folder, boards)
             try:
-                with LiveView(
-                    config.run.num_iterations, self._job.title, self._job.columns, log=folder / "console.log"
-                ) as view:
+                with LiveView(config.run.num_iterations, self._job.columns, folder / "console.log") as view:
                     for line in self._job.launch_notes():
                         view.note(line)
                     if self._resumption is not None:
@@ -167,20 +163,21 @@ class Trainer:
 
     def _work(self, running: Running, writer: MetricsWriter, view: LiveView) -> int:
         """Evaluates, iterates and evaluates; returns the exit code."""
-        with ends_when_asked() as stop, self._checkpoints.saved_at_last():
+        with ends_when_asked() as stop:
             after = None
             if self._checkpoints.progress.before is None:
                 after = self._evaluations.evaluate(0, "before")
                 self._checkpoints.progress.before = after.summary()
             self._iterate(running, writer, view, stop)
+            self._checkpoints.write_at_last()
         if stop.asked:
             self._planning.report(self._folder)
             view.note(f"stopped after iteration {self._checkpoints.progress.iteration}; resume with the same command")
             return stop.exit_code
         if after is None or self._checkpoints.progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluations.evaluate(self._checkpoints.progress.iteration, "after")
-            with self._checkpoints.saved_at_last():
-                self._evaluations.keep_best(after)
+            self._evaluations.keep_best(after)
+            self._checkpoints.write_at_last()
         progress = self._checkpoints.progress
         digest = self._safely("digest", lambda: weights_digest(self._job, running.executor, progress.iteration))
         self._account.close(self._folder, self._planning, running.executor, progress, after, digest, view)
@@ -243,7 +240,6 @@ class Trainer:
         finally:  # the checkpoint's progress is not that of the snapshot
             checkpoints.progress, checkpoints.saved = progress, saved
         running.repeat_until(progress.iteration)
-        checkpoints.begin_again(running.executor)  # the worker that wrote one may be lost; it is of this very state
 
     def _regroup(self, view: LiveView) -> None:
         """Plans for what is left of the cluster, after a node was lost.
@@ -263,26 +259,22 @@ class Trainer:
         start = time.time()
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start
-        if running.snapshot is not None:
-            self._checkpoints.wait(running.executor)  # while it can be begun again
-            if running.pace.is_due(seconds):
-                metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
+        if running.snapshot is not None and running.pace.is_due(seconds):
+            metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
         self._checkpoints.advance(progress)
         return result, metrics, seconds
 
     def _rescue(self, running: Running, error: WorkerError | HangError, view: LiveView) -> None:
         """Saves what was learnt before a fault that is one too many."""
         checkpoints = self._checkpoints
-        is_saved = checkpoints.is_saved and checkpoints.being_written is None
-        if not is_fault(error) or running.snapshot is None or is_saved:
+        if not is_fault(error) or running.snapshot is None or checkpoints.is_saved:
             return
         try:
             running.session.replace(error.workers)
             self._restore(running, view)
-            checkpoints.begin(running.executor, self._folder.checkpoints)
-            checkpoints.wait(running.executor)
-            if checkpoints.unwritten is not None:
-                raise checkpoints.unwritten
+            if not checkpoints.write(running.executor, self._folder.checkpoints):
+                view.note("the iteration could not be saved, as the disk is full: resume from the newest checkpoint")
+                return
             view.note(f"iteration {checkpoints.progress.iteration} is saved: go on from there with the same command")
         except RlinfError as another:
             view.note(
@@ -292,14 +284,13 @@ class Trainer:
     def _switch(self, running: Running, view: LiveView) -> None:
         """Switches to another plan: a checkpoint is the snapshot, and the workers rebuild all stages from it."""
         self._checkpoints.save_once()
-        self._checkpoints.settle_at_last()
+        self._checkpoints.write_at_last()
         latest = find_latest(self._folder.checkpoints)
         assert latest is not None
         self._renew(running, latest, view)
 
     def _renew(self, running: Running, checkpoint: Path, view: LiveView) -> None:
         """Rebuilds all stages from a checkpoint that this run wrote."""
-        self._checkpoints.settle()
         verify(checkpoint)
         self._recovery.repeat("new stages", lambda: self._renewed(running, checkpoint, view), lambda: None)
 
@@ -315,8 +306,7 @@ class Trainer:
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            why = "" if self._job.goal == math.inf else "the goal was not reached: "
-            view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
+            view.note(f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept")
             self._renew(running, self._checkpoints.best_folder(progress.best), view)
             self._checkpoints.progress = progress  # not that of the checkpoint
             running.saved = copy.deepcopy(progress)  # no iterations are to be run again from here
@@ -359,7 +349,9 @@ class Trainer:
             self._return_to_best(running, view)
         else:  # before the first iteration too
             self._checkpoints.save_once()
-        if self._checkpoints.saved is None:  # a run of no iterations leaves the policy that others can start from
+        if (
+            self._checkpoints.saved is None and self._checkpoints.unwritten is None
+        ):  # a run of no iterations leaves the policy that others can start from
             self._checkpoints.save()
 
     def _replan(

@@ -31,7 +31,7 @@ def change(path: Path, edit) -> None:
 
 def test_episodes_are_their_seeds_and_actions(path: Path) -> None:
     recording = read_recording(path, NAMED)
-    assert (recording.task, recording.control_mode, recording.robot) == ("PointReach-v0", "pd_ee_delta_pose", None)
+    assert (recording.task, recording.control_mode) == ("PointReach-v0", "pd_ee_delta_pose")
     assert [(e.name, e.seed, e.actions.shape) for e in recording.episodes] == [
         ("traj_0", 7, (5, 2)),
         ("traj_1", 9, (3, 2)),

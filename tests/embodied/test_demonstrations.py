@@ -250,7 +250,7 @@ def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         collected(from_files(folder, "env.instruction=go"))
     nan = dataset(tmp_path / "nan", tiny(), actions=lambda a: np.full_like(a, np.nan))
     with pytest.raises(DataError, match=r"action 0 of step 0 of episode 0 is nan"):
-        sources_of(from_files(nan))
+        collected(from_files(nan))
     for name, change, words in (
         ("wide", {"actions": lambda a: np.zeros((len(a), 3), np.float32)}, "whose action have 3 dimensions, .* have 2"),
         ("state", {"state": lambda a: np.zeros((len(a), 5), np.float32)}, "observation.state have 5 dimensions, .* 4"),
@@ -262,13 +262,13 @@ def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_dataset_is_refused(tmp_path: Path) -> None:
     filmed = dataset(tmp_path / "filmed", tiny(), video=True)
     next(filmed.rglob("*.mp4")).unlink()
-    with pytest.raises(DataError, match=r"filmed', but .*file-000.mp4 is missing: copy the dataset anew"):
-        sources_of(from_files(filmed))
+    with pytest.raises(DataError, match=r"filmed', but .*file-000.mp4 cannot be read .*copy the dataset anew"):
+        collected(from_files(filmed))
     cut = dataset(tmp_path / "cut", tiny())
     table = next(cut.glob("data/*/*.parquet"))
     table.write_bytes(table.read_bytes()[:200])
     with pytest.raises(DataError, match=r"cut', but .*file-000.parquet cannot be read"):
-        sources_of(from_files(cut))
+        collected(from_files(cut))
 
 
 # -------------------------------------------------------------------------------------------------- teacher and student

@@ -107,6 +107,13 @@ def test_its_methods_return_what_the_protocol_says(config, policy, shown) -> Non
     check_policy(policy, config, *shown)
 
 
+def test_its_rows_are_independent(config, policy, features, shown) -> None:
+    output = policy.act(features, policy.spec.noise.draw(0, "test", range(ROWS)), config.temperature)
+    first = {name: value[[0] * ROWS] for name, value in output.record.items()}
+    found = policy.evaluate(policy.encode(shown[1].rows([0] * ROWS)), first, config.temperature).log_probs
+    assert torch.allclose(found[0], output.log_probs[0], atol=1e-3)
+
+
 def test_its_weights_follow_from_the_seed_alone(config, shown) -> None:
     before = torch.random.get_rng_state()
     first, same, other = (new_policy(config, shown[0], seed, "cpu").module.state_dict() for seed in (3, 3, 4))

@@ -21,16 +21,19 @@ import torch
 from torch import Tensor
 
 from experiments.bench.harness import seconds_of
-from policies.openvla.autoregressive import decode
-from policies.openvla.footprint import OpenVLAFootprint, meta_network, read_shapes
+from policies.adapters import inject_adapters
+from policies.checkpoint_folder import read_json
+from policies.openvla.autoregressive import decode, predicting_states
+from policies.openvla.folder import empty_network
 from policies.openvla.images import CHANNELS_PER_IMAGE
-from policies.openvla.log_probs import TokenDistribution
+from policies.openvla.log_probs import TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import TokenRows
-from policies.openvla.settings import OpenVLAConfig
+from policies.openvla.settings import WHOLE, OpenVLAConfig, config_of
 from rlinf_embodied import device
 from rlinf_embodied.compose import CONFIG_DIR
+from rlinf_embodied.config import LoraSettings
 
 ADAPTER = ".lora_"  # in the names of their parameters
 PEAKS = {  # dense bfloat16 FLOP/s by part of the device's name (NVIDIA's data sheets), the more exact names first
@@ -64,12 +67,21 @@ def tokens_read(network: OpenVLA, work: Work) -> int:
 
 def published() -> Work:
     """Returns work with the published network of seven billion parameters."""
-    return Work(config=read_shapes(CONFIG_DIR / "models" / "openvla_7b.json"))
+    return Work(config=config_of(read_json(CONFIG_DIR / "models" / "openvla_7b.json", WHOLE)))
+
+
+def meta_network(work: Work, lora_rank: int = 0) -> OpenVLA:
+    """Returns the network on the meta device, with adapters if they have a rank."""
+    network = empty_network(work.config)
+    if lora_rank:
+        with torch.device("meta"):
+            inject_adapters(network, LoraSettings(rank=lora_rank), 0, "lora")
+    return network.to(work.dtype)
 
 
 def random_network(work: Work, place: str, lora_rank: int = 0) -> OpenVLA:
     """Returns a network of random weights on a device."""
-    network = meta_network(work.config, work.dtype, lora_rank).to_empty(device=place)
+    network = meta_network(work, lora_rank).to_empty(device=place)
     drawn = 0.02 * torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
     drawn = drawn.to(work.dtype).to(place)  # equal weights would take less power, and so less time, than these
     with torch.no_grad():
@@ -133,14 +145,29 @@ def rates(what: str, number: float, flops: float, seconds: float, place: str) ->
     return {**found, **({} if peak is None else {"mfu": flops / seconds / peak})}
 
 
+def inputs(work: Work, rows: int, place: str) -> tuple[TokenRows, Tensor]:
+    """Returns prompts and pixel values of rows."""
+    ids, side = torch.ones(rows, work.prompt_tokens, dtype=torch.int64, device=place), work.config.image_size
+    pixels = torch.zeros(rows, CHANNELS_PER_IMAGE, side, side, device=place)
+    return TokenRows(ids, torch.ones_like(ids, dtype=torch.bool)), pixels
+
+
+def loss(network: OpenVLA, work: Work, rows: int, place: str) -> Tensor:
+    """Makes the pass of a policy update: log-probs and entropies of given action tokens."""
+    columns = work.config.action_columns
+    tokens = torch.full((rows, work.action_dim), columns.start, device=place)
+    hidden = predicting_states(network, *inputs(work, rows, place), tokens)
+    distribution = TokenDistribution(columns=columns)
+    log_probs, entropy = action_log_probs(hidden, network.output_layer, tokens, distribution)
+    return (log_probs + entropy).sum()
+
+
 # ------------------------------------------------------------------------------------------------------------- measured
 @torch.no_grad()
 def rollouts(work: Work, place: str) -> dict[str, object]:
     """Returns what policy calls take: OpenVLA's, token by token, and OpenVLA-OFT's, a chunk at once."""
     network, rows = random_network(work, place), work.rollout_rows
-    ids = torch.ones(rows, work.prompt_tokens, dtype=torch.int64, device=place)
-    prompts, side = TokenRows(ids, torch.ones_like(ids, dtype=torch.bool)), work.config.image_size
-    pixels = torch.zeros(rows, CHANNELS_PER_IMAGE, side, side, device=place)
+    prompts, pixels = inputs(work, rows, place)
     distribution = TokenDistribution(columns=work.config.action_columns)
     oft = OpenVLAOFT(network, work.chunk, work.action_dim)
     seen = network.vision_backbone.num_patches + work.prompt_tokens
@@ -164,12 +191,11 @@ def rollouts(work: Work, place: str) -> dict[str, object]:
 def training(work: Work, place: str) -> dict[str, object]:
     """Returns what an update takes that trains adapters: log-probs, their gradients, and a step of torch's AdamW."""
     network, rows = random_network(work, place, work.lora_rank), work.training_rows
-    policy = OpenVLAFootprint(network, work.prompt_tokens, work.action_dim)
     optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], lr=1e-5)
 
     def step() -> None:
         optimizer.zero_grad()
-        policy.loss(rows).backward()
+        loss(network, work, rows, place).backward()
         optimizer.step()
 
     seconds = seconds_per_call(step, place, work.repeat)
