@@ -50,6 +50,7 @@ class TokenBatch:
         return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
 
+@runtime_checkable
 class Prefix(Protocol):
     """N prompts that a decoder has read."""
 
@@ -57,6 +58,7 @@ class Prefix(Protocol):
     def logits(self) -> Tensor: ...  # of each prompt's first completion token, float [N, V]
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """The memory (KV cache) of up to S rows that decode together; it keeps slots 0..n-1, n = tokens of the last step.
 
@@ -90,6 +92,7 @@ class TokenLogProbs:
     entropy: Tensor | None  # float32 [B, R] nats; None where it was not asked for
 
 
+@runtime_checkable
 class PromptCodec(Protocol):
     """What turns a prompt into tokens, without the model's weights."""
 
@@ -160,6 +163,7 @@ class LanguagePolicy(Protocol):
         ...
 
 
+@runtime_checkable
 class ValueModel(Protocol):
     """A critic for completions."""
 
