@@ -42,11 +42,6 @@ class GenerationBlock:
     prompts: tuple[Prompt, ...]
     group_size: int  # G
 
-    @property
-    def num_rows(self) -> int:
-        """Number of completions."""
-        return len(self.prompts) * self.group_size
-
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -75,11 +70,6 @@ class PromptSet:
 
     blocks: tuple[tuple[tuple[Problem, Prompt], ...], ...]
     index: int  # of this block among them
-
-    @property
-    def own(self) -> tuple[tuple[Problem, Prompt], ...]:
-        """The block's problems."""
-        return self.blocks[self.index]
 
 
 @dataclass(frozen=True, slots=True)

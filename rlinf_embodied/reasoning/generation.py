@@ -67,7 +67,8 @@ class _Decoding:
         self, policy: LanguagePolicy, block: GenerationBlock, sampling: SamplingParams, noise: Noise, max_num_seqs: int
     ) -> None:
         self.block, self.sampling, self.noise = block, sampling, noise
-        rows, length = block.num_rows, sampling.max_new_tokens
+        rows, length = len(block.prompts) * block.group_size, sampling.max_new_tokens
+        self.num_rows = rows
         self.max_num_seqs = min(max_num_seqs, rows)
         width = max(len(prompt.tokens) for prompt in block.prompts) + length
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
@@ -142,7 +143,7 @@ class _Decoding:
     def _admit(self, gaps: Tensor) -> list[int]:
         """Fills gaps with waiting rows, then with the last live ones; returns rows that ended at their first token."""
         finished: list[int] = []
-        while len(gaps) > 0 and self.next_row < self.block.num_rows:
+        while len(gaps) > 0 and self.next_row < self.num_rows:
             prefix = self._read_ahead()
             end = min(self.next_row + len(gaps), self.read_to * self.block.group_size)
             rows = torch.arange(self.next_row, end, device=gaps.device)

@@ -117,12 +117,13 @@ class GenerationStage(LanguageStage):
         decoding, first = self._under_way[1], block - prompts.index
         if first not in decoding:
             decoding |= self._begun(step_context, first, asked)
-        groups = tuple(islice(decoding[first], len(prompts.own)))
-        assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
+        problems = tuple(problem for problem, _ in prompts.blocks[prompts.index])
+        groups = tuple(islice(decoding[first], len(problems)))
+        assert len(groups) == len(problems), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
             del decoding[first]  # the last one frees its memory
         texts = tuple(text for group in groups for text in self._texts(group))
-        return Completions(tuple(problem for problem, _ in prompts.own), groups, texts, self._shared.version)
+        return Completions(problems, groups, texts, self._shared.version)
 
     def _begun(
         self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]

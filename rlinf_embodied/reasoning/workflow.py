@@ -108,7 +108,9 @@ def run_iteration(
         per_round: problems of a round.
         end: no iteration of this number or a later one is begun.
     """
-    num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
+
+    def num_rounds(result: IterationResult) -> int:
+        return max(executor.workflow.rounds(result.reports).values(), default=1)
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
         used = cast(int, context.message) + num_rounds(result) * per_round

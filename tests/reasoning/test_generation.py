@@ -151,23 +151,6 @@ def test_groups_come_in_order_while_others_still_decode():
     assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
 
 
-def test_only_live_rows_are_stepped():
-    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
-    widths = []
-    inner = policy.decoder
-
-    def recording(max_num_seqs, width):
-        decoder = inner(max_num_seqs, width)
-        step = decoder.step
-        decoder.step = lambda tokens: (widths.append(len(tokens)), step(tokens))[1]  # type: ignore[method-assign]
-        return decoder
-
-    policy.decoder = recording  # type: ignore[method-assign]
-    groups = run(policy, max_num_seqs=6)
-    lengths = torch.cat([group.lengths for group in groups.values()])
-    assert sum(widths) == int((lengths - 1).sum())  # the first token comes from the prompt's own forward pass
-
-
 def test_rows_end_at_any_end_token_and_otherwise_by_length():
     policy = language_model("qwen2")
     policy.model.generation_config.eos_token_id = [1, 7, 8, 9]

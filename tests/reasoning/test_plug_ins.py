@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from math_runs import iterate_math, math_executor, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from math_runs import tiny_math, train_math, untimed_rows, warm
 from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
-from experiments.examples import http_judge
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
@@ -54,15 +51,6 @@ def shortened(overrides: list[str], folder: Path) -> list[str]:
     """Returns overrides for one small iteration."""
     small = {"run.num_iterations": "1", "eval.num_problems": "8", "generation.max_new_tokens": "20"}
     return [*overrides, *(f"{key}={value}" for key, value in small.items()), f"run.dir={folder / 'run'}"]
-
-
-# ------------------------------------------------------------------------------------------------------------ the page
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_of_the_page_composes(command):
-    config = compose_math(command)
-    words = config.data.prompt_template == "natural"
-    assert config.generation.max_new_tokens == (512 if words else 52)
-    assert config.algorithm.lr <= (1e-5 if config.policy.folder else 1e-4)
 
 
 def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
@@ -181,18 +169,6 @@ def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):
         CausalLM.from_config(LanguagePolicyConfig(system_prompt="Be brief."), None, seed=0)
 
 
-# ------------------------------------------------------------------------------------------------------------- workers
-@pytest.mark.ray
-def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
-    (plug_ins / "my_rewards.py").write_text("def score(completion, problem): return 0.5 + len(problem.answer) / 100\n")
-    config = tiny_math("reward._target_=my_rewards.score", "algorithm.mask_truncated=true")
-    plan = config.plan.variants
-    (metrics,) = iterate_math(config, math_executor(config, plan, 1, ray_session), 1)
-    ended = 1 - metrics["rollout/truncated"]
-    assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended
-    assert metrics["rollout/accuracy"] == 0
-
-
 def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None:
     together = threading.Barrier(3, timeout=30.0)
 
@@ -202,29 +178,3 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
 
     with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
         assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, monkeypatch) -> None:
-    server = http_judge.make_server(http_judge.Options(port=0, latency_s=0.01))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
-    judged = "reward._target_=experiments.examples.http_judge.judged"
-    alone = train_math(tiny_math(f"run.dir={tmp_path / 'alone'}", judged))
-    plan = {"name": "judged", "num_devices": 2, "items": ["prompts+generation on 0", "reward on 1", "actor on 0"]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    waiting = [
-        "reward.concurrency=4",
-        "reward.waits=true",
-        "cluster.waiting_devices=1",
-        f"plan={tmp_path / 'plan.json'}",
-    ]
-    run = ["cluster=local", "cluster.num_devices=1", f"run.dir={tmp_path / 'apart'}", judged, *waiting]
-    # a process of its own: the workers of Ray that tests share do not know where the judge is
-    command = [sys.executable, "experiments/train_llm_math.py", *tiny_math_overrides(*run)]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    server.shutdown()
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    apart = json.loads((tmp_path / "apart/summary.json").read_text())
-    assert apart["weights_sha256"] == alone["weights_sha256"]

@@ -93,15 +93,6 @@ def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_pat
     assert tokens == original(written, add_special_tokens=False)["input_ids"]
 
 
-def test_fewer_held_out_problems_than_asked_for_are_said_to_be_all(folders, files, tmp_path, capsys) -> None:
-    train_math(config_of(folders["qwen2"], files, tmp_path, "run.num_iterations=0", "eval.num_problems=20"))
-    said = f"of {NUM_TEST} problems (all there are for tests: eval.num_problems asks for 20)"
-    out = capsys.readouterr().out
-    assert [said in line for line in out.splitlines() if "evaluation before:" in line] == [True]
-    before = json.loads((tmp_path / "summary.json").read_text())["before"]
-    assert (before["num_problems"], before["num_asked"]) == (NUM_TEST, 20)
-
-
 # ----------------------------------------------------------------------------------------------------------- bad input
 @pytest.fixture
 def nothing_starts(monkeypatch):
@@ -156,17 +147,6 @@ def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(
     assert [prompts.batch(place, 1)[0] for place in range(40)] == whole
     assert len({prompt.id for _, prompt in whole}) == 40
     assert max(len(prompt.tokens) for _, prompt in whole) <= lengths[6]
-
-
-def test_a_folder_that_is_none(files, tmp_path, nothing_starts) -> None:
-    config = config_of(tmp_path / "nowhere", files, tmp_path / "run")
-    refused(ConfigError, "policy.folder is", "nowhere", "there is no such folder", "give one", config=config)
-
-
-def test_microbatches_smaller_than_a_sequence(folders, files, tmp_path, nothing_starts) -> None:
-    config = config_of(folders["qwen2"], files, tmp_path / "run", "algorithm.tokens_per_microbatch=50")
-    parts = ["algorithm.tokens_per_microbatch is 50", "prompts for the split 'train' has", "use at least"]
-    refused(ConfigError, *parts, config=config)
 
 
 @pytest.mark.parametrize(

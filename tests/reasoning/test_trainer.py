@@ -12,7 +12,6 @@ import torch
 from math_runs import PPO, iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
 from runs import digest
 from stopped_runs import straight_runs
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
@@ -169,33 +168,6 @@ def test_what_is_rewarded_is_said() -> None:
     config = tiny_math("reward._target_=my.f", "reward.format_reward=0.25", *OVERLONG)
     said = "what my.f returns, 0.25 for the right format, up to -0.5 for length"
     assert ReasoningJob(config).launch_notes() == [f"reward   {said} (reward.*)"]
-
-
-# --------------------------------------------------------------------------------------------------------- checkpoints
-@pytest.mark.parametrize("variant", ["grpo", "lora"])
-def test_a_checkpoint_is_a_folder_that_transformers_loads_to_the_same_logits(straight, variant: str) -> None:
-    folder = straight(variant) / "checkpoints/latest"
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    policy = CausalLM.load(folder)
-    tokens = torch.tensor([tokenizer("3+4-5=")["input_ids"]])
-    assert tokens.tolist() == [policy.encode("3+4-5=")]
-    with torch.no_grad():
-        assert torch.equal(model(tokens).logits, policy.model(tokens).logits)
-    start = CausalLM.load(warm(tiny_math()))
-    with torch.no_grad():
-        assert not torch.allclose(model(tokens).logits, start.model(tokens).logits, atol=1e-3)
-    assert model.config.tie_word_embeddings
-
-
-def test_adapters_alone_are_trained(straight) -> None:
-    before = CausalLM.load(warm(tiny_math())).module.state_dict()
-    module = checkpoint.load_tensors(straight("lora") / "checkpoints/latest", "policy_module")
-    base = {n.removeprefix("base_model.model.").replace(".base_layer", ""): t for n, t in module.items()}
-    kept = [name for name in before if name in base]
-    assert len(kept) == len(before)
-    assert all(torch.equal(base[name], before[name]) for name in kept)
-    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in module.items())
 
 
 def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:

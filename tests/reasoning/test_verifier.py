@@ -78,12 +78,3 @@ def test_hostile_completions_earn_nothing(natural):
         natural.verify(["#### 1/3", "#### x^2+1+2x"], [HALF, symbolic])  # its process is there
         verified = natural.verify([*hostile, f"#### {problem.answer}"], [problem] * (len(hostile) + 1))
         assert verified.correct.tolist() == [False] * len(hostile) + [True]
-
-
-def test_verdicts_do_not_depend_on_what_was_asked_before_or_together(natural):
-    texts = [f"#### {i}/4" for i in range(8)] + ["#### x+1", "#### 1+x"]
-    problems = [HALF] * 8 + [Problem(3, "?", "x+1", None, "text", "own")] * 2
-    together = natural.verify(texts, problems).correct
-    backwards = natural.verify(texts[::-1], problems[::-1]).correct[::-1]
-    alone = [natural.verify([text], [problem]).correct[0] for text, problem in zip(texts, problems, strict=True)]
-    assert together.tolist() == backwards.tolist() == alone == [i == 2 for i in range(8)] + [True, True]

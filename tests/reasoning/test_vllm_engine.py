@@ -10,7 +10,6 @@ import torch
 from language_models import language_model
 from math_runs import tiny_math, train_math, untimed_rows
 
-from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import VllmConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.reasoning import vllm_engine
@@ -146,12 +145,3 @@ def test_training_refuses_a_context_that_is_too_short_before_anything_starts(eng
     with pytest.raises(ConfigError, match=r"generation.vllm.max_model_len is 21"):
         train_math(config)
     assert engine.ENGINES == []
-
-
-def test_exact_runs_refuse_the_engine():
-    with pytest.raises(ConfigError, match=r"generation.engine is 'vllm', but run.exact=true.*run.exact=false"):
-        compose_math(["generation.engine=vllm"])
-    config = compose_math(["generation.engine=vllm", "run.exact=false", "generation.vllm.gpu_memory_utilization=0.6"])
-    assert config.generation.vllm == VllmConfig(gpu_memory_utilization=0.6)
-    with pytest.raises(ConfigError, match=r"eval.engine is 'vllm', but run.exact=true.*eval.engine=transformers"):
-        compose_math(["eval.engine=vllm"])
