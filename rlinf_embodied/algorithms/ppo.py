@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import (
-    advantage_sums,
     chunk_major,
     chunk_steps,
     gae,
-    mean_of,
     next_values,
-    normalize,
     spread_final_values,
-    squared_deviations,
-    std_of,
+    standardized,
     time_major,
 )
 from rlinf_embodied.algorithms.batch import (
@@ -131,8 +127,5 @@ def _first_value(policy: Policy, observation: Observation, chunk: int, critic: C
 
 def normalize_blocks(blocks: Mapping[int, TrainingBlock], reducer: Reducer) -> dict[int, TrainingBlock]:
     """Returns the blocks with advantages of mean 0 and standard deviation 1 over all blocks of all workers."""
-    sums = reducer.sum_blocks({b: advantage_sums(t.advantages, t.valid) for b, t in blocks.items()})
-    mean = mean_of(sums)
-    squares = reducer.sum_blocks({b: squared_deviations(t.advantages, t.valid, mean) for b, t in blocks.items()})
-    std = std_of(sums, squares)
-    return {b: replace(t, advantages=normalize(t.advantages, mean, std)) for b, t in blocks.items()}
+    found = standardized({b: (t.advantages, t.valid) for b, t in blocks.items()}, reducer.sum_blocks)
+    return {b: replace(t, advantages=found[b]) for b, t in blocks.items()}

@@ -25,12 +25,12 @@ from rlinf_embodied.device import require_autocast
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
-from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import StageState, WeightsMessage, require_version
+from rlinf_embodied.learning.weights import Groups, StageState, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
@@ -233,17 +233,11 @@ class ActorStage(LearnerStage):
     def write_policy(self, folder: Path) -> None:
         save_policy(self.shared.policy, folder, self._config)
 
-    def save(
-        self,
-        step_context: Moment,
-        argument: tuple[str, int, int, StagePart],
-        *parts: StagePart | WeightsMessage | None,
-    ) -> None:
-        """Begins a checkpoint, with adapters as such: the policy's folder has them merged."""
-        adapters = (
-            StagePart({_MODULE: self.shared.policy.module.state_dict()}) if self._config.policy.lora.rank else None
-        )
-        super().save(step_context, argument, *parts, adapters)
+    def export_training(self) -> Groups:
+        """Returns the optimizer's state, and adapters as such: the policy's folder has them merged."""
+        adapted = self._config.policy.lora.rank > 0
+        adapters = {_MODULE: dict(self.shared.policy.module.state_dict())} if adapted else {}
+        return super().export_training() | adapters
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""

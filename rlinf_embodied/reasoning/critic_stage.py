@@ -11,15 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import (
-    advantage_sums,
-    gae,
-    mean_of,
-    next_values,
-    normalize,
-    squared_deviations,
-    std_of,
-)
+from rlinf_embodied.algorithms.advantages import gae, next_values, standardized
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -88,11 +80,8 @@ class CriticStage(LearnerStage):
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
         }
-        sums = self._reducer.sum_blocks({b: advantage_sums(r.advantages, r.mask) for b, r in blocks.items()})
-        mean = mean_of(sums)
-        deviations = {b: squared_deviations(r.advantages, r.mask, mean) for b, r in blocks.items()}
-        std = std_of(sums, self._reducer.sum_blocks(deviations))
-        made = {b: TokenAdvantages(normalize(r.advantages, mean, std) * r.mask) for b, r in blocks.items()}
+        found = standardized({b: (r.advantages, r.mask) for b, r in blocks.items()}, self._reducer.sum_blocks)
+        made = {b: TokenAdvantages(found[b] * r.mask) for b, r in blocks.items()}
         return Output(made, self._fit(step_context, blocks))
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:

@@ -191,9 +191,6 @@ class ReasoningJob:
             )
         progress.counts[_IDLE] = number
 
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        return []
-
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
         """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
         groups: list[ScoredGroup] = [group for report in result.all_of("reward", list) for group in report]

@@ -339,8 +339,6 @@ class Trainer:
             writer.write(progress.global_step, number, metrics)
             writer.write_samples(progress.global_step, number, self._job.samples(result))
             view.update(number, metrics)
-            for warning in self._job.warnings(metrics):
-                view.note(f"warning: iteration {number}: {warning}")
             due = config.checkpoint.every and number % config.checkpoint.every == 0
             if due or self._checkpoints.unwritten is not None or not self._goes_on():
                 self._checkpoints.save()
