@@ -20,7 +20,7 @@ from experiments.bench.gpu.openvla import (
     training,
 )
 from experiments.bench.gpu.whole import demo, plans
-from policies.openvla.settings import config_of
+from policies.openvla.config import config_of
 
 TOY = Work(
     config=config_of(openvla_folders.RAW),
