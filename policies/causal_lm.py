@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from policies.adapters import add_adapters, merged_model
 from policies.decoding import CachedDecoder, has_plain_cache
@@ -110,6 +111,7 @@ class CausalLM:
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
         folder.mkdir(parents=True, exist_ok=True)
+        transformers_logging.disable_progress_bar()
         merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
 

@@ -183,8 +183,9 @@ def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(st
 
 # ------------------------------------------------------------------------------------------------------------- refusals
 @pytest.fixture
-def nothing_starts(monkeypatch):
-    """Fails if a session is opened."""
+def nothing_starts(monkeypatch, straight):
+    """Fails if a session is opened after the runs that the tests begin with."""
+    straight(), straight("reference")
 
     def refuse(config):
         raise AssertionError("a session was opened")
