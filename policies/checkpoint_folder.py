@@ -7,8 +7,9 @@ dataset_statistics.json   what it standardises its inputs with, {task: {column: 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -22,6 +23,7 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.randomness import words
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
@@ -51,6 +53,14 @@ class SavedPolicy:
             raise CheckpointError(
                 f"{self.folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
             ) from error
+
+
+@contextlib.contextmanager
+def seeded(seed: int, purpose: str = "policy") -> Iterator[None]:
+    """Draws first weights from the seed within the block; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(words(seed, purpose)) >> 1)
+        yield
 
 
 def read_json(path: Path, action: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.action_distributions import SquashedGaussian
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import KeptInFolder, seeded
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
@@ -28,7 +28,6 @@ from rlinf_embodied.interfaces.policies import (
     Record,
     ReparameterizedPolicy,
 )
-from rlinf_embodied.randomness import words
 
 _INSIDE = 1 - 1e-5  # the largest action that has a density
 _LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
@@ -87,8 +86,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         self._distribution = SquashedGaussian(env.chunk, env.action_dim)
         noise = self._distribution.noise
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+        with seeded(seed):
             self.module: SoftActorNet = SoftActorNet(options, env)
 
     # ------------------------------------------------------------------------------------------------------ inference

@@ -178,23 +178,21 @@ def standardized(
     sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
     eps: float = 1e-8,
 ) -> dict[int, Tensor]:
-    """Returns (A - mean) / (std + eps) of each block; mean and std are over all blocks of all workers.
-
-    Two passes, each a sum per block in float64: blocks are added in a fixed order (learning/reduce.py), so that mean
-    and std (of the population) have the same bits however the blocks are spread over workers.
+    """Returns (A - mean) / (std + eps), with mean and standard deviation (of the population) over all blocks.
 
     Args:
-        blocks: (advantages, valid) of each block of this worker, of any equal shape; only valid entries count.
-        sum_blocks: adds up one tensor per block over all workers, for example `Reducer.sum_blocks`.
-        eps: see above.
+        blocks: advantages of each block of this worker, and which entries are valid, of one shape.
+        sum_blocks: adds up what each block gives over all workers, in a fixed order (`Reducer.sum_blocks`), so that the
+            result has the same bits however the blocks are spread.
+        eps: keeps equal advantages from dividing by 0.
     """
-    wide = {b: torch.where(valid, advantages, 0.0).to(torch.float64) for b, (advantages, valid) in blocks.items()}
-    counts = {b: valid.sum().to(torch.float64) for b, (_, valid) in blocks.items()}
-    count, total = sum_blocks({b: torch.stack([counts[b], wide[b].sum()]) for b in blocks}).tolist()
-    mean = total / max(count, 1.0)
-    squares = {b: torch.where(blocks[b][1], wide[b] - mean, 0.0).square().sum()[None] for b in blocks}
-    std = (float(sum_blocks(squares)[0]) / max(count, 1.0)) ** 0.5
-    return {b: (advantages - mean) / (std + eps) for b, (advantages, _) in blocks.items()}
+    kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}
+    count, total = sum_blocks({b: torch.stack([v.sum().to(torch.float64), kept[b]]) for b, (_, v) in blocks.items()})
+    number = max(float(count), 1.0)
+    mean = float(total) / number
+    squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
+    std = (float(sum_blocks(squares)[0]) / number) ** 0.5
+    return {b: (a - mean) / (std + eps) for b, (a, _) in blocks.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import gae, next_values, standardized
-from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
+from rlinf_embodied.algorithms.losses import explained_variance, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -118,8 +118,8 @@ class CriticStage(LearnerStage):
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
-        explained = {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
-        return value_metrics(fitted, explained_variance(self._reducer.sum_blocks(explained)))
+        columns = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
+        return value_metrics(fitted, explained_variance(columns, self._reducer.sum_blocks))
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []

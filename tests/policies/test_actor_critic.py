@@ -19,7 +19,6 @@ from policies.running_statistics import RunningStatistics
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.policy_check import check_policy
-from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import HasRunningStatistics, ImitationPolicy
@@ -138,16 +137,6 @@ def test_a_critics_gradient_does_not_grow_with_the_scale_of_returns() -> None:
         assert bias is not None
         norms.append(float(bias.norm()))
     assert math.isclose(norms[0], norms[1], rel_tol=1e-3)
-
-
-def test_a_folder_restores_weights_and_statistics(tmp_path: Path) -> None:
-    env, policy = compose_train(["env=gymnasium", "policy=actor_critic", "algorithm=ppo_mujoco"]).env, made(STATE)
-    policy.update_statistics(policy.statistics_sums(policy.encode(seen(STATE)), drawn(4, 1)))
-    save_policy(policy, tmp_path, env, policy.config)
-    again = load_policy(policy.config, str(tmp_path), "cpu").policy
-    state = policy.module.state_dict()
-    assert state["state_statistics.count"] == 4
-    assert all(torch.equal(state[name], value) for name, value in again.module.state_dict().items())
 
 
 @pytest.mark.parametrize(
