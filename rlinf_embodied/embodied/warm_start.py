@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
-from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
+from rlinf_embodied.embodied.policy_check import new_policy
 from rlinf_embodied.embodied.policy_folder import is_published, save_policy
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.workflow import run_iteration
@@ -133,8 +133,8 @@ class NewPolicyStage:
 
     def save_policy(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
-        config, own = self._config, is_own(self._config.policy)
-        rows = ROWS if config.measures or own else 1
+        config = self._config
+        rows = ROWS if config.measures else 1
         try:
             env = make_env(for_demonstrations(config.env), rows, self._device)
         except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
@@ -143,8 +143,6 @@ class NewPolicyStage:
             acts_in = env.spec if config.hierarchy is None else choice_spec(env.spec, config.hierarchy)
             with within("" if config.hierarchy is None else "hierarchy"):
                 policy = self._policy(acts_in)
-            if own:
-                check_policy(policy, config.policy, acts_in, env.reset(range(rows)).to(self._device))
             if config.measures and isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
             save_policy(policy, Path(folder), config.env, config.policy, self._device)

@@ -54,12 +54,6 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: 
     assert trained(VARIANTS[variant], tree, devices, SerialSession()) == alone[variant]
 
 
-def test_another_seed_and_another_number_of_blocks_train_other_weights(alone) -> None:
-    one = PLANS["collocated on 1"][1]
-    found = {trained(small(word), one, 1, SerialSession())[0] for word in ("run.seed=4", "env.block_size=4")}
-    assert len(found | {alone["sac"][0]}) == 3
-
-
 @pytest.fixture(scope="module")
 def played(tmp_path_factory) -> Path:
     """A run that has acted."""

@@ -143,31 +143,6 @@ def test_the_policy_is_updated_once_per_period() -> None:
     )
 
 
-def test_a_period_goes_on_over_iterations() -> None:
-    # six updates in an iteration, a period of four: after updates 4, 8, 12, of which the first iteration has one
-    _, ours = updates(small("algorithm.policy_period=4"), num_blocks=2)
-    made = [0, 0]
-    step = ours.learners["policy_optimizer"].step
-    for iteration in range(2):
-
-        def counted(rows, passes, iteration=iteration):
-            made[iteration] += 1
-            return step(rows, passes)
-
-        ours.learners["policy_optimizer"].step = counted
-        ours.update(StepContext(iteration), batches(2))
-    assert made == [1, 2]
-
-
-def test_a_period_longer_than_an_iteration_has_the_policy_updated_in_some_of_them() -> None:
-    policy, ours = updates(small(f"algorithm.policy_period={2 * UPDATES}"), num_blocks=2)
-    weights = []
-    for iteration in range(2):
-        ours.update(StepContext(iteration), batches(2))
-        weights.append(torch.cat([p.detach().flatten() for p in policy.module.parameters()]))
-    assert not torch.equal(*weights)
-
-
 def test_only_noise_depends_on_how_a_batch_is_dealt_to_blocks(monkeypatch) -> None:
     config = small("algorithm.updates_per_step=1")
     monkeypatch.setattr(SAC, "_noise", lambda self, i, b, r: torch.zeros(UPDATES, 2, r.shape[1], 1, ACTION))

@@ -98,12 +98,6 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
     assert metric_rows(tmp_path) == metric_rows(straight)
 
 
-def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
-    start = f"warm_start.checkpoint={straight / 'checkpoints/latest'}"
-    found = train(small(f"run.dir={tmp_path}", start, "warm_start.from_nothing=false", "run.num_iterations=1"))
-    assert found["before"]["return"] == json.loads((straight / "summary.json").read_text())["after"]["return"]
-
-
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
@@ -203,13 +197,3 @@ def test_a_sparse_reward_is_learned_from_beside_demonstrations(tmp_path) -> None
     found = train(reach(f"run.dir={tmp_path}", *words))
     assert found["success_rate_before"] < 0.2
     assert found["success_rate_after"] > 0.5
-
-
-@pytest.mark.ray
-def test_a_plan_is_found_and_changes_no_weight(straight, tmp_path, ray_cluster) -> None:
-    words = ["cluster=local", "cluster.num_devices=2", "plan=auto", "plan.profile_budget_s=1", f"run.dir={tmp_path}"]
-    found = train(small(*words, f"warm_start.cache_dir={tmp_path / 'cache'}"))
-    assert found["plan"].startswith("auto: ")
-    assert found["weights_sha256"] == digest(straight)
-    ranked = json.loads((tmp_path / "plan.json").read_text())["ranked"]
-    assert len(ranked) > 1

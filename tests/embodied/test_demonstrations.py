@@ -16,7 +16,7 @@ from envs.point_reach import STEP
 from policies.state_policy import StatePolicy
 from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations, noise_levels
+from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
 from rlinf_embodied.embodied.job import EmbodiedJob
@@ -82,12 +82,6 @@ def largest_surprise(data: list[Demonstrations]) -> float:
             point = (point + part.actions[:-1, k] * STEP).clamp(-1, 1)
         worst = max(worst, float((point - part.observation.proprio[1:, :2]).abs().max()))
     return worst
-
-
-def test_the_largest_noise_only_disturbs_the_beginning() -> None:
-    start = tiny("warm_start.noise=[0.1,0.3]", "warm_start.noise_steps=5").warm_start
-    assert noise_levels(start, [0, 1, 2, 3], 4) == [0.1, 0.3, 0.1, 0.3]
-    assert noise_levels(start, [0, 1, 2, 3], 5) == [0.1, 0.0, 0.1, 0.0]
 
 
 def test_failed_episodes_are_dropped_and_the_others_end_with_the_chunk_that_solves_them() -> None:
@@ -193,14 +187,6 @@ def test_a_path_that_holds_no_demonstrations_is_refused(recording: Path, tmp_pat
     ):
         with pytest.raises(error, match=words):
             sources_of(tiny(*SFT, f"data={tmp_path / name}"))
-
-
-def test_a_recording_is_known_by_the_name_of_a_link_to_it(recording: Path, tmp_path: Path) -> None:
-    (tmp_path / "blobs").mkdir()
-    for suffix in (".h5", ".json"):
-        recording.with_suffix(suffix).rename(tmp_path / f"blobs/sha{suffix[1]}")
-        recording.with_suffix(suffix).symlink_to(tmp_path / f"blobs/sha{suffix[1]}")
-    assert collected(from_files(recording))[1]["used"] == 20
 
 
 # ------------------------------------------------------------------------------------------------------ LeRobot folders

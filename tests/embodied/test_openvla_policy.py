@@ -11,8 +11,7 @@ import openvla_folders as toys
 import pytest
 import torch
 import torch.distributed as dist
-from runs import GRPO, tiny, tiny_overrides, train
-from safetensors.torch import load_file, save_file
+from runs import GRPO, tiny_overrides, train
 
 from experiments.examples.small_openvla import Options as Small
 from experiments.examples.small_openvla import write_small
@@ -21,12 +20,12 @@ from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.predictor import OpenVLAPredictor
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.policy_check import check_policy
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from tests.observations import env_spec, observed, stacked
+from tests.policy_contract import require_contract
 
 ROWS = 3
 ENV = env_spec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",))
@@ -72,7 +71,7 @@ def shown(size: int = 20) -> Observation:
 @pytest.mark.parametrize("options", [PARALLEL, ONE_BY_ONE, {**PARALLEL, "lora": LORA}], ids=["oft", "openvla", "lora"])
 def test_it_is_what_training_asks_of_a_policy(published, options: dict, critic: Critic) -> None:
     policy, env = policy_of(published, options, critic)
-    check_policy(policy, policy.config, env, shown())
+    require_contract(policy, policy.config, env, shown())
 
 
 def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
@@ -121,17 +120,6 @@ def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(
     assert policy.range.low.tolist() == [-2.0, 0.0]
     assert policy.range.high.tolist() == [2.0, 0.5]
     assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
-    check_policy(policy, policy.config, ENV, shown())
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_it_is_cloned_on_the_tokens_that_it_may_draw(published, whole: bool) -> None:
-    policy, env = policy_of(published, {**PARALLEL, "whole_vocabulary": whole})
-    features = policy.encode_trainable(shown())
-    actions = torch.full((ROWS, env.chunk, 2), 0.1)
-    tokens = torch.from_numpy(policy._tokens.encode(policy._normalised(actions.numpy())))
-    log_probs = policy.evaluate(features, {"tokens": tokens}, 1.0).log_probs
-    torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
 
 
 def test_cloning_draws_it_to_what_is_demonstrated(published) -> None:
@@ -195,16 +183,6 @@ def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, na
     assert more["weights_sha256"] == summary["weights_sha256"]
 
 
-@pytest.mark.slow
-def test_activations_that_are_computed_again_change_no_bit(published, tmp_path) -> None:
-    lora = ["policy.options.lora.rank=4"]
-    kept = train(run(published, tmp_path / "kept", lora))
-    again = train(run(published, tmp_path / "again", [*lora, "policy.options.checkpoint_activations=true"]))
-    assert again["weights_sha256"] == kept["weights_sha256"]
-    policy = OpenVLAPolicy.from_folder(published, ENV, config_of({**PARALLEL, "checkpoint_activations": True}))
-    assert len([b for b in policy.module.model.network.blocks() if "forward" in vars(b)]) == 3 + 3 + 2
-
-
 def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -> None:
     train(run(published, tmp_path / "run", ["policy.options.lora.rank=4"]))
     latest = tmp_path / "run/checkpoints/latest"
@@ -218,57 +196,10 @@ def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -
     assert not any("vision_backbone" in name for name in peft_names)
 
 
-@pytest.mark.parametrize("frozen", [True, False], ids=["frozen towers", "trained towers"])
-def test_every_adapter_gets_a_gradient(published, frozen: bool) -> None:
-    policy, _ = policy_of(published, {**PARALLEL, "lora": LORA, "freeze_vision": frozen})
-    features = policy.encode(shown())
-    record = policy.act(features, policy.spec.noise.draw(0, "action", range(ROWS)), 1.0).record
-    loss = policy.evaluate(features, record, 1.0).log_probs.sum()
-    gradients = torch.autograd.grad(loss, policy.policy_parameters(), allow_unused=True)
-    assert all(gradient is not None for gradient in gradients)
-    names = [name for name in policy.module.state_dict() if ".lora_" in name]
-    assert len(names) == len(gradients)
-    assert any("vision_backbone" in name for name in names) is not frozen
-
-
-def test_adapters_of_frozen_towers_in_a_folder_are_left_out_unless_they_were_trained(published, tmp_path) -> None:
-    policy, _ = policy_of(published, {**PARALLEL, "lora": LORA})
-    policy.save(tmp_path)
-    path = tmp_path / "adapter_model.safetensors"
-    layer = "base_model.model.network.vision_backbone.featurizer.blocks.0.attn.proj"
-    for trained in (0.0, 1.0):
-        more = {f"{layer}.lora_A.weight": torch.randn(4, 8), f"{layer}.lora_B.weight": torch.full((8, 4), trained)}
-        save_file(load_file(path) | more, path)
-        if trained:
-            with pytest.raises(CheckpointError, match=r"adapter_model.safetensors holds other tensors .*featurizer"):
-                OpenVLAPolicy.from_folder(tmp_path)
-        else:
-            assert weights_sha256(state_of(tmp_path)) == weights_sha256(policy.module.state_dict())
-    with pytest.raises(CheckpointError, match=r"policy.options.freeze_vision is False, but .* made with True"):
-        OpenVLAPolicy.from_folder(tmp_path, config=config_of({**PARALLEL, "lora": LORA, "freeze_vision": False}))
-
-
 def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(published, tmp_path) -> None:
     options = ["policy.critic=observation", "algorithm.sharding=fsdp2", "run.exact=false"]
     with pytest.raises(ConfigError, match=r"algorithm.sharding is 'fsdp2', but the critic shares parameters"):
         train(run(published, tmp_path / "run", options))
-
-
-def test_a_published_files_mode_stays_as_it_was(tmp_path) -> None:
-    folder = toys.write_published(tmp_path / "published", action=2)
-    (folder / "model.safetensors").chmod(0o600)
-    train(run(folder, tmp_path / "run", ["policy.options.lora.rank=4"], "run.num_iterations=1"))
-    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.slow
-def test_adapters_are_saved_when_the_folder_that_they_came_from_is_gone(published, tmp_path) -> None:
-    options = ["policy.options.lora.rank=4", "checkpoint.every=1", "checkpoint.keep=1", "algorithm.lr_end_fraction=1.0"]
-    train(run(published, tmp_path / "run", options, "run.num_iterations=1"))
-    train(run(published, tmp_path / "run", options, "run.num_iterations=3"))
-    (kept,) = (tmp_path / "run/checkpoints").glob("step_*")
-    straight = train(run(published, tmp_path / "straight", options, "run.num_iterations=3"))
-    assert weights_sha256(state_of(kept)) == straight["weights_sha256"]
 
 
 def test_a_plan_of_two_workers_gives_the_same_weights(published, tmp_path) -> None:
@@ -324,16 +255,6 @@ def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, word
 def test_a_published_folder_alone_says_what_to_do(published) -> None:
     with pytest.raises(CheckpointError, match="is a published folder, which does not say what it acts in: start a"):
         load_policy(config_of(PARALLEL), str(published), "cpu")
-
-
-def test_other_policies_refuse_a_published_folder(published, tmp_path) -> None:
-    with pytest.raises(CheckpointError, match="it was not written by this project"):
-        train(tiny(f"warm_start.checkpoint={published}", f"run.dir={tmp_path}"))
-
-
-def test_without_a_folder_it_says_where_to_get_one(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"begins with the network of a folder: .* warm_start.checkpoint=<dir>"):
-        OpenVLAPolicy(config_of(PARALLEL), ENV, 0)
 
 
 def test_a_checkpoint_of_other_options_is_refused(published, tmp_path) -> None:

@@ -99,23 +99,6 @@ def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_pla
 
 
 # -------------------------------------------------------------------------------------------------------- which one
-def test_it_is_said_where_a_run_goes_on_also_at_another_place(copied, straight, capsys) -> None:
-    train(four(copied))
-    assert f"going on from {copied / 'checkpoints/step_000004'}: iteration 4 of 4 is done, written 20" in (
-        capsys.readouterr().out
-    )
-    assert digest(copied) == digest(straight)
-
-
-def test_every_byte_is_hashed_once(copied, monkeypatch) -> None:
-    hashed: list[str] = []
-    original = checkpoint.file_sha256
-    monkeypatch.setattr(checkpoint, "file_sha256", lambda path: (hashed.append(path.name), original(path))[1])
-    train(four(copied))
-    assert hashed.count("model.safetensors") == 1
-    assert hashed.count("policy_optimizer.safetensors") == 1
-
-
 HARM = {
     "the checksum of model.safetensors differs": lambda path: break_byte(path / "model.safetensors"),
     "no COMPLETE": lambda path: (path / "COMPLETE").unlink(),

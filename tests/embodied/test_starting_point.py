@@ -85,11 +85,6 @@ def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
     assert done.stderr.startswith("error: env.task is 'PegInsertionSide-v1'")
 
 
-def test_training_starts_from_one_policy() -> None:
-    with pytest.raises(ConfigError, match=r"warm_start.checkpoint is 'a', but warm_start.teacher is 'b'.* one of"):
-        compose_train(["warm_start.checkpoint=a", "warm_start.teacher=b"])
-
-
 @pytest.mark.parametrize(
     ("given", "says"),
     [
