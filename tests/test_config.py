@@ -235,7 +235,7 @@ BAD_INPUT = [
         *(VLA, "algorithm=grpo algorithm.group_size=4 env.auto_reset=true"),
         "env.auto_reset is True|set env.auto_reset=false",
     ),
-    (VLA, "warm_start.teacher=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
+    (VLA, "warm_start.demonstrations=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
     (VLA, "warm_start.num_demos=1", "warm_start.num_demos is 1|at least one|use 480"),
     (VLA, "warm_start.region=[1,0,0,1]", "warm_start.region is [1.0, 0.0, 0.0, 1.0]|rectangle|null for the whole"),
     (VLA, "warm_start.noise=[-1]", "warm_start.noise is [-1.0]|none is negative|use [0.0]"),
@@ -439,7 +439,7 @@ def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
     assert compose_evaluate([f"checkpoint={folder}", "env=point_reach"]).checkpoint == str(folder)
     files = compose_math([f"data.files.all={folder}", f"policy.folder={folder}"]).data.files
     assert dict(files) == {"all": str(folder)}
-    assert compose_train([f"warm_start.teacher={name}"]).warm_start.teacher == name
+    assert compose_train([f"warm_start.checkpoint={name}"]).warm_start.checkpoint == name
 
 
 def test_a_file_may_stand_where_a_language_preset_could(tmp_path: Path):

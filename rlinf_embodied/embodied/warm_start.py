@@ -40,7 +40,7 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
-_PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
+_PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
     *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),

@@ -120,18 +120,6 @@ def test_updates_are_those_of_stable_baselines3(monkeypatch) -> None:
         torch.testing.assert_close(found, other, rtol=0, atol=1e-2 * learned)  # its log-probs are of tanh^2 + 1e-6
 
 
-def test_a_fixed_entropy_coefficient_stays_and_zero_leaves_the_entropy_out() -> None:
-    _, ours = updates(small("algorithm.entropy_coef=0.25"), num_blocks=2)
-    assert ours.update(StepContext(0), batches(2))["losses/entropy_coef"] == 0.25
-    with_entropy, without = (
-        updates(small("algorithm.entropy_coef=0.25", f"algorithm.entropy_in_target={told}"), 2)[1].update(
-            StepContext(0), batches(2)
-        )
-        for told in ("true", "false")
-    )
-    assert with_entropy["losses/critic_loss"] != without["losses/critic_loss"]
-
-
 def test_the_policy_is_updated_once_per_period() -> None:
     policy, ours = updates(small(f"algorithm.policy_period={UPDATES + 1}"), num_blocks=2)
     before = [p.clone() for p in policy.module.parameters()]

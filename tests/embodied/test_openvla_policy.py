@@ -99,17 +99,6 @@ def test_values_of_acting_are_those_of_training_and_of_the_end_of_a_rollout(publ
     assert output.values.abs().max() > 1e-3
 
 
-def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
-    as_it_is, binary, inverted = (
-        policy_of(published, {**PARALLEL, "gripper": gripper})[0] for gripper in ("as_it_is", "binary", "inverted")
-    )
-    features = as_it_is.encode(shown())
-    raw, ones, others = (policy.act(features, None, 1.0).actions for policy in (as_it_is, binary, inverted))
-    assert torch.equal(ones[..., :-1], raw[..., :-1])
-    assert torch.equal(ones[..., -1], torch.where(raw[..., -1] > 0.5, 1.0, -1.0))
-    assert torch.equal(others[..., -1], -ones[..., -1])
-
-
 def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
     kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
     observation = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
@@ -120,19 +109,6 @@ def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(
     assert policy.range.low.tolist() == [-2.0, 0.0]
     assert policy.range.high.tolist() == [2.0, 0.5]
     assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
-
-
-def test_cloning_draws_it_to_what_is_demonstrated(published) -> None:
-    policy, env = policy_of(published, {**PARALLEL, "freeze_vision": False})
-    actions = torch.tensor([0.5, 0.0]).expand(ROWS, env.chunk, 2).contiguous()  # one token for both
-    optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
-    features = policy.encode_trainable(shown())
-    for _ in range(100):
-        loss = policy.imitation_loss(features, actions, {})
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert (policy.act(features, None, 1.0).actions - actions).abs().max() < 0.02
 
 
 # ------------------------------------------------------------------------------------------------------------- training

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import faulty_reach
 import pytest
-from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tiny, train, trees
+from runs import clone, cluster, metric_rows, tiny, train
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
@@ -22,7 +22,6 @@ from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution import profiler
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.profile import FORMAT, Profile, load_profile
 from rlinf_embodied.runtime import host as host_module
@@ -67,16 +66,6 @@ def measured() -> tuple[SerialSession, Profile, list[tuple]]:
     told = lambda *progress: seen.append(progress)  # noqa: E731
     profile = profiler.measure(workflow, session, cluster(2), "tiny", {"config": "x"}, told, budget_s=0.5)
     return session, profile, seen
-
-
-def test_profiling_leaves_no_trace_in_training(measured) -> None:
-    plan = trees("all", "all", "all")
-    digests = []
-    for session in (SerialSession(), measured[0]):
-        executor = executor_for(tiny(), plan, 2, session, clone(tiny()))
-        iterate(executor, 2)
-        digests.append(digest(executor))
-    assert digests[0] == digests[1]
 
 
 def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, tmp_path) -> None:
@@ -315,14 +304,3 @@ def test_a_simulator_that_becomes_slower_gets_another_plan_and_the_weights_do_no
     expected = undisturbed("env.carry_over=true")
     train(slower_half_way(tmp_path, slowness, "env.carry_over=true"))
     switched(tmp_path, expected, capsys.readouterr().out)
-
-
-def test_an_executor_of_a_cleared_session_starts_from_the_folder_again() -> None:
-    session, config, folder = SerialSession(), tiny(), clone(tiny())
-    plan = trees("all", "all", "all")
-    first = executor_for(config, plan, 2, session, folder)
-    started = digest(first)
-    iterate(first, 2)
-    session.clear()
-    assert isinstance(second := executor_for(config, plan, 2, session, folder), Executor)
-    assert digest(second) == started

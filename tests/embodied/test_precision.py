@@ -17,7 +17,7 @@ from policies.state_policy import StatePolicy
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
-from rlinf_embodied.embodied.precision import computed_in
+from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import Observation

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from runs import GRPO, clone, cluster, executor_for, iterate, tiny, trees
+from runs import clone, cluster, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.workflow import training_workflow
@@ -50,25 +50,6 @@ def _no_group_stays():
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param([], marks=pytest.mark.slow, id="ppo"),
-        pytest.param([*GRPO, "algorithm.rows_per_microbatch=3"], id="grpo"),
-    ],
-)
-def test_a_single_worker_trains_as_an_unsharded_one_and_acts_with_its_view(variant: list[str]) -> None:
-    plain, sharded = config_of(*variant), config_of(*variant, *SHARDED)
-    start = clone(plain)
-    expected = executor_for(plain, TOGETHER, 1, SerialSession(), start)
-    executor = executor_for(sharded, TOGETHER, 1, SerialSession(), start)
-    before = weights(expected)
-    metrics, found = iterate(expected, 3), iterate(executor, 3)
-    assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in found)  # what acted had the weights of the update
-    assert found == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in metrics]
-    assert_moved_alike(executor, expected, before, 1e-4)
 
 
 @pytest.mark.ray

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from experiments.bench.control import cases
+from experiments.bench.control.cases import UNSEEN
 from experiments.bench.control.curves import Curve, draw, seeds_of
 from experiments.bench.harness import Benchmark, Report, Run, chosen
 
@@ -27,7 +28,7 @@ class Options:
     """The arguments."""
 
     cases: str = ""  # names of cases.py joined by commas; "": all
-    seeds: str = cases.UNSEEN
+    seeds: str = UNSEEN
     points: int = 10
     folder: str = "runs/bench_control"
     out: str = ""
