@@ -108,11 +108,7 @@ class _Expert:
         return _run(self._env, observation, lambda *step: self._controller(numbers, *step), len(numbers))
 
     def _reset(self, numbers: Sequence[int]) -> Observation:
-        """Starts an episode per row; where a region is given, restarts it until the object lies in it.
-
-        Raises:
-            SimulatorError: the object hardly ever lies there.
-        """
+        """Starts an episode per row; where a region is given, restarts it until the object lies in it."""
         env, rows, seed = self._env, list(range(len(numbers))), self._seed
         observation = env.reset([int(reset_seed(seed, -1, number)) for number in numbers], rows)
         region = self._start.region

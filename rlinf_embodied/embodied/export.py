@@ -92,12 +92,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
 
 # --------------------------------------------------------------------------------------------------------------- checks
 def require_exportable(config: ExportConfig, out: Path) -> None:
-    """Refuses what would be found out, or passed over, only after all episodes.
-
-    Raises:
-        ConfigError: see `export_dataset`.
-        CheckpointError: see `export_dataset`.
-    """
+    """Refuses what would be found out, or passed over, only after all episodes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
     if not config.env.cameras:

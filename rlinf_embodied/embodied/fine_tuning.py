@@ -82,12 +82,7 @@ def fine_tuning_workflow(stage: FineTuningConfig) -> Workflow:
 
 
 def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgress) -> None:
-    """Has new stages make their demonstrations, round by round.
-
-    Raises:
-        SimulatorError: a block is left without any.
-        DataError: files do not fit the env.
-    """
+    """Has new stages make their demonstrations, round by round."""
     total = sum(source.num_episodes for source in stage.sources)
     done = used = 0
     for number in range(max(of_type(executor.call(ACTOR, "open_sources", StepContext(0)), int))):
@@ -115,12 +110,7 @@ class FineTuningLearner(PolicyLearner):
 
     # ------------------------------------------------------------------------------------------------ demonstrations
     def open_sources(self, step_context: StepContext) -> int:
-        """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for.
-
-        Raises:
-            DataError: vectors of a file have other sizes than those of the env.
-            ConfigError: the run's instruction is none of a dataset's tasks.
-        """
+        """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
         rows = 1 if kinds == {Kind.lerobot} else ROWS
         self._env: VectorEnv = make_env(for_demonstrations(config.env), rows, self.device)

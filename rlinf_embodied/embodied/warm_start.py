@@ -79,11 +79,7 @@ def starting_policy(
 
 
 def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder of a new high-level policy; arguments as `starting_policy`.
-
-    Raises:
-        ConfigError: the columns of a goal are none of the env's.
-    """
+    """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
     hierarchy = config.hierarchy
     new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
     of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
