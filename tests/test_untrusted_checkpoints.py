@@ -14,7 +14,7 @@ import torch
 from conftest import REPOSITORY
 from runs import clone, tiny
 
-from policies.openvla.oft_folder import _read_side_file
+from policies.openvla.folder import _read_side_file
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning import checkpoint

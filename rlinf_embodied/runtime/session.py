@@ -9,8 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
@@ -23,14 +22,6 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 Ref = object  # opaque to everyone but the session that made it
 _Kind = TypeVar("_Kind")
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The object store of the driver's node: what some values take there, and its whole size, in bytes."""
-
-    taken: int
-    room: int
 
 
 def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
@@ -84,10 +75,6 @@ class Session(Protocol):
         """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
         ...
 
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """Returns the bytes of these values in the object store; None without an object store."""
-        ...
-
     def replace(self, workers: Sequence[int]) -> None:
         """Begins a new attempt after an error: these workers are restarted and have no stages.
 
@@ -96,24 +83,6 @@ class Session(Protocol):
 
         Raises:
             LostNodeError: a node is gone; the session has no workers any more, and can start others.
-        """
-        ...
-
-    def provide(self, workers: Sequence[int], config: object) -> None:
-        """Lets these workers read the files and folders that a config names, wherever they run, under the same paths.
-
-        Raises:
-            DataError: one cannot be written there; names the path and the node.
-        """
-        ...
-
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        """Brings what these workers wrote below a folder, on their own nodes, to the same path on the driver's.
-
-        Returns how many files came.
-
-        Raises:
-            DataError: it cannot be written here.
         """
         ...
 
@@ -198,19 +167,8 @@ class SerialSession:
         """Everything has run already."""
         return list(refs)
 
-    def provide(self, workers: Sequence[int], config: object) -> None:
-        """See Session; they are here."""
-
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        """It is here."""
-        return 0
-
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""
-
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """There is none."""
-        return None
 
     def replace(self, workers: Sequence[int]) -> None:
         """A thread that hangs is left to itself."""

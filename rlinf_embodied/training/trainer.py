@@ -26,7 +26,6 @@ from rlinf_embodied.errors import DataError, HangError, RlinfError, WorkerError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
-from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
@@ -205,10 +204,6 @@ class Trainer:
         if checkpoint is not None:  # stages are rebuilt from it, or copy files of it, when it may have been dropped
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         executor = Executor(self._job.workflow(str(policy_folder)), self._planning.plan, session, self._cluster)
-        routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
-        self._folder.write_json("transports.json", [asdict(route) for route in routes])
-        if routes and snapshot is None:
-            view.note(f"transports\n{transport.lines(routes)}")
         if checkpoint is not None:
             self._checkpoints.load(executor, checkpoint)
         self._job.prepare(executor, view.progress)
@@ -223,8 +218,6 @@ class Trainer:
         if self._config.recovery.max_restarts > 0 and snapshot is None:
             running.pace.share = self._config.recovery.snapshot_share
             running.take_snapshot(self._checkpoints.progress)
-        if snapshot is None and (said := running.store_shortage(routes, self._planning.weights_bytes)):
-            view.note(said)
         self._account.startup.mark("evaluation stages")
         return running
 
