@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from runs import GRPO, tiny_overrides, train
+from safetensors.torch import load_file, save_file
 
 from experiments.examples.small_openvla import Options as Small
 from experiments.examples.small_openvla import write_small
@@ -107,6 +108,27 @@ def test_values_of_acting_are_those_of_training_and_of_the_end_of_a_rollout(publ
     torch.testing.assert_close(found.values, output.values, atol=1e-5, rtol=0)
     torch.testing.assert_close(policy.value(features, None), output.values, atol=1e-5, rtol=0)
     assert output.values.abs().max() > 1e-3
+
+
+def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
+    as_it_is, binary, inverted = (
+        policy_of(published, {**PARALLEL, "gripper": gripper})[0] for gripper in ("as_it_is", "binary", "inverted")
+    )
+    features = as_it_is.encode(shown())
+    raw, ones, others = (policy.act(features, None, 1.0).actions for policy in (as_it_is, binary, inverted))
+    assert torch.equal(ones[..., :-1], raw[..., :-1])
+    assert torch.equal(ones[..., -1], torch.where(raw[..., -1] > 0.5, 1.0, -1.0))
+    assert torch.equal(others[..., -1], -ones[..., -1])
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_it_is_cloned_on_the_tokens_that_it_may_draw(published, whole: bool) -> None:
+    policy, env = policy_of(published, {**PARALLEL, "whole_vocabulary": whole})
+    features = policy.encode_trainable(shown())
+    actions = torch.full((ROWS, env.chunk, 2), 0.1)
+    tokens = torch.from_numpy(policy._tokens.encode(policy._normalised(actions.numpy())))
+    log_probs = policy.evaluate(features, {"tokens": tokens}, 1.0).log_probs
+    torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
 
 
 def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
