@@ -111,7 +111,8 @@ class RolloutStage:
         policy, config = self._policy, self._config
         assert len(observation) == len(blocks) * config.block_size
         if not self._fits:
-            require_fitting(config.folder, observation)
+            criticised = config.records and config.policy.critic is Critic.privileged
+            require_fitting(config.folder, observation, criticised)
             self._fits = True
         features = policy.encode(observation.to(self._device))
         noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,12 @@ def test_a_run_saves_what_its_policy_reads_and_another_env_is_refused(tmp_path) 
     env = make_env(config.env, 1)
     assert policy.env.features == env.spec.features  # pyright: ignore[reportAttributeAccessIssue]
     assert [f.shape[:2] for f in policy.env.of_kind(FeatureKind.image)] == list(SIZES.values())  # pyright: ignore
-    require_fitting(str(folder), env.reset([1]))
+    shown = env.reset([1])
+    require_fitting(str(folder), shown, criticised=True)
+    other = replace(shown, privileged=torch.zeros(1, 3))
+    require_fitting(str(folder), other)  # an image policy acts without it
+    with pytest.raises(CheckpointError, match=r"'privileged': .*but this env shows .*'privileged': \[3\]"):
+        require_fitting(str(folder), other, criticised=True)
     for change, there, here in (
         ("env.states=[target,tip]", r"'tip': \[2\], 'target': \[3\]", r"'target': \[3\], 'tip': \[2\]"),
         ("env.cameras=[wrist,front]", r"'image 0': \[16, 24, 3\]", r"'image 0': \[12, 12, 3\]"),
