@@ -183,12 +183,6 @@ def lost_nodes(node_ids: Collection[str]) -> dict[str, str]:
     return {node_id: known[node_id]["NodeManagerAddress"] if node_id in known else "unknown" for node_id in gone}
 
 
-def store_room() -> int:
-    """Returns the size of the object store of this node, in bytes."""
-    (node,) = [node for node in ray.nodes() if node["NodeID"] == here()]
-    return int(node["Resources"].get("object_store_memory", 0))
-
-
 @cache
 def versions() -> dict[str, str]:
     """Returns what has to be alike on all nodes: the libraries, and this package by its source."""

@@ -23,7 +23,6 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
-from ray.experimental import get_object_locations
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
@@ -32,10 +31,10 @@ from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray, store_room
+from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray
 from rlinf_embodied.runtime.ray_files import RayFiles, paths_in
 from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
-from rlinf_embodied.runtime.session import Ref, Stored, of_type
+from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
@@ -180,11 +179,6 @@ class RaySession:
         """See Session: they lie in the stores of their nodes, and where there are several, on another node, too."""
         self._health.wait(refs, "a snapshot", local=False)
         self._files.keep(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), set(self._nodes.values()))
-
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """See Session; small values, which Ray keeps with their owner, take nothing."""
-        known = get_object_locations(cast("list[ray.ObjectRef]", list(refs)))
-        return Stored(sum(int(value.get("object_size") or 0) for value in known.values()), store_room())
 
     def provide(self, workers: Sequence[int], config: object) -> None:
         nodes = [self._nodes[worker] for worker in workers if worker in self._nodes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
@@ -23,14 +23,6 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 Ref = object  # opaque to everyone but the session that made it
 _Kind = TypeVar("_Kind")
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The object store of the driver's node: what some values take there, and its whole size, in bytes."""
-
-    taken: int
-    room: int
 
 
 def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
@@ -82,10 +74,6 @@ class Session(Protocol):
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """Sees to it that these values outlive the workers that made them; raises as `fetch`."""
-        ...
-
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """Returns the bytes of these values in the object store; None without an object store."""
         ...
 
     def replace(self, workers: Sequence[int]) -> None:
@@ -207,10 +195,6 @@ class SerialSession:
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""
-
-    def stored(self, refs: Sequence[Ref]) -> Stored | None:
-        """There is none."""
-        return None
 
     def replace(self, workers: Sequence[int]) -> None:
         """A thread that hangs is left to itself."""

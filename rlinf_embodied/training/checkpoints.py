@@ -1,4 +1,4 @@
-"""A run's progress and its checkpoints: the newest one, the one being written, and the best ones.
+"""A run's progress and its checkpoints: the newest one, the one being written, and the best one.
 
 A worker writes a checkpoint while training continues: `begin` starts it, `wait` waits for it.  One for which the disk
 has no room is noted and tried again after the next iteration.
@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,88 +19,77 @@ from rlinf_embodied.learning.checkpoint_writer import arrived, step_folder
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
-from rlinf_embodied.training.recovery import Safely
+from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.training.running import Running
 
 _LOG = logging.getLogger(__name__)
 _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
-_TRY_AGAIN_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # after which the last checkpoint of a run is written again
-_BEST = ("best", "best_evaluation")  # of a run's progress: which weights are kept in its folder of the best
 
 
 class Checkpoints:
-    """What one run has learnt, as far as it is kept."""
+    """What one run has learnt, as far as it is kept.
 
-    def __init__(self, job: Job, folder: RunFolder) -> None:
+    Its methods raise a worker's errors; those in the last section are repeated where a worker is lost.
+    """
+
+    def __init__(self, job: Job, folder: RunFolder, running: Running, recovery: Recovery) -> None:
         self.progress = Progress()
         self.saved: int | None = None  # the iteration of the newest checkpoint
         self.being_written: Path | None = None  # the checkpoint that a worker writes at this moment
         self.unwritten: CheckpointWriteError | None = None  # why the newest one is not there
-        self._job, self._folder = job, folder
-        self._running: Running
-        self._safely: Safely
-
-    def serve(self, running: Running, safely: Safely) -> None:
-        """Saves these stages from now on; `safely` runs work again where it loses workers."""
-        self._running, self._safely = running, safely
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether there is a checkpoint of this progress, or one is being written."""
-        return self.saved == self.progress.iteration
+        self._job, self._folder, self._running, self._recovery = job, folder, running, recovery
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
-        """Brings stages and progress into the state of a checkpoint.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost.
-        """
+        """Brings stages and progress into the state of a checkpoint."""
         self.progress = self._job.load(executor, checkpoint)
         self.saved = self.progress.iteration
-        self._forget_best_that_is_gone()
+        self._forget_missing_best()
 
     def advance(self, progress: Progress) -> None:
-        """Goes on to the progress at an iteration's end."""
+        """Takes the progress at an iteration's end."""
         self.progress = progress
         if self.unwritten is not None:
-            self._forget_best_that_is_gone()
+            self._forget_missing_best()
+
+    def best_folder(self, best: Mapping[str, float]) -> Path:
+        """Returns where the weights are that a run's progress names as its best."""
+        return step_folder(self._folder.best, int(best["iteration"]))
+
+    def _forget_missing_best(self) -> None:
+        """Forgets a best one that stayed in the folder of another run, or could not be written."""
+        if self.progress.best is not None and not self.best_folder(self.progress.best).exists():
+            self.progress.best = None
 
     # ------------------------------------------------------------------------------------------------------ writing
-    def begin(self, executor: Executor, root: Path) -> None:
-        """Has a checkpoint begun below a folder of them, once the one before is there.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
-        """
-        self.wait(executor)
+    def begin(self, root: Path) -> None:
+        """Has a checkpoint begun below a folder of them, once the one before is there."""
+        self.wait()
         target = step_folder(root, self.progress.iteration)
         with self._outliving_a_full_disk(target):
-            self._job.save(executor, root, self.progress)
+            self._job.save(self._running.executor, root, self.progress)
             self.being_written = target
 
-    def begin_best(self, executor: Executor) -> None:
-        """Has one begun that is kept as the best, see `begin`."""
-        self.begin(executor, self._folder.best)
+    def begin_best(self) -> None:
+        """Has one begun that is kept as the best."""
+        self.begin(self._folder.best)
 
-    def begin_again(self, executor: Executor) -> None:
+    def begin_again(self) -> None:
         """Has the one under way begun again, where its worker may be lost and the stages are as they were then."""
         if self.being_written is not None:
             root, self.being_written = self.being_written.parent, None
-            self.begin(executor, root)
+            self.begin(root)
 
-    def wait(self, executor: Executor) -> None:
-        """Returns when the checkpoint under way is on the driver's disk; a worker writes it while training continues.
+    def wait(self) -> None:
+        """Returns when the checkpoint under way is on the driver's disk.
 
         One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
         checkpoint that is damaged, which a resuming run passes over.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost; but a full disk is noted as `unwritten`.
         """
+        executor, learner = self._running.executor, self._job.learner
         with self._outliving_a_full_disk(self.being_written):
-            executor.call(self._job.learner, "wait_saved", StepContext(self.progress.iteration))
+            executor.call(learner, "wait_saved", StepContext(self.progress.iteration))
             if self.being_written is not None:
-                if executor.collect(self._job.learner, self.being_written, of_first=True):
+                if executor.collect(learner, self.being_written, of_first=True):
                     arrived(self.being_written, self._job.config.checkpoint.keep)
                 self.being_written = None
 
@@ -111,50 +99,35 @@ class Checkpoints:
         try:
             yield
         except CheckpointWriteError as error:
-            _LOG.warning("%s. Training goes on, and tries again after each iteration", error)
+            _LOG.warning("%s. Training continues, and tries again after each iteration", error)
             self.being_written, self.saved, self.unwritten = None, None, error
-            self._forget_best(lambda folder: folder == target)
+            if self.progress.best is not None and self.best_folder(self.progress.best) == target:
+                self.progress.best = None
 
     # ---------------------------------------------------------------------------------------------- between iterations
     def save(self) -> None:
-        """Has a checkpoint begun; where the disk is full there is none.
-
-        Raises:
-            RlinfError: what cannot be recovered from.
-        """
-        self._safely("checkpoint", lambda: self.begin(self._running.executor, self._folder.checkpoints))
+        """Has a checkpoint begun; where the disk is full there is none."""
+        self._recovery.repeat("checkpoint", lambda: self.begin(self._folder.checkpoints))
         if self.being_written is not None:
             self.saved, self.unwritten = self.progress.iteration, None
 
     def save_once(self) -> None:
-        """Saves, unless there is a checkpoint of this very progress.
-
-        Raises:
-            RlinfError: what cannot be recovered from.
-        """
-        if not self.is_saved:
+        """Saves, unless there is a checkpoint of this very progress."""
+        if self.saved != self.progress.iteration:
             self.save()
 
     def settle(self) -> None:
-        """Returns when nothing is being written.
-
-        Raises:
-            RlinfError: what cannot be recovered from.
-        """
-        self._safely("checkpoint", lambda: self.wait(self._running.executor))
+        """Returns when nothing is being written."""
+        self._recovery.repeat("checkpoint", self.wait)
 
     def settle_at_last(self) -> None:
-        """As `settle`, and writes what could not be written before, for about a minute.
+        """As `settle`, and tries once more to write what could not be written before.
 
         Raises:
             CheckpointWriteError: it cannot be.
-            RlinfError: what cannot be recovered from.
         """
         self.settle()
-        for seconds in _TRY_AGAIN_S:
-            if self.unwritten is None:
-                return
-            time.sleep(seconds)
+        if self.unwritten is not None:
             self.save()
             self.settle()
         if self.unwritten is not None:
@@ -166,7 +139,6 @@ class Checkpoints:
 
         Raises:
             CheckpointWriteError: what was learnt last cannot be written.
-            RlinfError: what cannot be recovered from.
         """
         try:
             yield
@@ -174,26 +146,11 @@ class Checkpoints:
             raise
         except Exception:
             try:
-                self.wait(self._running.executor)
+                self.wait()
             except RlinfError as error:  # the worker that writes may be the one that is gone
                 _LOG.warning("the newest checkpoint may be the one before: %s", error)
             raise
         self.settle_at_last()
-
-    # --------------------------------------------------------------------------------------------------------- best
-    def best_folder(self, best: Mapping[str, float]) -> Path:
-        """Returns where the weights are that a run's progress names as its best."""
-        return step_folder(self._folder.best, int(best["iteration"]))
-
-    def _forget_best_that_is_gone(self) -> None:
-        """Forgets what stayed in the folder of another run, or could not be written."""
-        self._forget_best(lambda folder: not folder.exists())
-
-    def _forget_best(self, is_lost: Callable[[Path], bool]) -> None:
-        for name in _BEST:
-            best = getattr(self.progress, name)
-            if best is not None and is_lost(self.best_folder(best)):
-                setattr(self.progress, name, None)
 
 
 # -------------------------------------------------------------------------------------------------------------- origin

@@ -50,8 +50,8 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
     before: dict[str, object] | None = None  # the evaluation of the starting policy
     reached: float | None = None  # the goal that a check found reached
-    best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
-    best_evaluation: dict[str, float] | None = None  # the same of evaluations, where there are no checks
+    best: dict[str, float] | None = None  # "score" and "iteration" of the best check, or of the best evaluation of a
+    # run without checks; its weights are kept
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
     staleness: int | None = None  # of its plans; None: no iteration has run

@@ -64,7 +64,7 @@ def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Pa
     openvla = ["policy=openvla_oft", "policy.options.prompt_length=24", "policy.options.lora.rank=4"]
     short = ["algorithm.head_epochs=1", "run.num_iterations=2", f"run.dir={tmp_path / 'sft'}"]
     summary = train(tiny(*openvla, *SFT, f"data={recording}", f"warm_start.checkpoint={published}", *short))
-    assert summary["best_check"]["iteration"] >= 1
+    assert summary["best"]["iteration"] >= 1
     latest = tmp_path / "sft/checkpoints/latest"
     scale = OpenVLAPolicy.from_folder(latest).module.privileged_scale
     assert scale.std.std() > 0  # of what random actions see
@@ -78,7 +78,7 @@ def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recordin
     assert len(losses) == 4
     assert losses[-1] < losses[0]
     assert summary["held_out_loss"] == min(losses)
-    assert summary["best_check"]["iteration"] == 1 + losses.index(min(losses))
+    assert summary["best"]["iteration"] == 1 + losses.index(min(losses))
     assert {"success_rate_before", "success_rate_after", "success_at_end_after"} <= set(summary)
     latest = tmp_path / "run/checkpoints/latest"
     assert {"config.json", "model.safetensors", "evaluation.json"} <= {path.name for path in latest.iterdir()}

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import plan_cases as planning
 import pytest
+from plan_cases import parse
 
 from experiments.bench.planner.brute_force import Enumeration
 from experiments.bench.planner.random_cases import random_case
@@ -15,7 +16,7 @@ from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.notation import parse, to_text
+from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Kind
 from rlinf_embodied.planning.pricing import Pricer, Standing
 from rlinf_embodied.planning.profile import Profile, WeightProfile
