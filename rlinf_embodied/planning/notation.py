@@ -199,7 +199,7 @@ def resolve(
         num_devices: devices of the cluster that `all` and fractions mean.
         workflow: what the plan is for.
         cores: devices behind these for the stages that run on cores only; with them variants with `cores: true` are
-            taken, without them the others.
+            preferred, without them the others are taken.
         total: devices of the cluster, these included; None: there are no others.  A variant for just this number is
             taken whatever their kinds.
 
@@ -223,6 +223,13 @@ def resolve(
     items = [item for i, text in enumerate(texts) for item in reader.items(text, f"plan.{name}.items[{i}]")]
     plan = Plan(name, total, tuple(items), reader.pairs(exclusive or []), staleness)
     check(plan, workflow)
+    for place in plan.places().values() if cores else ():
+        if set(place.devices) & set(cores) != set(place.devices if place.stage in workflow.of_cores() else ()):
+            raise PlanError(
+                f"plan {name} has {place.stage} on the devices {list(place.devices)}, but with cluster.cpu_devices "
+                f"{list(workflow.of_cores())} run on cores, which are {list(cores)}, and other stages do not: correct "
+                "the plan, or leave cluster.cpu_devices out"
+            )
     return plan
 
 
@@ -238,13 +245,10 @@ def _chosen(
     exact = [variant for sizes, variant in ranges if sizes == (total, total)]
     if exact:
         return exact[0]
-    meant = [(sizes, variant) for sizes, variant in ranges if bool(variant.get("cores")) == on_cores]
+    meant = [entry for entry in ranges if bool(entry[1].get("cores")) == on_cores] or ranges * on_cores
     fitting = [entry for entry in meant if entry[0][0] <= num_devices <= entry[0][1]]
     if not meant:
-        raise PlanError(
-            f"plan {name} has no variant with `cores: {str(on_cores).lower()}`, and cluster.cpu_devices asks for one: "
-            "add it, change cluster.cpu_devices, or use plan=auto"
-        )
+        raise PlanError(f"plan {name} is for cores beside accelerators: set cluster.cpu_devices, or use another plan")
     if not fitting:
         least, most = min(sizes for sizes, _ in meant)
         raise PlanError(
