@@ -58,7 +58,7 @@ class Progress:
 
 
 class Evaluated(Protocol):
-    """What an evaluation found; its text is one line for people."""
+    """The result of an evaluation; its text is one line for people."""
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -67,7 +67,7 @@ class Evaluated(Protocol):
 
     @property
     def score(self) -> float | None:
-        """Higher is better; None where it ended early, because it could only be worse than the best so far."""
+        """Higher is better; None if it ended early, because it could only be worse than the best so far."""
         ...
 
     def summary(self) -> dict[str, object]:
@@ -80,7 +80,7 @@ class Evaluated(Protocol):
 
 
 class Checked(Evaluated, Protocol):
-    """What a check of the run's goal found."""
+    """The result of a check of the run's goal."""
 
     @property
     def reached(self) -> bool:
@@ -106,7 +106,7 @@ class Checking(Protocol):
     executor: Executor
 
     def run(self, step: int, best: float | None = None) -> Checked:
-        """Checks the weights as they are now; `best`: the highest score so far."""
+        """Checks the weights as they are now; `best` is the highest score so far."""
         ...
 
 

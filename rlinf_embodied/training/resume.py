@@ -60,11 +60,16 @@ def checkpoint_to_resume(config: JobConfig) -> Resumption | None:
         CheckpointError: the named checkpoint is missing or damaged, or there are some and none can be used.
     """
     found = _found(config)
-    if found is None or found.path is None:
+    path = found.path
+    if path is None:
         return None
-    state = load_state(found.path)
-    _require_same(config, found.path, _config(found.path, state))
-    return Resumption(found.path, _note(config, found, _progress(found.path, state)))
+    state = load_state(path)
+    _require_same(config, path, _config(path, state))
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / "COMPLETE").stat().st_mtime))
+    number, last = _progress(path, state).iteration, config.run.num_iterations
+    lines = [f"{text}: it is not used, the one before it is" for text in found.unusable]
+    lines.append(f"going on from {path}: iteration {number} of {last} is done, written {written}")
+    return Resumption(path, "\n".join(lines))
 
 
 def saved_progress(path: Path) -> Progress:
@@ -99,12 +104,12 @@ def _readable(path: Path, what: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- find
-def _found(config: JobConfig) -> Newest | None:
+def _found(config: JobConfig) -> Newest:
     if config.resume in ("auto", "never"):
-        return None if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
+        return Newest(None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
     path = Path(config.resume)
-    found = _newest(path.parent) if path.name == "latest" else None
-    if found is None or found.path is None:
+    found = _newest(path.parent) if path.name == "latest" else Newest(None, ())
+    if found.path is None:
         verify(path)
         return Newest(path, ())
     return found
@@ -114,19 +119,10 @@ def _newest(root: Path) -> Newest:
     found = newest_undamaged(root)
     if found.path is None and found.unusable:
         raise CheckpointError(
-            f"{root} holds checkpoints, but none can be used: {'; '.join(found.unusable)}. Bring one back from a copy, "
-            f"use another run.dir, or remove {root} to begin anew"
+            f"{root} holds checkpoints, but none can be used: {'; '.join(found.unusable)}. Restore one from a copy, "
+            f"use another run.dir, or remove {root} to start from scratch"
         )
     return found
-
-
-def _note(config: JobConfig, found: Newest, progress: Progress) -> str:
-    assert found.path is not None
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((found.path / "COMPLETE").stat().st_mtime))
-    lines = [f"{text}: it is not used, the one before it is" for text in found.unusable]
-    number, last = progress.iteration, config.run.num_iterations
-    lines.append(f"going on from {found.path}: iteration {number} of {last} is done, written {written}")
-    return "\n".join(lines)
 
 
 # ------------------------------------------------------------------------------------------------------------ the same

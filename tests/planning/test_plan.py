@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 
-import any_plan
 import plan_cases as planning
 import pytest
 from any_plan import any_plans, random_workflow
@@ -14,7 +12,7 @@ from plan_cases import parse
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import resolve, resolve_on, to_dict, to_text
-from rlinf_embodied.planning.plan import Item, Kind, Place, Plan, collocated, owners
+from rlinf_embodied.planning.plan import Item, Kind, Place, collocated, owners
 from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, Workflow
 
 WORK, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8)
@@ -126,9 +124,3 @@ def test_fewer_devices_than_a_plan_needs_are_refused() -> None:
         resolve("p", [{"min_devices": 2, "items": ["env+policy on all", "actor on all"]}], 1, WORK)
     with pytest.raises(PlanError, match=r"plan p needs 2 devices, but cluster.num_devices is 3"):
         resolve("p", [{"min_devices": 2, "max_devices": 2, "items": ["env+policy on all", "actor on all"]}], 3, WORK)
-
-
-def test_random_plans_are_drawn() -> None:
-    draw = random.Random(0)
-    assert any(any_plan.random_plan(CHAIN, 3, draw) for _ in range(10))
-    assert isinstance(collocated(WORK, 4), Plan)

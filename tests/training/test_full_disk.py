@@ -22,14 +22,12 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "recoveries.jsonl", "trace.json"])
+@pytest.mark.parametrize("name", ["samples.jsonl", "recoveries.jsonl", "trace.json"])
 def test_the_file_is_named_and_what_to_do(tmp_path: Path, name: str) -> None:
     writer = MetricsWriter(tmp_path)
-    writer.write(1, 0, {"a": 1.0})
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(FULL)
     write = {
-        "metrics.jsonl": lambda: writer.write(2, 1, {"a": 1.0}),
         "samples.jsonl": lambda: writer.write_samples(2, 1, [{"a": 1.0}]),
         "recoveries.jsonl": lambda: RunFolder(tmp_path).append_json(name, {"a": 1}),
         "trace.json": lambda: write_trace(tmp_path / name, []),
