@@ -70,8 +70,8 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
 
     from policies.adapters import inject_adapters
     from policies.checkpoint_folder import read_json
+    from policies.openvla.config import config_of
     from policies.openvla.folder import empty_network
-    from policies.openvla.settings import config_of
     from policies.smolvla.network import meta_network
     from policies.smolvla.shape import TYPE
 

@@ -1,15 +1,14 @@
 """Distributions of continuous and categorical actions: drawn by given noise, scored from a record.
 
-Axes: B rows, C actions per chunk, A entries of an action, K choices of an action that have a log-prob each.
+Axes: B rows, C actions per chunk, A entries of an action, K choices of an action that have a log-prob each.  The
+outputs `out` of a network are [B, C, A], and the logarithms of standard deviations `log_std` are [C, A] or [B, C, A].
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
-import torch
-from torch import Tensor
+from torch import Tensor, float32
 from torch.nn import functional
 
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs_and_entropy
@@ -18,48 +17,22 @@ from rlinf_embodied.interfaces.policies import Distribution, Noise
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class ActionDistribution(Protocol):
-    """How the outputs of a network, [B, C, A], become actions; `log_std` is [C, A], or None without deviations."""
-
-    has_std: bool
-
-    def noise(self, chunk: int, dim: int) -> Noise:
-        """Returns what it is drawn with."""
-        ...
-
-    def choices(self, dim: int) -> int: ...
-
-    def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
-        """Returns what is recorded of the choice; without noise the greedy one."""
-        ...
-
-    def actions(self, drawn: Tensor, dim: int) -> Tensor:
-        """Returns the actions [B, C, A] in [-1, 1] of a record."""
-        ...
-
-    def scored(
-        self, out: Tensor, log_std: Tensor | None, drawn: Tensor, temperature: float, entropy_gradient: bool = True
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns log-probs [B, C, K] of a record, and their entropy, None where it has no closed form."""
-        ...
-
-
 class Gaussian:
-    """A normal of mean `out` and deviation exp(log_std) temperature; the env's bounds clip it, not the density."""
+    """A normal of mean `out` and deviation exp(log_std) temperature; the bounds of the env clip it, not the density."""
 
     has_std = True
 
-    def noise(self, chunk: int, dim: int) -> Noise:
-        return Noise((chunk, dim), Distribution.normal)
-
-    def choices(self, dim: int) -> int:
-        return dim
+    def __init__(self, chunk: int, dim: int) -> None:
+        """Takes C and A."""
+        self.noise, self.choices = Noise((chunk, dim), Distribution.normal), dim
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
+        """Returns what is recorded of the choice; without noise the greedy one."""
         assert log_std is not None
         return out if noise is None else out + noise * (log_std.exp() * temperature)
 
-    def actions(self, drawn: Tensor, dim: int) -> Tensor:
+    def actions(self, drawn: Tensor) -> Tensor:
+        """Returns the actions [B, C, A] in [-1, 1] of a record."""
         return drawn.clamp(-1.0, 1.0)
 
     def scored(
@@ -76,7 +49,7 @@ class Gaussian:
 class SquashedGaussian(Gaussian):
     """The tanh of a normal (SAC, arXiv:1801.01290, appendix C); it has no entropy in closed form."""
 
-    def actions(self, drawn: Tensor, dim: int) -> Tensor:
+    def actions(self, drawn: Tensor) -> Tensor:
         return drawn.tanh()
 
     def scored(
@@ -89,8 +62,8 @@ class SquashedGaussian(Gaussian):
     def reparameterized(self, out: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Returns actions tanh(u) and their log-probs, of u = out + noise exp(log_std), with the gradients of both.
 
-        All are [B, C, A].  The density is that of the noise over the slopes: nothing is lost where deviations are so
-        small that u - out is rounded.
+        All are [B, C, A].  The density is that of the noise over the slopes: nothing is lost where standard deviations
+        are so small that u - out is rounded.
         """
         drawn = out + noise * log_std.exp()
         log_probs = -0.5 * noise.square() - log_std - _HALF_LOG_2PI - _log_slope(drawn)
@@ -103,21 +76,19 @@ def _log_slope(drawn: Tensor) -> Tensor:
 
 
 class Categorical:
-    """One of A by its logits `out`; the action is 1 there and -1 elsewhere."""
+    """One of A by its logits `out`; the action is 1 there and -1 elsewhere.  Methods as those of Gaussian."""
 
     has_std = False
 
-    def noise(self, chunk: int, dim: int) -> Noise:
-        return Noise((chunk,))
-
-    def choices(self, dim: int) -> int:
-        return 1
+    def __init__(self, chunk: int, dim: int) -> None:
+        """Takes C and A."""
+        self.noise, self.choices, self._dim = Noise((chunk,)), 1, dim
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
         return greedy_tokens(out) if noise is None else sample_tokens(out, noise, temperature)
 
-    def actions(self, drawn: Tensor, dim: int) -> Tensor:
-        return functional.one_hot(drawn, dim).to(torch.float32) * 2.0 - 1.0
+    def actions(self, drawn: Tensor) -> Tensor:
+        return functional.one_hot(drawn, self._dim).to(float32) * 2.0 - 1.0
 
     def scored(
         self, out: Tensor, log_std: Tensor | None, drawn: Tensor, temperature: float, entropy_gradient: bool = True
@@ -127,8 +98,4 @@ class Categorical:
         return found[..., None], entropy[..., None]
 
 
-DISTRIBUTIONS: dict[str, type[ActionDistribution]] = {
-    "gaussian": Gaussian,
-    "squashed_gaussian": SquashedGaussian,
-    "categorical": Categorical,
-}
+DISTRIBUTIONS = {"gaussian": Gaussian, "squashed_gaussian": SquashedGaussian, "categorical": Categorical}

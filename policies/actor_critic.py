@@ -124,9 +124,9 @@ class ActorCritic(KeptInFolder, Policy):
         _check(config, env, options)
         self.config, self.env, self._options = config, env, options
         fitting = "categorical" if env.categorical else "gaussian"
-        self._distribution = DISTRIBUTIONS[fitting if options.distribution == "auto" else options.distribution]()
-        noise = self._distribution.noise(env.chunk, env.action_dim)
-        choices = self._distribution.choices(env.action_dim)
+        kind = DISTRIBUTIONS[fitting if options.distribution == "auto" else options.distribution]
+        self._distribution = kind(env.chunk, env.action_dim)
+        choices, noise = self._distribution.choices, self._distribution.noise
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, choices, noise)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
@@ -143,10 +143,10 @@ class ActorCritic(KeptInFolder, Policy):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Draws actions, and says what the critic makes of the state."""
         net, hidden = self.module, self.module.hidden(features)
-        out, dim = net.outputs(hidden), self.env.action_dim
+        out = net.outputs(hidden)
         drawn = self._distribution.draw(out, net.log_std, noise, temperature)
         log_probs, _ = self._distribution.scored(out, net.log_std, drawn, temperature)
-        return PolicyOutput(self._distribution.actions(drawn, dim), {"drawn": drawn}, log_probs, net.values(hidden))
+        return PolicyOutput(self._distribution.actions(drawn), {"drawn": drawn}, log_probs, net.values(hidden))
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True

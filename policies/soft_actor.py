@@ -84,8 +84,8 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         rule = f"{config.name} acts on a state, and {env.task} shows none"
         require(env.proprio_dim > 0, "env.task", env.task, rule, "use another env")
         self.config, self.env, self.state_dim = config, env, env.proprio_dim
-        self._distribution = SquashedGaussian()
-        noise = self._distribution.noise(env.chunk, env.action_dim)
+        self._distribution = SquashedGaussian(env.chunk, env.action_dim)
+        noise = self._distribution.noise
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
@@ -102,7 +102,7 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         mean, log_std = self.module(features["state"])
         drawn = self._distribution.draw(mean, log_std, noise, temperature)
         log_probs, _ = self._distribution.scored(mean, log_std, drawn, temperature)
-        return PolicyOutput(self._distribution.actions(drawn, self.spec.action_dim), {"drawn": drawn}, log_probs)
+        return PolicyOutput(self._distribution.actions(drawn), {"drawn": drawn}, log_probs)
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True

@@ -9,8 +9,7 @@ from runs import cluster, tiny
 
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.graph import HIGH_ACTOR
-from rlinf_embodied.embodied.high_level import starting_high_level
-from rlinf_embodied.embodied.warm_start import starting_policy
+from rlinf_embodied.embodied.warm_start import starting_high_level, starting_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve

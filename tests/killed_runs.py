@@ -13,7 +13,7 @@ from runs import four, train
 
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation
-from rlinf_embodied.learning import checkpoint_writer
+from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import warm_start
 
 
@@ -45,16 +45,9 @@ MOMENTS: Mapping[str, Callable[[], None]] = {
     "in the warm start": in_clone_write,
     "in the evaluation before": lambda: before(Evaluation, "run", lambda _, step: step == 0),
     "before the first checkpoint": lambda: before(job_module, "run_iteration", lambda _, number, *end: number == 1),
-    "when a checkpoint begins": lambda: before(
-        checkpoint_writer, "_begin", lambda to, writer: to.name == "step_000004"
-    ),
-    "in a checkpoint's write": lambda: before(checkpoint_writer, "_seal", lambda folder, step, sequence: step == 4),
-    "before a checkpoint has its name": lambda: before(
-        checkpoint_writer, "_install", lambda _, to: to.name == "step_000004"
-    ),
-    "before latest points to it": lambda: before(
-        checkpoint_writer, "point_latest", lambda to: to.name == "step_000004"
-    ),
+    "in a checkpoint's write": lambda: before(checkpoint, "_seal", lambda folder, step, sequence: step == 4),
+    "before a checkpoint has its name": lambda: before(checkpoint, "_install", lambda _, to: to.name == "step_000004"),
+    "before latest points to it": lambda: before(checkpoint, "point_latest", lambda to: to.name == "step_000004"),
     "in the iteration after a checkpoint": lambda: before(
         job_module, "run_iteration", lambda _, number, *end: number == 2
     ),

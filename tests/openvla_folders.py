@@ -11,13 +11,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import write_json
-from policies.openvla.film import add_film
-from policies.openvla.folder import Checkpoint, write_checkpoint
+from policies.openvla.config import config_of
+from policies.openvla.folder import Checkpoint, write_checkpoint, write_oft
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
-from policies.openvla.oft_folder import write_oft
 from policies.openvla.prompt import TokenRows, rows_of
-from policies.openvla.settings import config_of
+from policies.openvla.vision import add_film
 
 CHUNK_LEN, ACTION_DIM, PROPRIO_DIM, IMAGE_SIZE, RANK = 4, 3, 5, 28, 2
 WORDS = ["In:", "What", "action", "should", "the", "robot", "take", "to", "lift", "cube?", "drop", "cup?", "Out:"]
@@ -63,14 +62,14 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False, images: int = 1) -> OpenVLAOFT:
+def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False) -> OpenVLAOFT:
     net = network(seed)
     if film:
         add_film(net.vision_backbone, net.dim, RANK)
         randomised(net.vision_backbone, seed)
     head = L1Head(net.dim, ACTION_DIM) if l1 else None
     projector = ProprioProjector(net.dim, PROPRIO_DIM) if proprio else None
-    return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, images, head, projector)
+    return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, head, projector)
 
 
 def write_source(folder: Path) -> Path:

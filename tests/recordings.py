@@ -22,6 +22,7 @@ def write_recording(
     control_mode: str = "pd_ee_delta_pose",
 ) -> Path:
     """Writes (seed, actions [T, A]) pairs in the form of ManiSkill's RecordEpisode."""
+    path.parent.mkdir(exist_ok=True)
     with h5py.File(path, "w") as file:
         for k, (_, actions) in enumerate(episodes):
             file[f"traj_{k}/actions"] = actions

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import Group, SoloGroup
-from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
+from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.runtime.process_group import TorchGroup
@@ -92,11 +92,11 @@ class Job:
     start: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # "weights" and "moments" to start from
 
 
-def replicated(model: Net, job: Job) -> ReplicatedLearner:
+def replicated(model: Net, job: Job) -> Learner:
     """Returns the learner that nothing is sharded by, alone."""
     settings = AdamSettings(0.0, (0.9, 0.99), job.max_grad_norm)
     reducer = Reducer(SoloGroup(), [0] * len(job.owners))
-    return ReplicatedLearner(model.trained(), settings, STATISTICS, reducer)
+    return Learner(model.trained(), settings, STATISTICS, reducer)
 
 
 def take_steps(learner: Learner, model: Net, job: Job, rank: int, steps: range) -> list[Step]:

@@ -14,10 +14,10 @@ import torch
 from conftest import REPOSITORY
 from runs import clone, tiny
 
-from policies.openvla.oft_folder import _read_side_file
+from policies.openvla.folder import _read_side_file
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning import checkpoint, checkpoint_writer
+from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.plug_ins import load_plug_in, load_target
 from rlinf_embodied.training.resume import saved_progress
 
@@ -39,7 +39,7 @@ class Bomb:
 
 def resealed(path: Path) -> Path:
     """Makes manifest and seal fit what a checkpoint holds now: its author wanted it so."""
-    checkpoint_writer._seal(path, 3, 1)
+    checkpoint._seal(path, 3, 1)
     return path
 
 

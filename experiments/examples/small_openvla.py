@@ -22,13 +22,12 @@ from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.checkpoint_folder import write_json
-from policies.openvla.folder import Checkpoint, write_checkpoint
+from policies.openvla.config import config_of
+from policies.openvla.folder import Checkpoint, write_checkpoint, write_side_file
 from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import ProprioProjector
-from policies.openvla.oft_folder import write_side_file
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
-from policies.openvla.settings import config_of
 
 _FIRST_WORD = 512  # ids of words; those below are left to signs
 _PAD = 32000
@@ -67,7 +66,7 @@ def write_small(own: Options) -> Path:
         projector = ProprioProjector(own.hidden_size, len(ranges["proprio"]["q01"])) if "proprio" in ranges else None
     write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder)
     if projector is not None:
-        write_side_file(folder, "proprio_projector", 0, projector.state_dict())
+        write_side_file(folder, "proprio_projector", 0, projector)
     return folder
 
 

@@ -26,7 +26,7 @@ INSTALL = (*PIP, "install", "--no-compile", "--no-build-isolation", "--progress-
 # What runs import, in two processes: the second one reaches torch when the first one has compiled most of it.
 IMPORTS = (
     "import torch, torchvision, timm, transformers, safetensors.torch, torch.distributed.fsdp",
-    "import omegaconf, rich.live, ray, sapien, av, matplotlib.pyplot, gymnasium, tensorboard, mani_skill.envs",
+    "import omegaconf, ray, sapien, av, matplotlib.pyplot, gymnasium, tensorboard, mani_skill.envs",
 )
 
 

@@ -1,49 +1,62 @@
-"""The published folder of an OpenVLA checkpoint, in and out; weights must fit name by name.
+"""The folders of OpenVLA, OpenVLA-OFT and of policies trained here, in and out; weights must fit name by name.
 
 config.json                     shapes; norm_stats of the data sets
 dataset_statistics.json         action and proprioception statistics; where it exists, norm_stats does not count
 model-0000k-of-0000n.safetensors, model.safetensors.index.json    or model.safetensors alone
 preprocessor_config.json  tokenizer.json ...                      copied as they are
+
+OpenVLA-OFT   action_head--<steps>_checkpoint.pt  proprio_projector--... : names begin with `module.`
+              vision_backbone--...: both towers with FiLM, which replace those of the network
+trained here  policy.json: policy section and env, by which the folder is known
+              critic.safetensors: value head, statistics of the state that it sees
+              adapter_config.json  adapter_model.safetensors: LoRA in peft's form; other weights are then the base's
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_json, write_json
 from policies.language_folder import INDEX, WEIGHTS, require_files
+from policies.openvla.actions import range_of, require_dim
+from policies.openvla.config import CONFIG, OPTIONS, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, read_config
 from policies.openvla.network import OpenVLA
-from policies.openvla.settings import CONFIG, WHOLE, OpenVLAConfig, read_config
-from rlinf_embodied.errors import CheckpointError
+from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
+from policies.openvla.vision import add_film
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.options import typed
 
 STATISTICS = "dataset_statistics.json"
+FILE, CRITIC = "policy.json", "critic.safetensors"
+ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _SHARD_BYTES = 5 * 1000**3
-_SHOWN = 3
-_SUFFIXES_OF_FILES = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
-_NOT_COPIED = {
-    CONFIG,
-    STATISTICS,
-    INDEX,
-    "policy.json",
-    "evaluation.json",
-    "adapter_config.json",
-    "state.json",
-    "manifest.json",
-}
+_COPIED = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
+_NOT_COPIED = {CONFIG, STATISTICS, INDEX, FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}
+_SHAPE = ("decoding", "head", "proprio", "film", "lora")  # options that decide which tensors there are
+_PARALLEL, _TOWERS, _LORA, _PEFT = "module.", "vision_backbone.", ".lora_", "base_model.model."
+_UNREADABLE = (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
+_RANK = re.compile(r"lora_A\.\w+\.weight$")
+_IN_BLOCK = re.compile(r"(blocks\.\d+)\.block\.")  # of FiLM
+_OF_FILM = re.compile(r"blocks\.\d+\.(scale|shift)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a folder holds.
+    """What a published folder holds.
 
     Attributes:
         folder: where it was read, which the tokenizer and the image processor are read from, too.
@@ -60,10 +73,11 @@ class Checkpoint:
     files: Mapping[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:
-        paths = sorted(self.folder.iterdir())
-        object.__setattr__(self, "files", {path.name: path.read_bytes() for path in paths if _goes_along(path)})
+        paths = [path for path in sorted(self.folder.iterdir()) if path.suffix in _COPIED]
+        object.__setattr__(self, "files", {p.name: p.read_bytes() for p in paths if p.name not in _NOT_COPIED})
 
 
+# ----------------------------------------------------------------------------------------------------------------- read
 def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Returns what a published folder holds.
 
@@ -74,139 +88,273 @@ def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpo
     require_files(folder)
     config = read_config(folder)
     network = empty_network(config)
-    network.load_state_dict(dict(_tensors(folder, network, dtype)), assign=True)
+    single, tensors = folder / WEIGHTS, {}
+    names = [WEIGHTS] if single.is_file() else sorted(set(read_json(folder / INDEX, WHOLE)["weight_map"].values()))
+    for name in names:
+        tensors |= _read_tensors(folder / name)
+    _load(network, tensors, folder, dtype)
     network.renew_buffers()
-    return Checkpoint(folder, config, read_statistics(folder, config), network)
+    path = folder / STATISTICS
+    statistics = read_json(path, WHOLE) if path.is_file() else config.statistics
+    return Checkpoint(folder, config, statistics, network)
 
 
-def empty_network(config: OpenVLAConfig, film_rank: int | None = None) -> OpenVLA:
+def empty_network(config: OpenVLAConfig) -> OpenVLA:
     """Returns a network on the meta device: names and shapes without memory."""
     with torch.device("meta"):
-        return OpenVLA(config, film_rank)
+        return OpenVLA(config)
 
 
-def read_statistics(folder: Path, config: OpenVLAConfig) -> Mapping[str, object]:
-    """Returns the statistics by data set; dataset_statistics.json comes before norm_stats of config.json."""
-    path = folder / STATISTICS
-    return read_json(path, WHOLE) if path.is_file() else config.statistics
+def read_oft(
+    folder: Path, options: OpenVLAOptions, chunk: int, dtype: torch.dtype = torch.float32
+) -> tuple[Checkpoint, OpenVLAOFT]:
+    """Returns (checkpoint, model) of a folder; `options` says which side files count.
+
+    Raises:
+        CheckpointError: see `read_checkpoint`; or a side file is missing, double, damaged or does not fit.
+        ConfigError: there are no statistics of `unnorm_key`, or they are of another robot than the action head.
+    """
+    checkpoint = read_checkpoint(folder, dtype)
+    key, statistics, network = options.unnorm_key, checkpoint.statistics, checkpoint.network
+    actions = range_of(statistics, key, scaling=options.scaling)
+    head = projector = None
+    if options.head is Head.l1:
+        tensors = _read_side_file(folder, "action_head", _PARALLEL)
+        head = L1Head(network.dim, _length(tensors, "model.fc2.bias", actions.dim))
+        require_dim(actions, head.action_dim, key)
+        _load(head, tensors, folder, dtype)
+    if options.proprio:
+        tensors = _read_side_file(folder, "proprio_projector", _PARALLEL)
+        projector = ProprioProjector(network.dim, _length(tensors, "fc1.weight", 0, axis=1))
+        _load(projector, tensors, folder, dtype)
+        require_dim(range_of(statistics, key, "proprio", options.scaling), projector.proprio_dim, key, "proprio")
+    if options.film:
+        tensors = _read_side_file(folder, "vision_backbone", _TOWERS)
+        rank = next((len(tensor) for name, tensor in tensors.items() if _RANK.search(name)), 1)
+        with torch.device("meta"):
+            add_film(network.vision_backbone, network.dim, rank)
+        _load(network.vision_backbone, tensors, folder, dtype)
+    return checkpoint, OpenVLAOFT(network, chunk, actions.dim, head, projector)
 
 
+def _read_side_file(folder: Path, part: str, prefix: str) -> dict[str, Tensor]:
+    paths = _side_files(folder, part)
+    if len(paths) != 1:
+        found = ", ".join(path.name for path in paths) or "none"
+        raise CheckpointError(
+            f"{folder} must hold exactly one {part}--<steps>_checkpoint.pt, but there is {found}: copy it there, "
+            "remove the others, or switch this part off"
+        )
+    return {name.removeprefix(prefix): tensor for name, tensor in _read_tensors(paths[0]).items()}
+
+
+def _side_files(folder: Path, part: str) -> list[Path]:
+    return sorted(path for path in folder.glob("*.pt") if part in path.name)
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a .safetensors or .pt file by name, all of them finite."""
+    try:
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    except (*_UNREADABLE, AttributeError, TypeError) as error:  # the last two: no tensors by name
+        raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
+    if wrong:
+        raise CheckpointError(
+            f"{path}: values of {', '.join(wrong[:3])} are NaN or infinite: the training that wrote it diverged or the "
+            "file is damaged; copy it again or give an earlier checkpoint"
+        )
+    return tensors
+
+
+def _length(tensors: Mapping[str, Tensor], name: str, otherwise: int, axis: int = 0) -> int:
+    return tensors[name].shape[axis] if name in tensors and tensors[name].ndim > axis else otherwise
+
+
+def _load(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype: torch.dtype) -> None:
+    try:
+        module.load_state_dict({name: tensor.to(dtype) for name, tensor in tensors.items()}, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the weights in {where} do not fit: {error}; copy them again, or the {CONFIG} that belongs to them"
+        ) from error
+    module.eval()
+
+
+# ---------------------------------------------------------------------------------------------------------------- write
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:
-    """Writes a checkpoint in the published layout; tokenizer and image processor come from where it was read.
+    """Writes a checkpoint in the published layout, without adapters and FiLM.
 
     Args:
         checkpoint: what to write; its network's present weights count.
-        folder: is made where it does not exist; weights that it holds are replaced once the new ones are written.
+        folder: is made where it does not exist; weights that it holds are replaced.
         shard_bytes: no weight file is larger, unless one tensor is.
     """
-    write_weights(checkpoint, checkpoint.network.state_dict(), folder, shard_bytes)
-
-
-def write_weights(
-    checkpoint: Checkpoint, state: Mapping[str, Tensor], folder: Path, shard_bytes: int = _SHARD_BYTES
-) -> None:
-    """Writes a checkpoint with other weights than its network's; see `write_checkpoint`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_described(checkpoint, folder)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+    _write_described(checkpoint, folder)
+    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+        stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
+    weights = _plain_weights(checkpoint.network)
+    save_torch_state_dict(weights, folder, max_shard_size=shard_bytes, metadata={"format": "pt"})
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=folder) as aside:
-        _write_shards(Path(aside), weights, shard_bytes)
-        write_json(Path(aside) / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
-        new = {path.name: path for path in Path(aside).iterdir()}
-        for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
-            if stale.name not in new:
-                stale.unlink(missing_ok=True)
-        for name, path in new.items():
-            path.replace(folder / name)
+    write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
 
 
-def write_described(checkpoint: Checkpoint, folder: Path) -> None:
+def _write_described(checkpoint: Checkpoint, folder: Path) -> None:
     """Writes all of a checkpoint but its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in checkpoint.files.items():
         (folder / name).write_bytes(content)
     write_json(folder / CONFIG, checkpoint.config.raw)
     write_json(folder / STATISTICS, checkpoint.statistics)
 
 
-def _goes_along(path: Path) -> bool:
-    return path.is_file() and path.suffix in _SUFFIXES_OF_FILES and path.name not in _NOT_COPIED
+def _plain_weights(network: OpenVLA) -> dict[str, Tensor]:
+    """Returns the weights below adapters and FiLM, by their published names."""
+    state = {_IN_BLOCK.sub(r"\1.", name).replace(".base_layer.", "."): t for name, t in network.state_dict().items()}
+    return {name: _stored(t) for name, t in state.items() if _LORA not in name and not _OF_FILM.search(name)}
 
 
-def require_fit(found: Mapping[str, tuple[int, ...]], module: nn.Module, where: Path) -> None:
-    """Checks names and shapes of tensors against those of a module.
+def _stored(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().clone()
+
+
+def write_oft(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path, num_steps: int = 0) -> None:
+    """Writes a checkpoint and a model's side files; `num_steps` stands in their names."""
+    write_checkpoint(checkpoint, folder)
+    _write_side_files(model, folder, num_steps)
+
+
+def _write_side_files(model: OpenVLAOFT, folder: Path, num_steps: int) -> None:
+    parts = {"action_head": model.l1_head, "proprio_projector": model.proprio_projector}
+    for part, module in parts.items():
+        if module is not None:
+            write_side_file(folder, part, num_steps, module)
+    if model.network.has_film:
+        write_side_file(folder, "vision_backbone", num_steps, model.network.vision_backbone, _TOWERS)
+
+
+def write_side_file(folder: Path, part: str, num_steps: int, module: nn.Module, prefix: str = _PARALLEL) -> None:
+    """Writes the tensors of a part, as write_side_file(folder, "action_head", 0, head); adapters are left out."""
+    for stale in _side_files(folder, part):
+        stale.unlink()
+    state = module.state_dict()
+    if part != "vision_backbone":
+        state = {name.replace(".base_layer.", "."): value for name, value in state.items() if _LORA not in name}
+    tensors = {prefix + name: _stored(tensor) for name, tensor in state.items()}
+    torch.save(tensors, folder / f"{part}--{num_steps}_checkpoint.pt")
+
+
+# ------------------------------------------------------------------------------------------------ policies trained here
+def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | None) -> tuple[PolicyConfig, EnvSpec]:
+    """Returns how a folder's policy is used, and in what it acts.
+
+    Args:
+        folder: of a policy that was trained here, or a published one.
+        env: for a published one.
+        config: for a published one; of others it may change what decides no shape.
 
     Raises:
-        CheckpointError: some are missing, unknown, or of another shape.
+        CheckpointError: a published folder without `env` or `config`, or a policy of another shape than `config`.
     """
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    missing = [name for name in wanted if name not in found]
-    unknown = [name for name in found if name not in wanted]
-    other = [f"{n} {found[n]} for {wanted[n]}" for n in wanted if n in found and found[n] != wanted[n]]
-    faults = [("lacks", missing), ("has unknown", unknown), ("has of another shape", other)]
-    said = [f"{verb} {len(names)} tensors, first {', '.join(names[:_SHOWN])}" for verb, names in faults if names]
-    if said:
-        raise CheckpointError(
-            f"{where} {'; '.join(said)}: every tensor of the model must be there and no other; copy the weights again, "
-            f"or the {CONFIG} that belongs to them"
-        )
-
-
-def require_finite(name: str, tensor: Tensor, where: Path) -> None:
-    """Checks a tensor's values.
-
-    Raises:
-        CheckpointError: one is NaN or infinite.
-    """
-    wrong = tensor.numel() - int(torch.isfinite(tensor).sum())
-    if wrong:
-        raise CheckpointError(
-            f"{where}: {wrong} of {tensor.numel()} values of {name} are NaN or infinite: the training that wrote it "
-            "diverged or the file is damaged; copy it again or give an earlier checkpoint"
-        )
-
-
-def _tensors(folder: Path, module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields all tensors, after the names and shapes of all files were checked."""
-    files = _weight_files(folder)
-    found: dict[str, tuple[int, ...]] = {}
+    if not (folder / FILE).is_file():
+        if env is None or config is None:
+            raise CheckpointError(
+                f"{folder} is a published folder, which does not say what it acts in: start a training with it "
+                "(warm_start.checkpoint=<dir> run.num_iterations=0 evaluates it), and use that run's checkpoint"
+            )
+        return config, env
+    content = read_json(folder / FILE, WHOLE)
     try:
-        for path in files:
-            with safe_open(path, framework="pt") as opened:
-                found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
-        require_fit(found, module, folder)
-        for path in files:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118
-                    tensor = opened.get_tensor(name)
-                    require_finite(name, tensor, path)
-                    yield name, tensor.to(dtype)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"the weights in {folder} cannot be read ({error}): copy them again") from error
+        known = EnvSpec.of(content["env"])
+        saved = PolicyConfig(**{**content["policy"], "critic": Critic(content["policy"]["critic"])})
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise CheckpointError(f"{folder / FILE} says no policy and env ({error!r}): {WHOLE}") from error
+    if config is not None:
+        _require_shape(folder, saved, config)
+    return config or saved, known
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    shards = cast("dict[str, str]", read_json(folder / INDEX, WHOLE)["weight_map"]).values()
-    return [folder / name for name in sorted(set(shards))]
+def _require_shape(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> None:
+    theirs, ours = (typed(config.options, OpenVLAOptions, OPTIONS) for config in (saved, wanted))
+    pairs = {"policy.critic": (saved.critic, wanted.critic)}
+    shape = (*_SHAPE, "freeze_vision") if theirs.lora.rank else _SHAPE  # which says where adapters are
+    pairs |= {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in shape}
+    for path, (there, here) in pairs.items():
+        if there != here:
+            raise CheckpointError(
+                f"{path} is {here}, but the policy in {folder} was made with {there}: use that, or another checkpoint"
+            )
 
 
-def _write_shards(folder: Path, weights: Mapping[str, Tensor], shard_bytes: int) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    filled = 0
-    for name, tensor in weights.items():
-        if shards[-1] and filled + tensor.nbytes > shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = tensor
-        filled += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], folder / WEIGHTS, metadata={"format": "pt"})
+def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
+    """Overwrites critic and adapters with those of a folder that was trained here.
+
+    Raises:
+        CheckpointError: they are missing, damaged or of other shapes.
+    """
+    if not (folder / FILE).is_file():
         return
-    names = [f"model-{k + 1:05d}-of-{len(shards):05d}.safetensors" for k in range(len(shards))]
-    for file_name, shard in zip(names, shards, strict=True):
-        save_file(shard, folder / file_name, metadata={"format": "pt"})
-    places = {name: file_name for file_name, shard in zip(names, shards, strict=True) for name in shard}
-    total = sum(tensor.nbytes for tensor in weights.values())
-    write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+    tensors = _read_tensors(folder / CRITIC)
+    if has_adapters:
+        tensors |= {_here(name): tensor for name, tensor in _read_tensors(folder / ADAPTERS).items()}
+    unlike = sorted(set(tensors) ^ set(_parts(module, has_adapters)))
+    if unlike:
+        raise CheckpointError(f"{folder} holds other tensors than this policy has ({', '.join(unlike[:3])}): {WHOLE}")
+    try:
+        module.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"{folder / CRITIC} or {ADAPTERS} does not fit ({error}): {WHOLE}") from error
+
+
+def write_policy(
+    folder: Path, config: PolicyConfig, env: EnvSpec, checkpoint: Checkpoint, model: OpenVLAOFT, module: nn.Module
+) -> None:
+    """Writes a policy; weights below adapters are links to the files that they were read from.
+
+    Args:
+        folder: is made where it does not exist.
+        config: of the policy, for policy.json.
+        env: likewise.
+        checkpoint: what was read.
+        model: the network with its parts.
+        module: all of it, with critic and adapters.
+    """
+    lora = typed(config.options, OpenVLAOptions, OPTIONS).lora
+    if lora.rank and checkpoint.folder.is_dir():
+        _link_base(checkpoint, folder)
+    else:  # or an earlier checkpoint of the run, which was not kept
+        write_oft(checkpoint, model, folder)
+    parts = _parts(module, bool(lora.rank))
+    save_file({name: _stored(t) for name, t in parts.items() if _LORA not in name}, folder / CRITIC)
+    if lora.rank:
+        save_file({_there(name): _stored(t) for name, t in parts.items() if _LORA in name}, folder / ADAPTERS)
+        content = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
+        write_json(folder / ADAPTER_CONFIG, content)
+    write_json(folder / FILE, {"policy": asdict(config), "env": asdict(env)})
+
+
+def _link_base(checkpoint: Checkpoint, folder: Path) -> None:
+    _write_described(checkpoint, folder)
+    for path in checkpoint.folder.iterdir():
+        if path.name.endswith((".safetensors", ".pt", ".index.json")) and path.name not in (CRITIC, ADAPTERS):
+            (folder / path.name).unlink(missing_ok=True)
+            try:
+                os.link(path, folder / path.name)
+            except OSError:  # another file system
+                shutil.copyfile(path, folder / path.name)
+
+
+def _parts(module: nn.Module, has_adapters: bool) -> dict[str, Tensor]:
+    """Returns the tensors that a published folder has no place for: critic, and adapters."""
+    kinds = ("critic.", "privileged_scale.")
+    state = module.state_dict()
+    return {n: t for n, t in state.items() if n.startswith(kinds) or (has_adapters and _LORA in n)}
+
+
+def _there(name: str) -> str:
+    """Returns peft's name of an adapter's tensor."""
+    return _PEFT + name.removeprefix("model.").replace(".default.", ".")
+
+
+def _here(name: str) -> str:
+    return "model." + re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT))

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from policies.openvla.film import FilmBlock, add_film
+from policies.openvla.config import OpenVLAConfig
 from policies.openvla.prompt import TokenRows
-from policies.openvla.settings import OpenVLAConfig
-from policies.openvla.vision import Projector, VisionBackbone
+from policies.openvla.vision import FilmBlock, Projector, VisionBackbone
 from rlinf_embodied.errors import CheckpointError
 
 
@@ -38,12 +37,8 @@ class Sequence:
 class OpenVLA(nn.Module):
     """The network of OpenVLA and of OpenVLA-OFT; parameter names are those of the published files."""
 
-    def __init__(self, config: OpenVLAConfig, film_rank: int | None = None) -> None:
+    def __init__(self, config: OpenVLAConfig) -> None:
         """Builds it with random weights.
-
-        Args:
-            config: the shapes.
-            film_rank: puts FiLM on the towers, with adapters of this rank.
 
         Raises:
             CheckpointError: timm or transformers cannot build what the config says.
@@ -53,8 +48,6 @@ class OpenVLA(nn.Module):
         self.vision_backbone = VisionBackbone(config)
         self.language_model = _llama(config)
         self.projector = Projector(self.vision_backbone.out_features, self.dim)
-        if film_rank is not None:
-            add_film(self.vision_backbone, self.dim, film_rank)
         self.eval()
 
     @property
@@ -113,10 +106,6 @@ class OpenVLA(nn.Module):
             use_cache=cache is not None,
         )
         return done.last_hidden_state
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Returns logits [.., V] of hidden states [.., D]."""
-        return self.output_layer(hidden)
 
     def blocks(self) -> list[nn.Module]:
         """Returns the layers of both towers and of the language model."""

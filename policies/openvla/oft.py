@@ -8,17 +8,12 @@ zero vector's is not used.
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import torch
 from torch import Tensor, nn
 
-from policies.openvla.autoregressive import Decoded
-from policies.openvla.images import CHANNELS_PER_IMAGE
-from policies.openvla.log_probs import TokenDistribution, action_log_probs
+from policies.openvla.decoding import Decoded, TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA, Sequence, full_mask
 from policies.openvla.prompt import STOP_TOKEN, TokenRows
-from rlinf_embodied.errors import ConfigError, DataError, ObjectiveError
 
 _NUM_BLOCKS = 2
 
@@ -79,26 +74,6 @@ class ProprioProjector(nn.Module):
         return self.fc2(self.activation(self.fc1(proprio)))
 
 
-class Head(StrEnum):
-    """How a chunk's actions come about: tokens of the vocabulary, or an L1 regression."""
-
-    discrete = "discrete"
-    l1 = "l1"
-
-
-def require_log_probs(head: Head) -> None:
-    """Checks, before anything starts, that RL can train a head.
-
-    Raises:
-        ObjectiveError: it cannot.
-    """
-    if head is Head.l1:
-        raise ObjectiveError(
-            "head is l1, but RL needs log-probs, which a regressed action does not have, and it would train a token "
-            "head that nothing reads: use head=discrete for RL; l1 can be evaluated"
-        )
-
-
 class OpenVLAOFT(nn.Module):
     """An OpenVLA network with what OFT adds; `l1_head`, `proprio_projector` are None where they are not used."""
 
@@ -107,36 +82,16 @@ class OpenVLAOFT(nn.Module):
         network: OpenVLA,
         chunk_len: int,
         action_dim: int,
-        num_images: int = 1,
         l1_head: L1Head | None = None,
         proprio_projector: ProprioProjector | None = None,
     ) -> None:
-        """Takes the network, C, A, K and the parts.
-
-        Raises:
-            ConfigError: the L1 head is for another number of action dimensions.
-        """
+        """Takes the network, C, A and the parts."""
         super().__init__()
-        if l1_head is not None and l1_head.action_dim != action_dim:
-            raise ConfigError(
-                f"the action head makes {l1_head.action_dim} action dimensions, but {action_dim} are needed: use the "
-                "unnorm_key of a data set of this robot, or another checkpoint"
-            )
         self.network = network
         self.l1_head = l1_head
         self.proprio_projector = proprio_projector
-        self.chunk_len, self.action_dim, self.num_images = chunk_len, action_dim, num_images
+        self.chunk_len, self.num_slots = chunk_len, chunk_len * action_dim
         self.eval()
-
-    @property
-    def num_slots(self) -> int:
-        """The number of action positions, C * A."""
-        return self.chunk_len * self.action_dim
-
-    @property
-    def head(self) -> Head:
-        """How actions come about."""
-        return Head.discrete if self.l1_head is None else Head.l1
 
     def sequence(
         self, rows: TokenRows, pixel_values: Tensor, proprio: Tensor | None = None, stop_token: bool = True
@@ -148,13 +103,10 @@ class OpenVLAOFT(nn.Module):
             pixel_values: [B, K * 6, S, S].
             proprio: normalised proprioception [B, P], where the checkpoint has a projector for it.
             stop_token: whether the sequence ends in it, as in the reference; RLinf leaves it out.
-
-        Raises:
-            DataError: another number of images, or proprioception is missing, unwanted or of another length.
         """
-        self._check(pixel_values, proprio)
         visual = self.network.patches(pixel_values, self.language(rows) if self.network.has_film else None)
-        if self.proprio_projector is not None and proprio is not None:
+        if self.proprio_projector is not None:
+            assert proprio is not None, "a network that reads proprioception was handed none"
             visual = torch.cat([visual, self.proprio_projector(proprio.to(visual.dtype))[:, None]], dim=1)
         tail = visual.new_zeros(len(visual), self.num_slots, self.network.dim)
         if stop_token:
@@ -181,13 +133,8 @@ class OpenVLAOFT(nn.Module):
         return (words * kept).sum(1) / kept.sum(1)
 
     def regress(self, rows: TokenRows, pixel_values: Tensor, proprio: Tensor | None = None) -> Tensor:
-        """Returns normalised actions [B, C, A] of the L1 head.
-
-        Raises:
-            ConfigError: there is no such head.
-        """
-        if self.l1_head is None:
-            raise ConfigError("head is discrete, but a regressed action was asked for: read the folder with head=l1")
+        """Returns normalised actions [B, C, A] of the L1 head."""
+        assert self.l1_head is not None
         return self.l1_head(self.hidden(rows, pixel_values, proprio))
 
     @torch.no_grad()
@@ -200,50 +147,11 @@ class OpenVLAOFT(nn.Module):
         proprio: Tensor | None = None,
         stop_token: bool = True,
     ) -> Decoded:
-        """Chooses all tokens of a chunk, [B, C * A], by uniforms of that shape, or the likeliest where there are none.
-
-        Raises:
-            ObjectiveError: the head is an L1 regression.
-        """
-        require_log_probs(self.head)
+        """Chooses all tokens of a chunk, [B, C * A], by uniforms of that shape; None: the likeliest."""
         hidden = self.hidden(rows, pixel_values, proprio, stop_token)
         tokens = distribution.choose(hidden, self.network.output_layer, uniforms)
         log_probs, _ = action_log_probs(hidden, self.network.output_layer, tokens, distribution)
         return Decoded(tokens, log_probs, hidden)
 
-    def score(
-        self,
-        rows: TokenRows,
-        pixel_values: Tensor,
-        tokens: Tensor,
-        distribution: TokenDistribution,
-        proprio: Tensor | None = None,
-        stop_token: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns (log-probs, entropies in nats) of given tokens [B, C * A], with gradients.
-
-        Raises:
-            ObjectiveError: the head is an L1 regression.
-        """
-        require_log_probs(self.head)
-        hidden = self.hidden(rows, pixel_values, proprio, stop_token)
-        return action_log_probs(hidden, self.network.output_layer, tokens, distribution)
-
     def _stop(self, rows: TokenRows) -> Tensor:
         return self.network.embed(torch.full((len(rows.ids), 1), STOP_TOKEN, device=rows.ids.device))
-
-    def _check(self, pixel_values: Tensor, proprio: Tensor | None) -> None:
-        channels = CHANNELS_PER_IMAGE * self.num_images
-        if pixel_values.shape[1] != channels:
-            raise DataError(
-                f"pixel_values has {pixel_values.shape[1]} channels, but num_images={self.num_images} needs "
-                f"{channels}: give all images of an observation, or set num_images"
-            )
-        projector = self.proprio_projector
-        found = None if proprio is None else proprio.shape[-1]
-        wanted = None if projector is None else projector.proprio_dim
-        if found != wanted:
-            raise DataError(
-                f"proprioception has {found} dimensions, but the checkpoint's projector takes {wanted}: give the "
-                "proprioception that the checkpoint was trained with (None: none at all)"
-            )

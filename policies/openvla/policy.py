@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,29 +21,25 @@ from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
 from policies.critic import Standardise, ValueHead
-from policies.openvla.action_tokens import ActionTokens
-from policies.openvla.autoregressive import decode, predicting_states
-from policies.openvla.folder import Checkpoint, read_checkpoint
+from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of, require_dim
+from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
+from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
+from policies.openvla.folder import Checkpoint, read_checkpoint, read_described, read_oft, read_parts, write_policy
 from policies.openvla.images import read_processor
-from policies.openvla.log_probs import TokenDistribution, action_log_probs
-from policies.openvla.oft import Head, OpenVLAOFT, require_log_probs
-from policies.openvla.oft_folder import read_oft
-from policies.openvla.options import OPTIONS, Decoding, Gripper, OpenVLAOptions
-from policies.openvla.policy_folder import Described, read_described, read_parts, write_policy
+from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import PromptTokenizer, TokenRows
-from policies.openvla.statistics import OFT_EPSILON, range_of, require_dim
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
     ImitationPolicy,
-    Noise,
     PolicyOutput,
-    PolicySpec,
     Record,
+    token_spec,
 )
 from rlinf_embodied.learning.gradients import checkpoint_blocks
 from rlinf_embodied.randomness import words
@@ -87,42 +82,38 @@ class OpenVLAPolicy(ImitationPolicy):
         """See Policy; published folders need `env` and `config`.
 
         Raises:
-            CheckpointError: see `read_oft`.
+            CheckpointError: see `read_oft`, `read_described` and `read_parts`.
             ConfigError: options that are unknown, or do not fit the folder or the env.
         """
-        described = read_described(folder, env, config)
-        options = typed(described.config.options, OpenVLAOptions, OPTIONS)
+        config, env = read_described(folder, env, config)
+        options = typed(config.options, OpenVLAOptions, OPTIONS)
         dtype = torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
-        _require_env(described.env, options)
+        _require_env(env, options)
         if options.decoding is Decoding.autoregressive:
             checkpoint = read_checkpoint(folder, dtype)
-            dim = range_of(checkpoint.statistics, options.unnorm_key, scaling=options.scaling).dim
-            model = OpenVLAOFT(checkpoint.network, 1, dim)
+            model = OpenVLAOFT(checkpoint.network, 1, env.action_dim)
         else:
-            settings = options.settings(described.env.chunk, len(described.env.cameras))
-            checkpoint, model = read_oft(folder, settings, dtype)
+            checkpoint, model = read_oft(folder, options, env.chunk, dtype)
         policy = cls.__new__(cls)
-        policy._build(described, options, checkpoint, model)
-        read_parts(folder, policy.module)
+        policy._build(config, env, options, checkpoint, model)
+        read_parts(folder, policy.module, bool(options.lora.rank))
         return policy
 
-    def _build(self, described: Described, options: OpenVLAOptions, checkpoint: Checkpoint, model: OpenVLAOFT) -> None:
-        config, env = described.config, described.env
+    def _build(
+        self, config: PolicyConfig, env: EnvSpec, options: OpenVLAOptions, checkpoint: Checkpoint, model: OpenVLAOFT
+    ) -> None:
         self.config, self.env, self.options, self.checkpoint = config, env, options, checkpoint
-        self.range = range_of(checkpoint.statistics, options.unnorm_key, scaling=options.scaling)
-        require_dim(self.range, env.action_dim, options.unnorm_key)
+        statistics, key = checkpoint.statistics, options.unnorm_key
+        self.range = range_of(statistics, key, scaling=options.scaling)
+        require_dim(self.range, env.action_dim, key)
         projector = model.proprio_projector
         if projector is not None and projector.proprio_dim != env.proprio_dim:
             raise CheckpointError(
                 f"the checkpoint reads a proprioception of {projector.proprio_dim} dimensions, but {env.task} shows "
                 f"{env.proprio_dim}: set {OPTIONS}.proprio=false, or give a checkpoint that was trained on this robot"
             )
-        self._proprio_range = (
-            range_of(checkpoint.statistics, options.unnorm_key, "proprio", options.scaling) if options.proprio else None
-        )
-        self.spec = PolicySpec(
-            config.name, env.chunk, env.action_dim, env.action_dim, Noise((env.chunk, env.action_dim))
-        )
+        self._proprio_range = range_of(statistics, key, "proprio", options.scaling) if options.proprio else None
+        self.spec = token_spec(config, env)
         self._tokens = ActionTokens.of(checkpoint.config)
         self._processor = read_processor(checkpoint.folder, checkpoint.config)
         self._tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
@@ -164,7 +155,7 @@ class OpenVLAPolicy(ImitationPolicy):
 
     def _prompt(self, instruction: str) -> TokenRows:
         if instruction not in self._prompts:
-            self._prompts[instruction] = self._tokenizer.rows([instruction], self.options.prompt_length)
+            self._prompts[instruction] = self._tokenizer.row(instruction, self.options.prompt_length)
         return self._prompts[instruction]
 
     def _squared(self, images: Tensor) -> Tensor:
@@ -188,7 +179,7 @@ class OpenVLAPolicy(ImitationPolicy):
         """Draws tokens by uniforms [B, C, A]; None: the likeliest."""
         rows, pixels, proprio = self._inputs(features)
         model, shape = self.module.model, (len(pixels), self.spec.chunk, self.spec.action_dim)
-        if model.head is Head.l1:
+        if self.options.head is Head.l1:
             return self._regressed(model.regress(rows, pixels, proprio), noise)
         distribution = self._distribution(temperature)
         uniforms = None if noise is None else noise.flatten(1)
@@ -204,7 +195,7 @@ class OpenVLAPolicy(ImitationPolicy):
 
     def _regressed(self, normalised: Tensor, noise: Tensor | None) -> PolicyOutput:
         if noise is not None:
-            require_log_probs(Head.l1)
+            self._require_log_probs()
         actions = self._robot(normalised.float().cpu().numpy()).to(normalised.device)
         nothing = torch.zeros_like(actions)
         return PolicyOutput(actions, {"actions": actions}, nothing)
@@ -232,11 +223,18 @@ class OpenVLAPolicy(ImitationPolicy):
 
     def _hidden(self, features: Features, tokens: Tensor) -> Tensor:
         """Returns the states [B, C * A, D] that predict tokens [B, C * A]."""
-        require_log_probs(self.module.model.head)
+        self._require_log_probs()
         rows, pixels, proprio = self._inputs(features)
         if self.options.decoding is Decoding.autoregressive:
             return predicting_states(self.module.model.network, rows, pixels, tokens)
         return self.module.model.hidden(rows, pixels, proprio, self.options.stop_token)
+
+    def _require_log_probs(self) -> None:
+        if self.options.head is Head.l1:
+            raise ObjectiveError(
+                "head is l1, but RL needs log-probs, which a regressed action does not have, and it would train a "
+                "token head that nothing reads: use head=discrete for RL; l1 can be evaluated"
+            )
 
     def _values(self, hidden: Tensor) -> Tensor:
         return self.module.critic(hidden[:, 0].float())
@@ -257,7 +255,7 @@ class OpenVLAPolicy(ImitationPolicy):
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what of the network is trained: adapters, or all but frozen towers."""
-        require_log_probs(self.module.model.head)
+        self._require_log_probs()
         return [p for p in self.module.model.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
@@ -292,9 +290,8 @@ class OpenVLAPolicy(ImitationPolicy):
 
     # ---------------------------------------------------------------------------------------------------------- files
     def save(self, folder: Path) -> None:
-        """Writes the published layout, with what this project adds beside it; see policy_folder.py."""
-        described = Described(self.config, self.env)
-        write_policy(folder, described, self.checkpoint, self.module.model, self.module, self.options)
+        """Writes the published layout with what this project adds; see folder.py."""
+        write_policy(folder, self.config, self.env, self.checkpoint, self.module.model, self.module)
 
 
 class _ChunkValueHead(nn.Module):
@@ -312,14 +309,9 @@ class _ChunkValueHead(nn.Module):
 
 
 def _require_env(env: EnvSpec, options: OpenVLAOptions) -> None:
-    autoregressive = options.decoding is Decoding.autoregressive
-    if not env.cameras:
-        _refuse("env.cameras", list(env.cameras), "the policy sees", "name at least one camera")
-    if autoregressive and env.chunk != 1:
-        _refuse("env.chunk", env.chunk, "autoregressive OpenVLA decides on one action at a time", "set env.chunk=1")
-    if autoregressive and len(env.cameras) != 1:
-        _refuse("env.cameras", list(env.cameras), "OpenVLA sees one image", "name one camera")
-
-
-def _refuse(path: str, value: object, rule: str, action: str) -> NoReturn:
-    raise ConfigError(f"{path} is {value!r}, but {rule} with {OPTIONS}.decoding as it is: {action}")
+    cameras = list(env.cameras)
+    require(bool(cameras), "env.cameras", cameras, "the policy sees", "name at least one camera")
+    if options.decoding is Decoding.autoregressive:
+        rule = "autoregressive OpenVLA decides on one action at a time"
+        require(env.chunk == 1, "env.chunk", env.chunk, rule, "set env.chunk=1")
+        require(len(cameras) == 1, "env.cameras", cameras, "autoregressive OpenVLA sees one image", "name one camera")

@@ -81,7 +81,6 @@ class PromptTokenizer:
         """Returns the ids of a text, BOS first."""
         return self._tokenizer.encode(text).ids
 
-    def rows(self, instructions: Sequence[str], width: int | None = None) -> TokenRows:
-        """Returns the prompts of instructions as token rows; see `rows_of` for `width` and errors."""
-        prompts = [self.encode(prompt_for(instruction)) for instruction in instructions]
-        return rows_of(prompts, self._pad_token_id, width)
+    def row(self, instruction: str, width: int) -> TokenRows:
+        """Returns the prompt of an instruction as a row of `width`; see `rows_of` for errors."""
+        return rows_of([self.encode(prompt_for(instruction))], self._pad_token_id, width)

@@ -1,21 +1,27 @@
-"""The eyes: a DINOv2 and a SigLIP transformer of timm, and the perceptron that takes both to the language model."""
+"""The eyes: a DINOv2 and a SigLIP transformer of timm, the perceptron that takes both to the language model, and FiLM.
+
+With FiLM the instruction scales and shifts what each block of the towers passes on.  The published files of such towers
+hold low-rank adapters that are not merged, so the towers here have them, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import timm
 import torch
 from timm.layers.layer_scale import LayerScale
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
+from policies.openvla.config import OpenVLAConfig
 from policies.openvla.images import CHANNELS_PER_IMAGE
-from policies.openvla.settings import OpenVLAConfig
-from rlinf_embodied.errors import CheckpointError, DataError
+from rlinf_embodied.errors import CheckpointError
 
 _CHANNELS_PER_TOWER = CHANNELS_PER_IMAGE // 2
+_LARGEST_ALPHA = 16
+_ADAPTER = "default"
 _READ = ("patch_embed", "pos_drop", "patch_drop", "norm_pre", "blocks")  # parts of a tower, see `patch_features`
 
 
@@ -43,7 +49,6 @@ class VisionBackbone(nn.Module):
         super().__init__()
         self.featurizer = _tower(config, 0)
         self.fused_featurizer = _tower(config, 1)
-        self.image_size = config.image_size
         self.out_features = self.featurizer.embed_dim + self.fused_featurizer.embed_dim
         self.num_patches = cast(int, self.featurizer.patch_embed.num_patches)
 
@@ -53,11 +58,7 @@ class VisionBackbone(nn.Module):
         Args:
             pixel_values: per image three channels for DINOv2, then three for SigLIP.
             language: what FiLM blocks modulate by [B, D]; only where the towers have such blocks.
-
-        Raises:
-            DataError: the pixel values have another shape.
         """
-        self._check(pixel_values)
         images = [self._features(one, language) for one in pixel_values.split(CHANNELS_PER_IMAGE, dim=1)]
         return torch.cat(images, dim=1)
 
@@ -71,15 +72,6 @@ class VisionBackbone(nn.Module):
         first, second = image.split(_CHANNELS_PER_TOWER, dim=1)
         towers = (self.featurizer, first), (self.fused_featurizer, second)
         return torch.cat([patch_features(tower, pixels, language) for tower, pixels in towers], dim=2)
-
-    def _check(self, pixel_values: Tensor) -> None:
-        size = self.image_size
-        shape = tuple(pixel_values.shape)
-        if len(shape) != 4 or shape[1] % CHANNELS_PER_IMAGE or not shape[1] or shape[2:] != (size, size):
-            raise DataError(
-                f"pixel_values has the shape {shape}, but this checkpoint sees [batch, "
-                f"{CHANNELS_PER_IMAGE} * images, {size}, {size}]: make it with the folder's image processor"
-            )
 
 
 def patch_features(tower: VisionTransformer, pixels: Tensor, language: Tensor | None = None) -> Tensor:
@@ -112,7 +104,7 @@ class Projector(nn.Module):
 
 
 def _tower(config: OpenVLAConfig, index: int) -> VisionTransformer:
-    name, extra = config.timm_model_ids[index], cast("Mapping[str, Any]", config.timm_model_args[index])
+    name, extra = config.timm_model_ids[index], config.timm_model_args[index]
     try:
         tower = timm.create_model(
             name,
@@ -132,8 +124,69 @@ def _tower(config: OpenVLAConfig, index: int) -> VisionTransformer:
             f"timm_model_ids[{index}] is {name!r}, which is no vision transformer: give a checkpoint with DINOv2 and "
             "SigLIP towers"
         )
-    for module in list(tower.modules()):
-        for child_name, child in list(module.named_children()):
-            if isinstance(child, LayerScale):
-                setattr(module, child_name, NamedLayerScale(child.gamma))
+    _replace(tower, LayerScale, lambda scale: NamedLayerScale(scale.gamma))
     return tower
+
+
+def _replace(tower: VisionTransformer, kind: Any, make: Callable[[Any], nn.Module]) -> None:
+    for module in list(tower.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, kind):
+                setattr(module, name, make(child))
+
+
+# ----------------------------------------------------------------------------------------------------------------- FiLM
+class AdaptedLayer(nn.Module):
+    """A linear layer or a convolution and its low-rank adapter: base(x) + alpha / r * B(A(x)), alpha = min(r, 16).
+
+    Hu et al. 2021, arXiv:2106.09685; parameter names are those of peft.
+    """
+
+    def __init__(self, base: nn.Linear | nn.Conv2d, rank: int) -> None:
+        super().__init__()
+        self.base_layer = base
+        if isinstance(base, nn.Conv2d):
+            down: nn.Module = nn.Conv2d(
+                base.in_channels, rank, cast("tuple[int, int]", base.kernel_size),
+                cast("tuple[int, int]", base.stride), bias=False,
+            )  # fmt: skip
+            up: nn.Linear | nn.Conv2d = nn.Conv2d(rank, base.out_channels, 1, bias=False)
+        else:
+            down, up = nn.Linear(base.in_features, rank, bias=False), nn.Linear(rank, base.out_features, bias=False)
+        nn.init.zeros_(up.weight)
+        self.lora_A = nn.ModuleDict({_ADAPTER: down})
+        self.lora_B = nn.ModuleDict({_ADAPTER: up})
+        self.scale = min(rank, _LARGEST_ALPHA) / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps as the layer does."""
+        return self.base_layer(x) + self.scale * self.lora_B[_ADAPTER](self.lora_A[_ADAPTER](x))
+
+
+class FilmBlock(nn.Module):
+    """A block of a vision transformer whose attention's result x becomes (1 + gamma) x + beta.
+
+    gamma and beta are linear in the language embedding; Perez et al. 2017, arXiv:1709.07871.
+    """
+
+    def __init__(self, block: Block, dim: int, language_dim: int) -> None:
+        """Takes the block, its width, and that of the language embedding."""
+        super().__init__()
+        self.block = block
+        self.scale = nn.Linear(language_dim, dim)
+        self.shift = nn.Linear(language_dim, dim)
+
+    def forward(self, x: Tensor, language: Tensor) -> Tensor:
+        """Maps tokens [B, N, dim] by a language embedding [B, language_dim]."""
+        block = self.block
+        x = x + block.drop_path1(block.ls1(block.attn(block.norm1(x))))
+        x = x * (1 + self.scale(language)[:, None]) + self.shift(language)[:, None]
+        return x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+
+def add_film(backbone: VisionBackbone, language_dim: int, rank: int) -> None:
+    """Puts adapters of a rank on every layer of both towers, and FiLM around every block."""
+    for tower in (backbone.featurizer, backbone.fused_featurizer):
+        _replace(tower, nn.Linear | nn.Conv2d, lambda layer: AdaptedLayer(layer, rank))
+        blocks = cast("list[Block]", list(tower.blocks))
+        tower.blocks = nn.Sequential(*[FilmBlock(block, tower.embed_dim, language_dim) for block in blocks])

@@ -7,7 +7,7 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class PolicyColumns:
     log_probs: Tensor  # float32 [H, B, C, K], under the distribution sampled from
     version: int  # of the weights that sampled
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
-    mask: Tensor | None = None  # bool [H, B, C, K], which choices were made; None: all
     old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
 
 
@@ -92,7 +91,6 @@ class TrainingBlock:
     privileged: Tensor | None  # float32 [M, C, Q]
     values: Tensor | None  # float32 [M, C], before the update; None without a critic
     returns: Tensor | None  # float32 [M, C], what the critic should say
-    mask: Tensor | None = None  # bool [M, C, K]: which choices were made; None: all
     rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
 
     def __len__(self) -> int:
@@ -102,16 +100,6 @@ class TrainingBlock:
     def rows(self, index: Tensor) -> TrainingBlock:
         """Returns these samples."""
         return _each(lambda parts: parts[0][index], self)
-
-    def padded(self, size: int) -> TrainingBlock:
-        """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
-        number = torch.arange(size, device=self.valid.device)
-        real = number < len(self)
-        rows = self.rows(torch.where(real, number, 0))
-        return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
-
-
-_COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
 
 
 def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) -> TrainingBlock:
@@ -124,7 +112,8 @@ def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) 
         assert missing in (0, len(parts)), "some rollouts of a block have a column that others lack"
         return None if missing else change(parts)
 
-    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in _COLUMNS})
+    names = [column.name for column in fields(TrainingBlock)]
+    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in names})
 
 
 def training_block(
@@ -157,7 +146,6 @@ def training_block(
         privileged=env.privileged,
         values=values,
         returns=returns,
-        mask=policy.mask,
         rollout_log_probs=None if scored is None else policy.log_probs,
     )
     flat = _each(lambda parts: parts[0].flatten(0, 1), whole)

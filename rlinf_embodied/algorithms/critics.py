@@ -19,7 +19,7 @@ from rlinf_embodied.config import CriticsConfig
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import words
 
@@ -99,13 +99,13 @@ class CriticsAlgorithm(Algorithm):
     def _networks(self, num: int, inputs: int) -> Ensemble:
         return Ensemble.of(self.algorithm, num, inputs, self.training.seed).to(self._device)
 
-    def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> ReplicatedLearner:
+    def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
         """Returns a learner whose passes add up the loss and one statistic."""
         adam, names = AdamSettings(lr, (0.9, 0.999), math.inf), ("loss", statistic)
-        return ReplicatedLearner(list(parameters), adam, names, self.training.reducer, self.algorithm.compile)
+        return Learner(list(parameters), adam, names, self.training.reducer)
 
     def _fitted(self) -> dict[str, Fitted]:
-        return {name: Fitted(dict.fromkeys(learner.statistics, 0.0)) for name, learner in self.learners.items()}
+        return {name: Fitted() for name in self.learners}
 
     def _encode(self, states: Tensor) -> Features:
         return self._policy.encode(Observation({PROPRIO: states}, ("",) * len(states)))

@@ -33,7 +33,7 @@ from rlinf_embodied.config import SFTConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.optimizer import scheduled
 from rlinf_embodied.learning.update import Fitted, Shuffle, minibatches
 from rlinf_embodied.randomness import normal
@@ -97,13 +97,13 @@ class Imitation(_Imitating):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        adam, compile = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf), self.algorithm.compile
+        adam = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf)
         parameters = self._policy.imitation_parameters(whole=True)
-        self.learners[_OPTIMIZER] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer, compile)
+        self.learners[_OPTIMIZER] = Learner(parameters, adam, ("loss",), training.reducer)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         learner = self.learners[_OPTIMIZER]
-        fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
+        fitted = Fitted()
         for k, batch in enumerate(each_update(data)):
             keys = (step_context.iteration, k)
             noisy = {b: part | self._noise("imitation", *keys, b, range(length(part))) for b, part in batch.items()}
@@ -133,7 +133,7 @@ class FineTuning(_Imitating):
                 lr = self.algorithm.lr if name == _WHOLE else self.algorithm.head_lr
                 adam = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
                 parameters = self._policy.imitation_parameters(name == _WHOLE)
-                self.learners[name] = ReplicatedLearner(parameters, adam, ("loss",), training.reducer)
+                self.learners[name] = Learner(parameters, adam, ("loss",), training.reducer)
 
     # ----------------------------------------------------------------------------------------------------- statistics
     def measure(self, data: Mapping[int, Demonstrations]) -> None:
@@ -187,7 +187,7 @@ class FineTuning(_Imitating):
         algorithm, learner = self.algorithm, self.learners[_WHOLE if whole else _HEAD]
         number = max(1, sum(self.sizes(data).values()) // batch_size)
         shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
-        fitted, loss = Fitted(dict.fromkeys(learner.statistics, 0.0)), self._whole_loss if whole else self._head_loss
+        fitted, loss = Fitted(), self._whole_loss if whole else self._head_loss
         passes = lambda b, index: [Pass(float(len(index)), partial(loss, data[b], epoch, b, index))]  # noqa: E731
         for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
             step = epoch * number + k

@@ -134,43 +134,27 @@ def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor
 
 # --------------------------------------------------------------------------------------------------------------- levels
 def to_level(
-    log_probs: Float[Tensor, "*batch C A"],
-    valid: Bool[Tensor, "*batch C"],
-    level: Level,
-    mask: Bool[Tensor, "*batch C A"] | None = None,
+    log_probs: Float[Tensor, "*batch C A"], valid: Bool[Tensor, "*batch C"], level: Level
 ) -> Float[Tensor, "..."]:
     """Returns log-probs summed up to a level: [*batch, C, A], [*batch, C] or [*batch].
 
-    Actions that are not valid, and tokens that `mask` leaves out, add nothing, and their entries are 0.
+    Actions that are not valid add nothing, and their entries are 0.
     """
-    kept = torch.where(valid[..., None] if mask is None else valid[..., None] & mask, log_probs, 0.0)
+    kept = torch.where(valid[..., None], log_probs, 0.0)
     if level is Level.token:
         return kept
     return kept.sum(-1) if level is Level.action else kept.sum((-2, -1))
 
 
-def mask_at_level(
-    valid: Bool[Tensor, "*batch C"],
-    level: Level,
-    tokens_per_action: int,
-    mask: Bool[Tensor, "*batch C A"] | None = None,
-) -> Bool[Tensor, "..."]:
+def mask_at_level(valid: Bool[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Bool[Tensor, "..."]:
     """Returns which entries of `to_level` count; a chunk does if any of its actions is valid."""
     if level is Level.token:
-        every = valid[..., None].expand(*valid.shape, tokens_per_action)
-        return every if mask is None else every & mask
+        return valid[..., None].expand(*valid.shape, tokens_per_action)
     return valid if level is Level.action else valid.any(-1)
 
 
-def weights_at_level(
-    weights: Float[Tensor, "*batch C"],
-    level: Level,
-    tokens_per_action: int,
-    mask: Bool[Tensor, "*batch C A"] | None = None,
-) -> Float[Tensor, "..."]:
+def weights_at_level(weights: Float[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Float[Tensor, "..."]:
     """Returns weights of actions for the entries of `to_level`; their sum stays what it was."""
-    if level is Level.token and mask is not None:
-        return weights[..., None] * mask / mask.sum(-1, keepdim=True).clamp(min=1)
     if level is Level.token:
         return (weights / tokens_per_action)[..., None].expand(*weights.shape, tokens_per_action)
     return weights if level is Level.action else weights.sum(-1)

@@ -117,7 +117,7 @@ def _scored(score: Score, columns: PolicyColumns) -> Tensor:
 
 def mismatch_of_rollouts(rollouts: Rollouts) -> Mismatch:
     """Returns the difference between a block's two sets of log-probs, over all choices of valid actions."""
-    made = (mask_at_level(env.valid, Level.token, c.log_probs.shape[-1], c.mask) for c, env in rollouts)
+    made = (mask_at_level(env.valid, Level.token, c.log_probs.shape[-1]) for c, env in rollouts)
     return reduce(add, (mismatch(*_sides(c), mask) for (c, _), mask in zip(rollouts, made, strict=True)))
 
 
@@ -125,8 +125,8 @@ def capped(rollouts: Rollouts, level: Level, cap: float) -> Tensor:
     """Returns [importance weights that the cap cuts off, all of them] of a block, at a ratio's level, int64."""
     counts = torch.zeros(2, dtype=torch.int64)
     for columns, env in rollouts:
-        old, recorded = (to_level(side, env.valid, level, columns.mask) for side in _sides(columns))
-        kept = mask_at_level(env.valid, level, columns.log_probs.shape[-1], columns.mask)
+        old, recorded = (to_level(side, env.valid, level) for side in _sides(columns))
+        kept = mask_at_level(env.valid, level, columns.log_probs.shape[-1])
         above = kept & (old - recorded > math.log(cap))
         counts += torch.stack([above.sum(), kept.sum()]).cpu()
     return counts
@@ -151,7 +151,7 @@ def _mismatch_of_call(score: Score, samples: TrainingBlock, index: Tensor, size:
         return mismatch(nothing, nothing, nothing > 0)
     rows = samples.rows(torch.cat([index, index[:1].expand(size - len(index))]))  # padded with copies of its first row
     now, kept = score(rows.features, rows.record), len(index)
-    made = mask_at_level(rows.valid, Level.token, now.shape[-1], rows.mask)
+    made = mask_at_level(rows.valid, Level.token, now.shape[-1])
     return mismatch(now[:kept], rows.old_log_probs[:kept], made[:kept])
 
 

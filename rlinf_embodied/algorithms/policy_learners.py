@@ -20,7 +20,7 @@ from rlinf_embodied.config import OnPolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
-from rlinf_embodied.learning.learner import Learner, ReplicatedLearner
+from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS
@@ -67,12 +67,9 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     if joint and head:
         more[VALUE_GROUP] = ParameterGroup(head, main if algorithm.one_optimizer else _value_settings(algorithm))
     statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-    compile, group = algorithm.compile, "policy"
-    made: dict[str, Learner] = {
-        POLICY: ReplicatedLearner(actor, main, statistics, reducer, compile, group=group, more=more)
-    }
+    made: dict[str, Learner] = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more)}
     if critic and not joint:
-        made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer, compile)
+        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer)
     return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
 
 
@@ -109,7 +106,7 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     )
     made: dict[str, Learner] = {POLICY: learner}
     if critic:
-        made[VALUE] = ReplicatedLearner(critic, _value_settings(algorithm), VALUE_STATISTICS, training.reducer)
+        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, training.reducer)
     return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
 
 

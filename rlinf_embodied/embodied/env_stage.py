@@ -25,7 +25,7 @@ from rlinf_embodied.algorithms.transitions import (
     text_column,
 )
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import RlinfError, SimulatorError
+from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.randomness import reset_seed
@@ -174,8 +174,13 @@ class EnvStage:
         if all(chunk is None for chunk in actions.values()):
             return dict.fromkeys(actions)
         spec = shard.env.spec
-        device = next(chunk.device for chunk in actions.values() if chunk is not None)
-        idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=device)
+        first = next(chunk for chunk in actions.values() if chunk is not None)
+        idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=first.device)
+        if first.shape[1:] != idle.shape[1:]:
+            raise ConfigError(
+                f"the policy acts in chunks of {list(first.shape[1:])}, but {spec.task} takes {list(idle.shape[1:])}: "
+                "give env.chunk, and what decides the size of its actions, as they were when it was trained"
+            )
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
         return self._advance(shard, chunk, self._next_seeds(shard, step_context))
 
@@ -333,36 +338,34 @@ class EnvStage:
         """Does nothing."""
 
     # --------------------------------------------------------------------------------------------------- carry-over
-    def export_state(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]]:
-        """Returns the running episodes of each block as (seed, actions): all that an env carries over."""
-        if not self._config.env.carry_over:
-            return {}
-        state = {}
-        for shard in self._shards.values():
-            running = shard.env.running()
-            for i, block in enumerate(shard.blocks):
-                state[block] = running[i * self._size : (i + 1) * self._size]
+    def export_state(self, step_context: StepContext) -> dict[str, Tensor]:
+        """Returns the running episodes as <env id>.seed and <env id>.actions: all that an env carries over."""
+        state: dict[str, Tensor] = {}
+        for shard in self._shards.values() if self._config.env.carry_over else ():
+            for env_id, episode in zip(shard.env_ids, shard.env.running(), strict=True):
+                if episode is not None:
+                    state[f"{env_id}.seed"] = torch.tensor([episode.seed])
+                    state[f"{env_id}.actions"] = episode.actions.cpu().contiguous()
         return state
 
-    def import_state(self, step_context: StepContext, state: Mapping[int, list[RunningEpisode | None]]) -> None:
+    def import_state(self, step_context: StepContext, state: Mapping[str, Tensor]) -> None:
         """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, to none."""
         for shard in self._shards.values():
-            there = all(block in state for block in shard.blocks)
-            episodes = [episode for block in shard.blocks for episode in state[block]] if there else []
-            if any(episode is not None for episode in episodes):
-                shard.observation = shard.env.restore(episodes)
-                shard.running[:] = [episode is not None for episode in episodes]
-            else:
-                shard.observation = None
+            running = [f"{env_id}.seed" in state for env_id in shard.env_ids]
+            episodes = [
+                RunningEpisode(int(state[f"{env_id}.seed"][0]), state[f"{env_id}.actions"]) if runs else None
+                for env_id, runs in zip(shard.env_ids, running, strict=True)
+            ]
+            shard.observation = shard.env.restore(episodes) if any(running) else None
+            if any(running):
+                shard.running[:] = running
 
     # ---------------------------------------------------------------------------------------------------- snapshots
-    def export_snapshot(self, step_context: StepContext) -> dict[int, list[RunningEpisode | None]] | None:
+    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor] | None:
         """Returns what `export_state` does; None where nothing is carried over."""
         return self.export_state(step_context) if self._config.env.carry_over else None
 
-    def import_snapshot(
-        self, step_context: StepContext, parts: Sequence[Mapping[int, list[RunningEpisode | None]]]
-    ) -> None:
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Brings every row to where it was."""
-        if state := {block: episodes for part in parts for block, episodes in part.items()}:
-            self.import_state(step_context, state)
+        if parts:
+            self.import_state(step_context, {name: tensor for part in parts for name, tensor in part.items()})

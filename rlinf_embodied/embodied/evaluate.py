@@ -22,7 +22,6 @@ from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, has_two_levels, saved
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import differences, fingerprint, trained_under, which_backend
-from rlinf_embodied.embodied.sizes import require_acting, require_shapes
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, open_session
@@ -53,12 +52,10 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     if policy is not None:
         stage = _acting(policy, checkpoint, asked)
     with open_session(config.cluster) as session:
-        with LiveView(1, config.env.task) as view:
+        with LiveView(1) as view:
 
             def evaluated() -> tuple[EvaluationResult, str]:
                 evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-                if config.policy == "checkpoint":
-                    require_acting(Path(checkpoint), evaluation.env_spec)
                 return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
 
             recovery = Recovery(session, RecoveryConfig(), view.note)
@@ -87,7 +84,6 @@ def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
     if config.policy != "checkpoint":
         return None
     trained = trained_under(checkpoint)
-    require_shapes(checkpoint, config.env)
     found = differences(trained.fingerprint, fingerprint(config.env, trained.policy, kind))
     if found and not config.allow_mismatch:
         raise CheckpointError(

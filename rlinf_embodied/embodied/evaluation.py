@@ -24,10 +24,9 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
-from rlinf_embodied.embodied.two_level_stage import TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress

@@ -1,6 +1,6 @@
 """The graph of fine-tuning, a learner alone: its workers make the demonstrations once, then an iteration is an epoch.
 
-    open_sources --> collect (rounds) --> prepare --> run (an epoch) --> held_out
+    open_sources --> collect (rounds) --> prepare --> run (an epoch)
     `demonstrate` (driver)                            workflow.py's `run_iteration`
 
 Demonstrations lie in a fixed number of data blocks, in the order of their sources, so that weights are the same under
@@ -191,11 +191,7 @@ class FineTuningLearner(PolicyLearner):
 
     # ------------------------------------------------------------------------------------------------------- learning
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Makes the epoch `step_context.iteration`, counted over both phases."""
-        metrics = self._made.update(step_context, self._data)
+        """Makes the epoch `step_context.iteration`, counted over both phases, and imitates the held-out episodes."""
+        metrics = self._made.update(step_context, self._data) | self._made.held_out(self._held_out)
         self.shared.version = step_context.iteration + 1
         return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
-
-    def held_out(self, step_context: StepContext) -> dict[str, float]:
-        """Returns how well the policy imitates the held-out episodes; {} without held-out episodes."""
-        return self._made.held_out(self._held_out)

@@ -51,7 +51,7 @@ def embodied_graph(
         replay: whether transitions are kept, and the learner gets batches of them.
     """
     kinds = CORES if on_cores else ()
-    acting = "two_level_stage.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
+    acting = "hierarchy.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
     stages: dict[str, StageSpec] = {}
     if loop is not None:
         stages[ENV] = StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots)

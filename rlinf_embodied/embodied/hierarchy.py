@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -22,19 +23,31 @@ from torch.nn import functional
 from rlinf_embodied.algorithms.advantages import chunk_steps
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.config import HierarchyConfig, PolicyConfig
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.learning.weights import WeightsMessage
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
 HIERARCHY_FILE = "hierarchy.json"
 _CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
-_ACTING = ("every", "instructions", "goals", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
+_ACTING = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; the files next to it are the low-level policy's
 
 
 def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
-    """Returns what a high-level policy acts in: it sees what the env shows, and makes one choice at a time."""
-    return replace(env, chunk=1, execute_steps=0, action_dim=hierarchy.size, categorical=bool(hierarchy.choices))
+    """Returns what a high-level policy acts in: it sees what the env shows, and makes one choice at a time.
+
+    Raises:
+        ConfigError: the columns of a goal are none of the env's.
+    """
+    for name, columns in (("columns", hierarchy.columns), ("way_columns", hierarchy.way_columns)):
+        rule = f"the proprioception of {env.task} has the columns 0..{env.proprio_dim - 1}"
+        require(max(columns, default=-1) < env.proprio_dim, f"hierarchy.{name}", columns, rule, "name others")
+    several = bool(hierarchy.instructions)
+    return replace(env, chunk=1, execute_steps=0, action_dim=hierarchy.size, categorical=several)
 
 
 def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor) -> Observation:
@@ -43,7 +56,7 @@ def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor)
     Args:
         hierarchy: what there is to choose from.
         observation: of B rows.
-        choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of several, the largest entry counts.
+        choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of instructions, the largest entry counts.
     """
     if hierarchy.instructions:
         chosen = choice.argmax(1).tolist()
@@ -58,12 +71,79 @@ def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor)
 
 def _goal(hierarchy: HierarchyConfig, choice: Tensor) -> Tensor:
     """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""
-    if hierarchy.goals:
-        return choice.new_tensor(hierarchy.goals)[choice.argmax(1)]
     low, high = choice.new_tensor(hierarchy.goal_low), choice.new_tensor(hierarchy.goal_high)
     return low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
 
 
+# ------------------------------------------------------------------------------------------------------------- acting
+@dataclass(frozen=True, slots=True)
+class TwoLevelConfig:
+    """What the stage needs to know."""
+
+    low: PolicyStageConfig
+    high: PolicyStageConfig
+    hierarchy: HierarchyConfig
+
+
+class TwoLevelStage:
+    """Two policies of which the low-level one sees the choices of the other; each has its own weights and noise."""
+
+    _level = RolloutStage
+
+    def __init__(self, config: TwoLevelConfig) -> None:
+        self._hierarchy = config.hierarchy
+        self._low, self._high = self._level(config.low), self._level(config.high)
+        self._by_name = {config.low.name: self._low, config.high.name: self._high}
+        self._choices: dict[int, list[Tensor]] = {}  # by block, one for each chunk-step
+
+    def setup(self, context: StageContext) -> None:
+        """Loads both policies, or takes the ones that this worker's learners use."""
+        for level in self._by_name.values():
+            level.setup(context)
+
+    def step(
+        self, step_context: StepContext, observations: Mapping[int, Observation | None]
+    ) -> dict[int, Tensor | None]:
+        """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
+        if step_context.chunk_step == 0:
+            self._choices |= {block: [] for block in observations}
+        decides = step_context.chunk_step % self._hierarchy.every == 0
+        decisions = self._high.step(step_context, observations) if decides else {}
+        shown: dict[int, Observation | None] = dict.fromkeys(observations)
+        for block, observation in observations.items():
+            if observation is not None:
+                choices, decision = self._choices[block], decisions.get(block)
+                held = choices[-1] if decision is None else decision[:, 0].to(observation.proprio.device)
+                choices.append(held)
+                shown[block] = guided(self._hierarchy, observation, held)
+        return self._low.step(step_context, shown)
+
+    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
+        """Returns each block's columns; they are heavy and stay here if the learners do."""
+        low, high = (level.close(step_context, observations).blocks for level in (self._low, self._high))
+        found: dict[int, TwoLevelColumns | None] = {}
+        for block in observations:
+            ours, theirs = (cast("PolicyColumns | None", level[block]) for level in (low, high))
+            choices = self._choices.pop(block)
+            found[block] = None if theirs is None else TwoLevelColumns(ours, theirs, torch.stack(choices))
+        return Output(found)
+
+    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
+        """Installs a new version of the policy that the message names."""
+        self._by_name[message.policy].install_weights(step_context, message)
+
+    def offload(self, step_context: StepContext) -> None:
+        """Leaves the device's memory with both policies."""
+        for level in self._by_name.values():
+            level.offload(step_context)
+
+    def onload(self, step_context: StepContext) -> None:
+        """Brings both policies to the device's memory."""
+        for level in self._by_name.values():
+            level.onload(step_context)
+
+
+# ----------------------------------------------------------------------------------------------------------- learning
 @dataclass(frozen=True, slots=True)
 class LowLevel:
     """Columns for a low-level policy's learner: the last observations as that policy would have seen them."""
@@ -126,6 +206,7 @@ class Decisions:
         return index, None if env.final is None else env.final.rows(list(first.values()))
 
 
+# -------------------------------------------------------------------------------------------------------- checkpoints
 def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConfig:
     """Returns the section of a checkpoint of two levels; `high` is that of its high-level policy.
 
@@ -144,7 +225,6 @@ def has_two_levels(checkpoint: str | Path) -> bool:
     return (Path(checkpoint) / HIERARCHY_FILE).exists()
 
 
-# -------------------------------------------------------------------------------------------------------- checkpoints
 Files = Mapping[str, bytes]  # of a folder, by name
 
 

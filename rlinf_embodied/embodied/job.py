@@ -8,10 +8,18 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import AlgorithmConfig, CriticsConfig, EnvConfig, ReplayConfig, Reward, Source, TrainConfig
+from rlinf_embodied.config import (
+    AlgorithmConfig,
+    CriticsConfig,
+    EnvConfig,
+    HierarchyConfig,
+    ReplayConfig,
+    Reward,
+    Source,
+    TrainConfig,
+)
 from rlinf_embodied.config.algorithms import require_correction
-from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.carry_over import driver_part
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationEnvConfig,
@@ -21,22 +29,21 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.high_level import levels_note, require_high_level, starting_high_level
+from rlinf_embodied.embodied.learner import CARRY_OVER
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
-from rlinf_embodied.embodied.recorded_transitions import digests, require_recorded
-from rlinf_embodied.embodied.sizes import require_sizes
+from rlinf_embodied.embodied.replay_stage import digests, require_recorded
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
-from rlinf_embodied.embodied.warm_start import starting_policy
+from rlinf_embodied.embodied.warm_start import starting_high_level, starting_policy
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.compiled import require_compiler
+from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
@@ -71,7 +78,6 @@ class EmbodiedJob:
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
         self.learner = self.learners[0]
         self.name = file_name(config.env.task)
-        self.title = f"{config.env.task} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
@@ -140,7 +146,6 @@ class EmbodiedJob:
         kind = cluster.kind
         require_env_target(config.env)
         require_precision(config.algorithm.precision, cluster)
-        require_compiler(config.algorithm.compile, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -154,8 +159,8 @@ class EmbodiedJob:
         require_policy_class(config.policy, clones)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
-            require_compiler(config.hierarchy.algorithm.compile, cluster)
-            require_high_level(config.hierarchy, config.env, kind)
+            with within("hierarchy"):
+                require_policy_class(config.hierarchy.policy, cloned=False)
         self._require_algorithm()
         if checkpoint is not None:
             require_conditions("resume", checkpoint, config.env, config.policy, kind)
@@ -225,7 +230,7 @@ class EmbodiedJob:
         bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
         bonus = bonus if env.success_bonus else ""
         notes = [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
-        return [*notes, *levels_note(self.config.hierarchy, env)]
+        return [*notes, *_levels_note(self.config.hierarchy, env)]
 
     # ------------------------------------------------------------------------------------------------------- stages
     def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
@@ -252,16 +257,9 @@ class EmbodiedJob:
     ) -> Path:
         """Returns the configured checkpoint, a behaviour-cloned policy, or a new policy.
 
-        A high-level policy starts from its configured checkpoint, or from scratch.
-
-        Raises:
-            CheckpointError: the given one is for observations or actions of other sizes.
+        A high-level policy starts from scratch.
         """
         config = self.config
-        if config.warm_start.checkpoint is not None:
-            folder = Path(config.warm_start.checkpoint)
-            if not is_published(folder, config.policy):
-                require_sizes("warm_start.checkpoint", folder, config.env, session, cluster)
         low = starting_policy(config, session, cluster, progress, spare)
         if config.hierarchy.on:
             low = low.resolve()  # `latest` may point elsewhere when one that stays as it is is read again
@@ -281,11 +279,12 @@ class EmbodiedJob:
         parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
         if parts is None:
             parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
+        carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         if found := self._digests():
             state[_DATA] = found
         keep = self.config.checkpoint.keep
-        argument = (str(root), progress.iteration, keep, driver_part(state, of_type(parts, dict)))
+        argument = (str(root), progress.iteration, keep, StagePart({CARRY_OVER: carried} if carried else {}, state))
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
         for other in (*self.learners[1:], *self._replay(executor)):
             more += executor.publish(other, "state_part", step_context)
@@ -335,3 +334,13 @@ def _updates_note(algorithm: ReplayConfig, env: EnvConfig, data: str | None) -> 
     expert = plan.expert_iterations * plan.steps
     acted = f"; the expert acts in the first {expert}" if expert else ""
     return f"{updates} after every {plan.steps} env steps, from env step {plan.first_update * plan.steps} on{acted}"
+
+
+def _levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
+    """Returns a line that says what the high-level policy chooses and how often; no line without such a policy."""
+    if not hierarchy.on:
+        return []
+    what = f"one of {hierarchy.size} instructions" if hierarchy.instructions else f"a goal of {hierarchy.size} numbers"
+    stays = "stays as it is" if hierarchy.frozen else "learns, too"
+    steps = hierarchy.every * env.executed
+    return [f"levels   the higher one chooses {what} every {steps} env steps; the lower one {stays}"]

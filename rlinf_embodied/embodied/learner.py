@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from torch import Tensor
+
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TwoLevelColumns
 from rlinf_embodied.algorithms.transitions import Columns, length
 from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Precision, Source
 from rlinf_embodied.device import require_autocast
-from rlinf_embodied.embodied.carry_over import CARRY_OVER, unflatten_carry_over
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
-from rlinf_embodied.interfaces.envs import RunningEpisode
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
@@ -29,6 +29,7 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
+CARRY_OVER = "carry_over"  # of the env, in a checkpoint
 View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 
 
@@ -142,9 +143,9 @@ class PolicyLearner(LearnerStage):
             self.write_policy(Path(folder))
             return replace(part, files=read_files(Path(folder)))
 
-    def load_carry_over(self, step_context: StepContext, folder: str) -> dict[int, list[RunningEpisode | None]]:
+    def load_carry_over(self, step_context: StepContext, folder: str) -> dict[str, Tensor]:
         """Returns what the env carried over, {} if nothing."""
-        return unflatten_carry_over(load_tensors(Path(folder), CARRY_OVER), self._config.env.block_size)
+        return load_tensors(Path(folder), CARRY_OVER)
 
 
 def _pair(payloads: list[object]) -> Rollouts:

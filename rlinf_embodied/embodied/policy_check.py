@@ -155,8 +155,7 @@ class _Check:
     def _evaluates(self, features: Features, output: PolicyOutput) -> None:
         found = self.policy.evaluate(features, output.record, self.temperature, entropy_gradient=False).log_probs
         self._is("evaluate", "log_probs", found, (*self.chunk, self.policy.spec.choices))
-        made = slice(None) if output.mask is None else output.mask
-        difference = float((found - output.log_probs)[made].detach().abs().max())
+        difference = float((found - output.log_probs).detach().abs().max())
         if difference > _TOLERANCE:
             rule = f".evaluate gives other log-probs than act for its choices: they differ by {difference:.2g}"
             raise self._refuse(rule, "divide logits by the temperature in both")

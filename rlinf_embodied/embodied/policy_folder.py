@@ -17,7 +17,7 @@ from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Rewa
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
+from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
@@ -90,6 +90,34 @@ def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: 
     conditions = fingerprint(env, config, kind_of(device))
     content = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
+
+
+def require_fitting(folder: str, observation: Observation) -> None:
+    """Checks that the policy of a folder was made for observations like one; published folders do not tell.
+
+    State vectors are compared by name and length, images by their size: cameras are in the policy's order.  A policy
+    that sees images needs no privileged state to act.
+
+    Raises:
+        CheckpointError: it was made for others.
+    """
+    path = Path(folder) / "config.json"
+    described = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if "env" not in described:
+        return
+    made_for = EnvSpec.of(described["env"])
+    ours = {name: list(vector.shape[1:]) for name, vector in observation.state.items()}
+    theirs = {part.name: list(part.shape) for part in made_for.of_kind(FeatureKind.state)}
+    if made_for.cameras:
+        ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
+        theirs |= {f"image {k}": list(part.shape) for k, part in enumerate(made_for.of_kind(FeatureKind.image))}
+    elif observation.privileged is not None:
+        ours["privileged"], theirs["privileged"] = [observation.privileged.shape[1]], [made_for.privileged_dim]
+    if list(ours.items()) != list(theirs.items()):  # their order counts: vectors are put side by side
+        raise CheckpointError(
+            f"the policy in {folder} was made for {made_for.task} with the observation {theirs}, but this env shows "
+            f"{ours}: use the env that it was trained in with its env.* as they were, or another checkpoint"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- conditions

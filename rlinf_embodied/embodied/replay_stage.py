@@ -9,25 +9,159 @@ recorded is read again when the stage is rebuilt.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.transitions import Columns
-from rlinf_embodied.embodied.recorded_transitions import REPLAY, recorded_block
-from rlinf_embodied.embodied.replay_buffer import ReplayBuffer
-from rlinf_embodied.errors import DataError
-from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.algorithms.transitions import Columns, length
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.embodied.policy_folder import trained_under
+from rlinf_embodied.errors import CheckpointError, DataError
+from rlinf_embodied.learning.checkpoint import load_tensors, verify
 from rlinf_embodied.learning.learner_stage import StagePart
+from rlinf_embodied.randomness import words
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
+REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 DEMONSTRATIONS = "demonstrations"
+_SAME = ("_target_", "task", "control_mode", "robot", "goal_in_proprio", "objects_in_proprio", "states", "options")
+_CURSOR = "cursor"  # of a state: where the next transition goes
 
 
+# ------------------------------------------------------------------------------------------------- recorded before
+def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
+    """Checks that folders hold transitions of an env.
+
+    Raises:
+        CheckpointError: a folder is no checkpoint, is damaged, or holds no transitions.
+        DataError: they are of another env.
+    """
+    for folder in folders:
+        if not Path(folder).is_dir():
+            raise CheckpointError(
+                f"data is {folder!r}, but there is no such folder: give checkpoints of experiments/train_vla.py, "
+                "for example data=<run.dir>/checkpoints/latest"
+            )
+        verify(Path(folder))
+        if not load_tensors(Path(folder), REPLAY):
+            raise CheckpointError(
+                f"data is {folder!r}, but that checkpoint holds no transitions: give one of a run that acted, of "
+                "experiments/train_vla.py with algorithm=sac or rlpd"
+            )
+        theirs = trained_under(folder).env
+        for name in _SAME:
+            if getattr(theirs, name) != getattr(env, name):
+                raise DataError(
+                    f"data is {folder!r}, recorded with env.{name}={getattr(theirs, name)!r}, but env.{name} is "
+                    f"{getattr(env, name)!r}: use the same for both"
+                )
+
+
+def digests(folders: Sequence[str]) -> list[str]:
+    """Returns the SHA-256 of the transitions in checkpoints that `require_recorded` has verified."""
+    name = f"training_state/{REPLAY}.safetensors"
+    return [
+        json.loads((Path(f) / "manifest.json").read_text(encoding="utf-8"))["files"][name]["sha256"] for f in folders
+    ]
+
+
+def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, num_blocks: int) -> Columns:
+    """Returns a block's part of all transitions in some checkpoints, which are dealt out to blocks one by one.
+
+    Raises:
+        DataError: the transitions lack a column, or are fewer than the blocks.
+    """
+    parts: list[Columns] = []
+    for folder in folders:
+        tensors = load_tensors(Path(folder), REPLAY)
+        for start in sorted({name.rpartition(".")[0] for name in tensors}):
+            if missing := [name for name in columns if f"{start}.{name}" not in tensors]:
+                raise DataError(
+                    f"data is {folder!r}, whose transitions have no {', '.join(missing)}: record them with "
+                    "algorithm=sac or rlpd, whose transitions have all columns"
+                )
+            parts.append({name: tensors[f"{start}.{name}"] for name in columns})
+    whole = {name: torch.cat([part[name] for part in parts])[block::num_blocks] for name in columns}
+    if not len(next(iter(whole.values()))):
+        raise DataError(
+            f"data is {', '.join(folders)}, which hold fewer transitions than the {num_blocks} blocks: record more, or "
+            "use a larger env.block_size"
+        )
+    return whole
+
+
+# -------------------------------------------------------------------------------------------------------- one block
+class ReplayBuffer:
+    """Transitions of one block, on the CPU; memory is taken as it fills."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity, self._size, self._cursor = capacity, 0, 0
+        self._columns: Columns = {}
+
+    def __len__(self) -> int:
+        """Returns how many transitions it holds."""
+        return self._size
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one transition by column; {} of an empty one."""
+        return {name: tuple(column.shape[1:]) for name, column in self._columns.items()}
+
+    def add(self, columns: Columns) -> None:
+        """Puts transitions in, in order; those that were put in first make room."""
+        number = length(columns)
+        assert number <= self._capacity, f"{number} transitions at once do not fit into {self._capacity}"
+        if not self._columns:  # pages of the system are taken when they are first written
+            self._columns = {n: torch.empty((self._capacity, *c.shape[1:]), dtype=c.dtype) for n, c in columns.items()}
+        first = min(number, self._capacity - self._cursor)
+        for name, column in columns.items():
+            ring = self._columns[name]
+            ring[self._cursor : self._cursor + first] = column[:first]
+            ring[: number - first] = column[first:]
+        self._cursor = (self._cursor + number) % self._capacity
+        self._size = min(self._size + number, self._capacity)
+
+    def draw(self, shape: tuple[int, ...], seed: int, purpose: str, *ids: int) -> Columns:
+        """Returns transitions drawn uniformly and with replacement, every column [*shape, ...]."""
+        assert self._size > 0, "there is nothing to draw from"
+        keyed = words(seed, purpose, *ids, np.arange(int(np.prod(shape))))
+        index = torch.from_numpy((keyed % np.uint64(self._size)).astype(np.int64))
+        return {name: column.index_select(0, index).unflatten(0, shape) for name, column in self._columns.items()}
+
+    def export_state(self) -> dict[str, Tensor]:
+        """Returns a copy of all that it holds: the columns and the cursor; {} of an empty one."""
+        if not self._size:
+            return {}
+        held = {name: column[: self._size].clone() for name, column in self._columns.items()}
+        return {**held, _CURSOR: torch.tensor([self._cursor])}
+
+    def import_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores what `export_state` returned.
+
+        Raises:
+            CheckpointError: it holds more than fits in, or columns of different lengths.
+        """
+        self._columns, self._size, self._cursor = {}, 0, 0
+        held = {name: column for name, column in state.items() if name != _CURSOR}
+        if not held:
+            return
+        lengths = {len(column) for column in held.values()}
+        if len(lengths) > 1 or max(lengths) > self._capacity or _CURSOR not in state:
+            raise CheckpointError(
+                f"a block of the replay buffer has {sorted(lengths)} transitions and room for {self._capacity}: the "
+                "checkpoint is of another run; resume with its own configuration, or use resume=never"
+            )
+        self.add(held)
+        self._cursor = int(state[_CURSOR][0])
+
+
+# ------------------------------------------------------------------------------------------------------- the stage
 @dataclass(frozen=True, slots=True)
 class ReplayStageConfig:
     """What the stage needs to know."""

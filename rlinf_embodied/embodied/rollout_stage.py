@@ -19,7 +19,7 @@ from rlinf_embodied.algorithms.batch import PolicyColumns
 from rlinf_embodied.config import PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.device import is_accelerator
-from rlinf_embodied.embodied.policy_folder import load_policy
+from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
@@ -65,6 +65,7 @@ class RolloutStage:
     def __init__(self, config: PolicyStageConfig) -> None:
         self._config = config
         self._rollouts: dict[int, _Rollout] = {}
+        self._fits = False  # whether the env has been compared with the policy's
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes the one that this worker's actor uses."""
@@ -107,6 +108,9 @@ class RolloutStage:
         """Returns the actions of some blocks, by one policy call."""
         policy, config = self._policy, self._config
         assert len(observation) == len(blocks) * config.block_size
+        if not self._fits:
+            require_fitting(config.folder, observation)
+            self._fits = True
         features = policy.encode(observation.to(self._device))
         noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
         output = policy.act(features, noise, config.policy.temperature)
@@ -149,7 +153,6 @@ class RolloutStage:
             log_probs=torch.stack([output.log_probs for output in outputs]),
             version=self._shared.version,
             values=_stacked_if_any([output.values for output in outputs]),
-            mask=_stacked_if_any([output.mask for output in outputs]),
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:

@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, SFTConfig, Source, TrainConfig
+from rlinf_embodied.config.checks import within
+from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
+from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ACTOR
-from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
-from rlinf_embodied.embodied.policy_folder import is_published
+from rlinf_embodied.embodied.hierarchy import choice_spec
+from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
+from rlinf_embodied.embodied.policy_folder import is_published, save_policy
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.workflow import run_iteration
+from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION
-from rlinf_embodied.plug_ins import source_digest, targets_of
+from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
+from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
+from rlinf_embodied.learning.shared_policy import move
+from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
+from rlinf_embodied.randomness import reset_seed, uniform
+from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
-_STAGE, _NEW = "new policy", f"{NewPolicyStage.__module__}.NewPolicyStage"
+_STAGE = "new policy"
 _PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
 _PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
@@ -32,6 +46,7 @@ _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),
 )
 _NOTHING: Mapping[str, object] = {}
+_MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
 
 def starting_policy(
@@ -60,28 +75,111 @@ def starting_policy(
         return behaviour_cloned(config, session, cluster, progress, spare)
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
     more = {"published": _files(Path(given))} if given is not None else {}
-    return new_policy(new, config.warm_start.cache_dir, session, cluster, spare, more)
+    return _new(new, config.warm_start.cache_dir, session, cluster, spare, more)
 
 
-def new_policy(
+def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
+    """Returns the folder of a new high-level policy; arguments as `starting_policy`.
+
+    Raises:
+        ConfigError: the columns of a goal are none of the env's.
+    """
+    hierarchy = config.hierarchy
+    new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
+    of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
+    return _new(new, config.warm_start.cache_dir, session, cluster, spare, {"level": "high", **of_choices})
+
+
+def _new(
     config: NewPolicyConfig,
     cache_dir: str,
     session: Session,
     cluster: Cluster,
     spare: Path | None,
     more: Mapping[str, object] = _NOTHING,
-    target: str = _NEW,
 ) -> Path:
-    """Returns the folder of a policy that has learned nothing here, made by the stage `target`; `more` of its key."""
+    """Returns the folder of a policy that has learned nothing here; `more` of its key."""
     key = {"seed": config.seed, "measures": config.measures, **more}
     cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
-    make = lambda folder: _make_new(folder, config, target, session, cluster)  # noqa: E731
-    return common.made_once(cached, make, spare)
+    return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster), spare)
 
 
-def _make_new(folder: Path, config: NewPolicyConfig, target: str, session: Session, cluster: Cluster) -> None:
-    workflow = Workflow(_STAGE, 1, {_STAGE: StageSpec(_STAGE, target, config)})
+def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: Cluster) -> None:
+    workflow = Workflow(_STAGE, 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.NewPolicyStage", config)})
     common.make_policy(folder, workflow, _STAGE, session, cluster)
+
+
+# ------------------------------------------------------------------------------------------------------------ new ones
+@dataclass(frozen=True, slots=True)
+class NewPolicyConfig:
+    """What the stage needs to know."""
+
+    env: EnvConfig
+    policy: PolicyConfig
+    seed: int
+    published: str | None = None  # a folder that others wrote, with the weights
+    measures: bool = True  # whether inputs are standardised with what random actions see; demonstrations may say better
+    hierarchy: HierarchyConfig | None = None  # of a high-level policy: its actions are choices
+
+
+class NewPolicyStage:
+    """Makes a policy and saves it."""
+
+    def __init__(self, config: NewPolicyConfig) -> None:
+        self._config = config
+
+    def setup(self, context: StageContext) -> None:
+        self._device = context.device
+
+    def save_policy(self, step_context: StepContext, folder: str) -> None:
+        """Writes the new policy."""
+        config, own = self._config, is_own(self._config.policy)
+        rows = ROWS if config.measures or own else 1
+        try:
+            env = make_env(for_demonstrations(config.env), rows, self._device)
+        except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
+            raise ConfigError(str(error)) from error
+        try:
+            acts_in = env.spec if config.hierarchy is None else choice_spec(env.spec, config.hierarchy)
+            with within("" if config.hierarchy is None else "hierarchy"):
+                policy = self._policy(acts_in)
+            if own:
+                check_policy(policy, config.policy, acts_in, env.reset(range(rows)).to(self._device))
+            if config.measures and isinstance(policy, ImitationPolicy):
+                self._set_statistics(env, policy)
+            save_policy(policy, Path(folder), config.env, config.policy, self._device)
+        finally:
+            env.close()
+
+    def _policy(self, env: EnvSpec) -> Policy:
+        config = self._config
+        if config.published is None:
+            return new_policy(config.policy, env, config.seed, self._device)
+        kind = cast(type[Policy], load_target(config.policy._target_))
+        policy = kind.from_folder(Path(config.published), env, config.policy)
+        move(policy.module, self._device)
+        return policy
+
+    def _set_statistics(self, env: VectorEnv, policy: ImitationPolicy) -> None:
+        for name, column in self._seen(env, policy).items():
+            mean, std = column.double().mean(0), column.double().std(0, correction=0)
+            policy.set_statistics(name, mean.float(), std.float().clamp(min=_MIN_STD))
+
+    @torch.no_grad()
+    def _seen(self, env: VectorEnv, policy: ImitationPolicy) -> Mapping[str, Tensor]:
+        """Returns columns [M, D]: what ROWS episodes of random actions show at the beginning of each chunk."""
+        seed, spec = self._config.seed, env.spec
+        observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
+        columns: dict[str, list[Tensor]] = {}
+        for step in range(spec.chunks_per_episode):
+            columns.setdefault("proprio", []).append(observation.proprio)
+            columns.setdefault("vision", []).append(policy.pooled(policy.encode_frozen(observation)))
+            if observation.privileged is not None:
+                columns.setdefault("privileged", []).append(observation.privileged)
+            drawn = uniform(seed, "random", np.arange(ROWS), step, shape=(spec.chunk, spec.action_dim))
+            observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
+        joined = {name: torch.cat(parts) for name, parts in columns.items()}
+        return {name: column for name, column in joined.items() if column.shape[1] > 0}
 
 
 # ------------------------------------------------------------------------------------------------------------- cloning
@@ -96,7 +194,7 @@ def behaviour_cloned(
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
     numbers = {name: getattr(config.warm_start, name) for name in _PHASES}
-    algorithm = SFTConfig(**numbers, held_out=0.0, keep_best=False)
+    algorithm = SFTConfig(**numbers, held_out=0.0)
     return replace(
         config,
         algorithm=algorithm,
@@ -112,7 +210,7 @@ def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: C
     assert isinstance(algorithm, SFTConfig)
     with TemporaryDirectory(prefix="rlinf_embodied-") as place:
         new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False)
-        _make_new(Path(place) / "new", new, _NEW, session, cluster)
+        _make_new(Path(place) / "new", new, session, cluster)
         stage = fine_tuning_stage(config, sources, f"{place}/new")
 
         def train(executor: Executor) -> None:

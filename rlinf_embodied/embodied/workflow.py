@@ -17,7 +17,7 @@ run_iteration            driver     every step of the plan, then metrics of the 
   Executor.sync_weights  driver     version and checksum, only to workers without an actor
 
 With two levels of policies (config.hierarchy, hierarchy.py) the policy stage asks its high-level policy for a goal
-every k chunk-steps (two_level_stage.py), and there are two learners:
+every k chunk-steps, and there are two learners:
 
 env, policy -> high_actor    a decision is one step: discounted rewards up to the next one
 env, policy -> actor         as above, unless the low-level policy is frozen
@@ -33,11 +33,10 @@ from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, LowLevelFiles
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, LowLevelFiles, TwoLevelConfig
 from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
 from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
-from rlinf_embodied.embodied.two_level_stage import TwoLevelConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext

@@ -1,38 +1,31 @@
-"""What a profile needs of the workers besides times: memory, the bytes that leave them, the wire, and other load.
+"""What a profile needs of the workers besides times: memory, the bytes that leave them, and the wire.
 
 MeteredSession stands between an executor and a session; Meter is a stage that it adds to each worker.
-
-The kernel counts how long the threads of a process could run but had no core (Linux: /proc/<pid>/task/*/schedstat).
-Workers that wait so are disturbed where processes that are none of ours were busy meanwhile (/proc/stat); otherwise
-they wait for each other or for the driver, as they will in every iteration.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
 from rlinf_embodied import device as devices
-from rlinf_embodied.planning.profile import DISTURBED
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec, solo_context
 from rlinf_embodied.runtime.session import Ref, Session, of_type
-from rlinf_embodied.runtime.tensor_wire import map_leaves
+from rlinf_embodied.runtime.tensor_wire import payload_bytes
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_TASKS, _MACHINE = Path("/proc/self/task"), Path("/proc/stat")
+_STATUS, _CLEAR, _TASKS = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/self/task")
 _HOPS, _ROUNDS = 6, 3
-_SMALL, _LARGE = 256, 4 << 20  # bytes per payload
-_OTHERS = 0.4  # cores' worth of other processes, Ray's own and the system's among them, that disturb nobody
 _MOST = 0.9  # of a call, that is taken for waiting
+_WORKING = 0.1  # share of a process's work that makes a thread one of those that do it
+_SMALL, _LARGE = 256, 4 << 20  # bytes per payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +35,16 @@ class Reading:
     used_bytes: float
     peak_bytes: float
     cpu_s: float
-    waited_s: float = 0.0  # for a core
-    process: int = 0
+    threads: Mapping[str, tuple[float, float]]  # see thread_times
+
+    def waited_since(self, before: Reading) -> float:
+        """Returns how many seconds the threads that did the work waited for a core; others wait often and little."""
+        spent = [
+            [now - then for now, then in zip(times, before.threads.get(thread, (0.0, 0.0)), strict=True)]
+            for thread, times in self.threads.items()
+        ]
+        ran_s = sum(ran for ran, _ in spent)
+        return sum(waited for ran, waited in spent if ran >= _WORKING * ran_s)
 
 
 class Meter:
@@ -69,11 +70,11 @@ class Meter:
         if self._of_device:
             memory = devices.memory(self._device)
             used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + memory.peak - memory.allocated, cpu, waited_s(), os.getpid())
+            return Reading(used, used + memory.peak - memory.allocated, cpu, thread_times())
         used = float(psutil.Process().memory_info().rss)
         lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
-        return Reading(used, max(used, peak), cpu, waited_s(), os.getpid())
+        return Reading(used, max(used, peak), cpu, thread_times())
 
     def peak(self, step_context: StepContext) -> float:
         """Returns the maximum since the last one, and starts a new one."""
@@ -81,7 +82,7 @@ class Meter:
         self.reset(step_context)
         return peak_bytes
 
-    def count(self, step_context: StepContext, payload: object) -> float:
+    def count(self, step_context: StepContext, payload: object) -> int:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
 
@@ -95,16 +96,36 @@ class Meter:
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
 
 
-def payload_bytes(value: object) -> float:
-    """Returns the bytes of all tensors and arrays in a nested payload."""
-    sizes: list[int] = []
+def thread_times() -> dict[str, tuple[float, float]]:
+    """Returns by thread of this process for how many seconds it ran, and was ready but had no core (Linux)."""
+    found = {}
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        try:
+            ran, waited, _ = (task / "schedstat").read_text().split()
+        except (OSError, ValueError):  # the thread has ended, or the kernel does not count
+            continue
+        found[task.name] = int(ran) / 1e9, int(waited) / 1e9
+    return found
 
-    def count(leaf: object) -> object:
-        sizes.append(leaf.nbytes if isinstance(leaf, (torch.Tensor, np.ndarray)) else 0)
-        return leaf
 
-    map_leaves(value, count)
-    return float(sum(sizes))
+def without_waiting(spans: Sequence[Span], waited: Mapping[int, float], collective: Container[str]) -> list[Span]:
+    """Returns an iteration's spans as if no worker had waited for a core: each shrinks by its worker's share.
+
+    The workers of a collective stage wait for the one that waits, whose share is that of all.
+
+    Args:
+        spans: of one iteration.
+        waited: seconds by worker.
+        collective: the stages whose workers wait for each other.
+    """
+    busy = {worker: sum(span.duration_s for span in spans if span.worker == worker) for worker in waited}
+    shares = {worker: min(_MOST, waited[worker] / max(seconds, 1e-9)) for worker, seconds in busy.items()}
+    found = []
+    for span in spans:
+        workers = {s.worker for s in spans if s.stage == span.stage} if span.stage in collective else {span.worker}
+        share = max(shares[worker] for worker in workers)
+        found.append(replace(span, end_s=span.start_s + span.duration_s * (1.0 - share)))
+    return found
 
 
 class MeteredSession:
@@ -117,7 +138,7 @@ class MeteredSession:
         self._first: dict[int, float] = {}  # bytes of each worker, before it had any
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
-        self.answers: list[tuple[Call, list[Ref]]] = []  # that left their workers, while `recording`
+        self._receipts: list[tuple[Call, Ref]] = []  # while `recording`
         self._peaks: list[tuple[Call, int, Ref]] = []  # of each call of a stage in a worker, while `recording`
         self.recording = False
 
@@ -126,7 +147,7 @@ class MeteredSession:
 
     @property
     def relays(self) -> bool:
-        """While it records, everything passes the driver, which measures it."""
+        """While it records, the messages of loops pass the driver's calls, which count their bytes."""
         return self._inner.relays and not self.recording
 
     def start(self, workers: Sequence[WorkerSpec]) -> None:
@@ -156,27 +177,25 @@ class MeteredSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """Submits, and while it records keeps what leaves a worker, and each call's peak of memory."""
-        answers = self._inner.submit(calls, collective)
-        if self.recording:
-            workers = [worker for worker, _, _ in calls]
-            read = Call(METER.name, "peak", StepContext(0))
-            peaks = self._inner.submit([(worker, read, []) for worker in workers])
-            self._peaks += [(call, w, refs[-1]) for (w, call, _), refs in zip(calls, peaks, strict=True)]
-        for (_, call, _), refs in zip(calls, answers, strict=True) if self.recording else ():
-            # both sides of a loop answer for each block
-            left = [ref for block, ref in zip(call.blocks * 2, refs[:-1], strict=False) if block not in call.keep]
-            self.answers.append((call, left))
+        """Submits, and while it records has the bytes of results counted, and each call's peak of memory read."""
+        if not self.recording:
+            return self._inner.submit(calls, collective)
+        answers = self._inner.submit([(w, replace(c, counts_bytes=True), p) for w, c, p in calls], collective)
+        read = Call(METER.name, "peak", StepContext(0))
+        peaks = self._inner.submit([(worker, read, []) for worker, _, _ in calls])
+        for (worker, call, _), refs, peak in zip(calls, answers, peaks, strict=True):
+            self._receipts.append((call, refs[-1]))
+            self._peaks.append((call, worker, peak[-1]))
         return answers
 
     def clear(self) -> None:
         """Forgets all stages, and what was recorded."""
-        self.answers, self._peaks = [], []
+        self._receipts, self._peaks = [], []
         self._inner.clear()
 
     def forget(self) -> None:
         """Forgets what was recorded, and starts new maxima in every worker."""
-        self.answers, self._peaks = [], []
+        self._receipts, self._peaks = [], []
         self._ask(list(self._devices), METER.name, "reset", StepContext(0))
 
     # -------------------------------------------------------------------------------------------------------- readings
@@ -228,11 +247,15 @@ class MeteredSession:
         self._peaks = []
         return found
 
-    def bytes_per_block(self, stage: str, method: str) -> float | None:
-        """Returns the bytes of a stage's answer for a block (the largest of the first few); None if none left."""
-        mine = [refs for call, refs in self.answers if refs and (call.stage, call.method) == (stage, method)]
-        values = [value for refs in mine[:2] for value in self._inner.fetch(refs, f"{stage}.{method}")]
-        return max((payload_bytes(value) for value in values), default=None)
+    def bytes_per_block(self) -> dict[tuple[str, str], int]:
+        """Returns by stage and method the bytes of a result for one block (the largest), over all recorded calls."""
+        found: dict[tuple[str, str], int] = {}
+        receipts = of_type(self._inner.fetch([ref for _, ref in self._receipts], "receipts"), Receipt)
+        for (call, _), receipt in zip(self._receipts, receipts, strict=True):
+            for maker, size in zip(call.makers, receipt.num_bytes, strict=False):
+                key = maker, "close" if call.method == "loop" else call.method
+                found[key] = max(found.get(key, 0), size)
+        return found
 
     # ------------------------------------------------------------------------------------------------------------ wire
     def link(self, workers: tuple[int, int], num_blocks: int) -> tuple[float, float]:
@@ -255,107 +278,3 @@ class MeteredSession:
             receipts.append(refs[-1])
         self._inner.fetch(receipts, METER.name)
         return (time.perf_counter() - start) / _HOPS
-
-
-# ------------------------------------------------------------------------------------------------------- other load
-def waited_s() -> float:
-    """Returns for how many seconds threads of this process were ready but had no core; 0 where no one counts them."""
-    total_ns = 0
-    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
-        try:
-            total_ns += int((task / "schedstat").read_text().split()[1])
-        except (OSError, IndexError):  # the thread has ended, or the kernel does not count
-            continue
-    return total_ns / 1e9
-
-
-def busy_s() -> float:
-    """Returns for how many seconds the cores of this machine have been busy since it started; 0 where no one counts."""
-    if not _MACHINE.exists():
-        return 0.0
-    # user, nice, system, idle, iowait, irq, softirq; old kernels and sandboxes have fewer
-    ticks = [int(text) for text in _MACHINE.read_text().split("\n", 1)[0].split()[1:8]]
-    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """Seconds since the start: those in which a machine's cores were busy, and what our processes used and waited."""
-
-    clock_s: float
-    busy_s: float
-    used_s: Mapping[int, float]  # by process
-    waited_s: Mapping[int, float]  # by worker
-
-    def others_since(self, before: Moment) -> float:
-        """Returns how many cores' worth processes that are none of ours used."""
-        ours = sum(seconds - before.used_s.get(process, 0.0) for process, seconds in self.used_s.items())
-        return (self.busy_s - before.busy_s - ours) / max(self.clock_s - before.clock_s, 1e-9)
-
-
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """One iteration of a probe: its spans, and by worker the share of its calls in which it waited for a core."""
-
-    spans: tuple[Span, ...]
-    rounds: Mapping[str, int]  # of each stage that is repeated
-    waited: Mapping[int, float]
-    finishes: Mapping[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of calls with long tails
-
-    @property
-    def disturbed(self) -> float:
-        """The largest share of a worker."""
-        return max(self.waited.values(), default=0.0)
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether it counts as it is."""
-        return self.disturbed <= DISTURBED
-
-    def without_waiting(self, collective: Collection[str] = ()) -> Repetition:
-        """Returns what it had been if no worker had waited: each of its calls shrinks by the same share.
-
-        The workers of a collective stage wait for the one that waits for a core, so that its share is that of all.
-        """
-        most = {stage: max((self.waited.get(s.worker, 0.0) for s in self.spans if s.stage == stage), default=0.0)
-                for stage in collective}  # fmt: skip
-        spans = []
-        for span in self.spans:
-            share = most.get(span.stage, self.waited.get(span.worker, 0.0))
-            spans.append(replace(span, end_s=span.start_s + span.duration_s * (1.0 - share)))
-        return replace(self, spans=tuple(spans), waited={})
-
-
-def shares(before: Moment, after: Moment, spans: Sequence[Span]) -> dict[int, float]:
-    """Returns by worker the share of its calls in which it waited for a core; nothing where no others were busy.
-
-    Args:
-        before: the moment before the calls.
-        after: that after them.
-        spans: the calls; workers without any are left out.
-    """
-    if after.others_since(before) <= _OTHERS:
-        return {}
-    busy: dict[int, float] = {}
-    for span in spans:
-        busy[span.worker] = busy.get(span.worker, 0.0) + span.duration_s
-    return {
-        worker: min(_MOST, (after.waited_s[worker] - before.waited_s[worker]) / seconds)
-        for worker, seconds in busy.items()
-        if seconds > 0 and worker in before.waited_s and worker in after.waited_s
-    }
-
-
-def chosen(found: Sequence[Repetition], least: int, collective: Collection[str] = ()) -> tuple[list[Repetition], float]:
-    """Returns the repetitions that count, and how much those were disturbed.
-
-    The quiet ones count as they are.  Where there are fewer than `least`, as many of the least disturbed ones count, of
-    which the waiting is taken off; `collective` are the stages whose workers wait for each other.
-    """
-    quiet = [one for one in found if one.is_quiet]
-    if len(quiet) >= least:
-        return quiet, max(one.disturbed for one in quiet)
-    best = sorted(found, key=lambda one: one.disturbed)[:least]
-    return [one if one.is_quiet else one.without_waiting(collective) for one in best], max(
-        one.disturbed for one in best
-    )

@@ -9,6 +9,7 @@ Iterations of a profile train a copy of the policy: the stages are built for it 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -27,18 +28,19 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import (
-    METER,
-    MeteredSession,
-    Moment,
-    Reading,
-    Repetition,
-    busy_s,
-    chosen,
-    shares,
+from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, without_waiting
+from rlinf_embodied.planning.probes import (
+    Cell,
+    Iteration,
+    Measurements,
+    Probe,
+    probes,
+    profile_of,
+    sample,
+    shortened,
+    switching,
 )
-from rlinf_embodied.planning.probes import Cell, Measurements, Probe, probes, profile_of, shortened, switching
-from rlinf_embodied.planning.profile import DISTURBED, Profile, WeightProfile
+from rlinf_embodied.planning.profile import Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
 from rlinf_embodied.runtime.host import StepContext, can_leave
 from rlinf_embodied.runtime.session import Session
@@ -48,12 +50,11 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 2  # of what is measured and how
-REPETITIONS, _MOST_REPETITIONS = 2, 5
-_AGAIN = 3  # further repetitions of a probe that is disturbed
+_VERSION = 3  # of what is measured and how
+_MOST_REPETITIONS = 5
 _PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
 _LONGEST = 20  # times the budget, that all probes may take; what is left is built for its memory, and not run
-WARM_STEPS = 2  # chunk-steps of the first iteration
+_WARM_STEPS = 2  # chunk-steps of the first iterations
 _LINK_BLOCKS = 4
 
 
@@ -114,11 +115,8 @@ def measure(
         progress("profile", number, len(planned), f"{probe.name}, {probe.most_blocks} blocks on a device")
         profiling.run(probe)
     profiling.finish()
-    measured = profiling.measured
-    disturbed = f", disturbed: work waited up to {measured.disturbed:.0%} of its time for a core that others had"
-    seconds = f"{time.time() - start:.0f} s"
-    progress("profile", len(planned), len(planned), seconds + (disturbed if measured.disturbed > DISTURBED else ""))
-    return profile_of(name, cluster, measured, key)
+    progress("profile", len(planned), len(planned), f"{time.time() - start:.0f} s")
+    return profile_of(name, cluster, profiling.measured, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,30 +165,14 @@ class _Profiling:
     def _run(self, probe: Probe) -> None:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
-        effort = self._effort
-        found: list[Repetition] = []
-        before, started = self._begin(), time.perf_counter()
-        if not effort.is_over(probe) and effort.warms_up:
-            executor.workflow = shortened(probe.workflow, WARM_STEPS)
-            self._metered.recording = not probe.workflow.loops
-            found = [self._iterate(executor, StepContext(0))]
-            short_s = time.perf_counter() - started
-            if probe.workflow.loops and not effort.chunk_steps and short_s <= effort.budget_s:
-                self._iterate(executor, StepContext(0))  # now without what is lazy
-                short_s = time.perf_counter() - started - short_s
-            if not effort.begin(short_s):
-                found = []
-                before, started = self._begin(), time.perf_counter()
-        executor.workflow = run = shortened(probe.workflow, effort.chunk_steps)
-        while not effort.is_over(probe) and not _enough(found, (time.perf_counter() - started) / effort.share_s(probe)):
-            self._metered.recording = not found
-            found.append(self._iterate(executor, _step_context(probe, len(found))))
-        if found:
-            self._file(probe, run, found)
-        self._file_memory(probe, executor, before, time.perf_counter() - started)
-        effort.add(time.perf_counter() - started)
-        if found and not probe.kind:
-            self._count_bytes(probe, run)
+        before, started = self._metered.readings(), time.perf_counter()
+        found = self._effort.measure(probe, functools.partial(self._iterate, executor))
+        seconds = time.perf_counter() - started
+        if found.iterations:
+            self._file(probe, found)
+        self._file_memory(probe, executor, before, seconds)
+        if found.iterations and not probe.kind:
+            self._count_bytes(found.iterations[0].run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
@@ -218,39 +200,35 @@ class _Profiling:
         }
 
     # --------------------------------------------------------------------------------------------------- iterations
-    def _begin(self) -> dict[int, Reading]:
-        """Forgets what was recorded, and returns what the workers hold now."""
-        self._metered.forget()
-        self._metered.recording = True
-        return self._metered.readings()
-
-    def _iterate(self, executor: Executor, step_context: StepContext) -> Repetition:
-        begun = self._moment()
-        result = executor.run(step_context)
-        self._metered.recording = False
+    def _iterate(self, executor: Executor, run: Workflow, number: int, record: bool = False) -> Iteration:
+        """Runs an iteration; what leaves workers and their peaks of memory are recorded, instead of others' records."""
+        if record:
+            self._metered.forget()
+        self._metered.recording = record
+        before, start = self._metered.readings(), time.perf_counter()
+        executor.workflow = run
+        result = executor.run(StepContext(number))
+        seconds, self._metered.recording = time.perf_counter() - start, False
+        waited = {w: after.waited_since(before[w]) for w, after in self._metered.readings().items()}
+        collective = [stage for stage, spec in run.stages.items() if spec.collective]
+        spans = without_waiting(result.spans, waited, collective)
         finishes = {
             stage: [report.finish_s for report in result.all_of(stage, Finishes)]
-            for stage, spec in executor.workflow.stages.items()
+            for stage, spec in run.stages.items()
             if spec.at_once
         }
-        spans, rounds = tuple(result.spans), executor.workflow.rounds(result.reports)
-        watched = not self._cluster.nodes  # of other machines the driver does not know what else they do
-        return Repetition(spans, rounds, shares(begun, self._moment(), spans) if watched else {}, finishes)
+        return Iteration(run, spans, seconds, run.rounds(result.reports), finishes)
 
-    def _file(self, probe: Probe, run: Workflow, found: Sequence[Repetition]) -> None:
+    def _file(self, probe: Probe, found: Measured) -> None:
         """Files the seconds of a probe's iterations."""
-        measured, whole = self.measured, self._workflow
+        measured, whole, run = self.measured, self._workflow, found.iterations[0].run
         measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
         is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
-        for one in found:
+        for one in found.iterations:
             measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
             for stage, finishes in one.finishes.items():
                 measured.stages[stage].finishes += finishes
-        collective = [stage for stage, spec in run.stages.items() if spec.collective]
-        kept, disturbed = chosen(found, min(REPETITIONS, len(found)), collective)
-        measured.disturbed = max(measured.disturbed, disturbed)
-        for one in kept:
-            measured.add(probe, run, one.spans, one.rounds)
+            measured.add(probe, sample(probe, whole, one, found.short))
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -269,12 +247,6 @@ class _Profiling:
         most = max(overhead.values())
         for profile in self.measured.stages.values():
             profile.working = {cell: held + most for cell, held in profile.working.items()}
-
-    def _moment(self) -> Moment:
-        readings = self._metered.readings()
-        used = {os.getpid(): sum(os.times()[:2])} | {reading.process: reading.cpu_s for reading in readings.values()}
-        waited = {worker: reading.waited_s for worker, reading in readings.items()}
-        return Moment(time.perf_counter(), busy_s(), used, waited)
 
     def _file_memory(self, probe: Probe, executor: Executor, before: Mapping[int, Reading], seconds: float) -> None:
         """Files resident bytes, and of iterations that ran working bytes and CPU cores.
@@ -308,21 +280,18 @@ class _Profiling:
             profile.cores = max(min(1.0, limit), min(limit, cores))
 
     # ------------------------------------------------------------------------------------------ edges and switches
-    def _count_bytes(self, probe: Probe, run: Workflow) -> None:
-        """Counts what an item's data holds, on every edge whose data left its worker."""
-        whole, found = self._workflow, self.measured.edge_bytes_per_item
-        for edge in whole.edges:
-            loop = whole.loop_of(edge.source)
-            size = self._metered.bytes_per_block(edge.source, "close" if loop else "run")
+    def _count_bytes(self, run: Workflow) -> None:
+        """Notes what an item's data holds, on every edge and hop of a loop that the recorded iteration showed."""
+        whole, found, shown = self._workflow, self.measured.edge_bytes_per_item, self._metered.bytes_per_block()
+        ends = [(edge.source, edge.target, whole.loop_of(edge.source)) for edge in whole.edges]
+        for source, target, loop in ends:
+            size = shown.get((source, "close" if loop else "run"))
             if size is not None:
                 longer = loop.chunk_steps / run.loops[loop.name].chunk_steps if loop else 1.0
-                found[edge.source, edge.target] = size * longer / whole.items_per_block
-        for loop in whole.loops.values():
-            for source, target in loop.hops():
-                size = self._metered.bytes_per_block(source, "step")
-                if size is not None:
-                    found[source, target] = size / whole.items_per_block
-        self._metered.answers = []
+                found[source, target] = size * longer / whole.items_per_block
+        for source, target in (hop for loop in whole.loops.values() for hop in loop.hops()):
+            if (source, "step") in shown:
+                found[source, target] = shown[source, "step"] / whole.items_per_block
 
     def _time_switches(self, probe: Probe, executor: Executor) -> None:
         """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
@@ -354,7 +323,7 @@ class _Profiling:
                 installs.append(
                     self._metered.seconds_of(receiver, edge.target, "install_weights", step_context, [weights])
                 )
-                size = cast(float, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
+                size = cast(int, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
             self.measured.weights[ends] = WeightProfile(size, *seconds)
@@ -369,8 +338,16 @@ class _Profiling:
         return replace(Links(), **found) if found else None
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The iterations of a probe that count, and a shorter one of a workflow with loops."""
+
+    iterations: Sequence[Iteration]
+    short: Iteration | None = None
+
+
 class Effort:
-    """How much of the probes is run: about as much as the budget allows.
+    """Runs as much of the probes as the budget allows.
 
     Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  Where the first iteration takes
     longer than the budget, the probes are not warmed up; of a workflow without loops it is measured itself, since it
@@ -378,41 +355,59 @@ class Effort:
     """
 
     def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
-        self.budget_s, self.chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self.warms_up = True
+        self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
+        self._warms_up = True
         self._workflow, self._planned = workflow, planned
         self._spent_s = self._most_s = 0.0
 
-    def begin(self, short_s: float) -> bool:
-        """Takes the seconds of a warm-up, of the first probe first; returns whether it counts as an iteration."""
-        if self.chunk_steps:
-            return False
-        self.warms_up = short_s <= self.budget_s
-        self.chunk_steps = self._affordable_steps(short_s)
-        return not (self.warms_up or self._workflow.loops)
+    def measure(self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]) -> Measured:
+        """Runs iterations of a probe.
 
-    def share_s(self, probe: Probe) -> float:
-        """Returns the seconds that a probe may take."""
-        return self.budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
-
-    def add(self, seconds: float) -> None:
-        """Counts the seconds of a probe."""
+        Args:
+            probe: of those planned.
+            iterate: runs an iteration of a workflow with shortened loops, of this number; the flag says to record it.
+        """
+        if self._is_over(probe):
+            return Measured([])
+        loops, number = probe.workflow.loops, probe.workflow.typical_iteration
+        warm, found = list[Iteration](), list[Iteration]()
+        if self._warms_up:
+            warm = [iterate(shortened(probe.workflow, _WARM_STEPS), 0, not loops)]
+            self._warms_up = warm[0].seconds <= self._budget_s
+            if loops and self._warms_up:
+                warm.append(iterate(warm[0].run, number, False))  # now without what is lazy
+            self._chunk_steps = self._chunk_steps or self._affordable_steps(warm[-1].seconds)
+        if warm and not loops and not self._warms_up:
+            warm, found = [], warm
+        run, share_s = shortened(probe.workflow, self._chunk_steps), self._share_s(probe)
+        while not found or (len(found) < _MOST_REPETITIONS and _total_s(found) + found[-1].seconds < share_s):
+            found.append(iterate(run, number + len(found), not found))
+        seconds = _total_s([*warm, *found])
         self._spent_s += seconds
         self._most_s = max(self._most_s, seconds)
+        return Measured(found[1:] or found, warm[1] if len(warm) > 1 else None)  # to record takes time
 
-    def is_over(self, probe: Probe) -> bool:
+    def _share_s(self, probe: Probe) -> float:
+        """Returns the seconds that a probe may take."""
+        return self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
+
+    def _is_over(self, probe: Probe) -> bool:
         """Returns whether a probe would take all of them too long: as the longest does, half of that by its blocks."""
         share = 0.5 + 0.5 * probe.most_blocks / self._planned[0].most_blocks
-        return self._spent_s > 0 and self._spent_s + share * self._most_s > _LONGEST * self.budget_s
+        return self._spent_s > 0 and self._spent_s + share * self._most_s > _LONGEST * self._budget_s
 
     def _affordable_steps(self, short_s: float) -> int:
         loops = self._workflow.loops.values()
-        most = max((loop.chunk_steps for loop in loops), default=WARM_STEPS)
+        most = max((loop.chunk_steps for loop in loops), default=_WARM_STEPS)
         # rows that stop early, and are not reset, do less and less towards the end
-        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=WARM_STEPS)
+        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=_WARM_STEPS)
         work = sum(probe.most_blocks for probe in self._planned) / self._planned[0].most_blocks
-        affordable = self.budget_s / max(REPETITIONS * work * short_s / WARM_STEPS, 1e-9)
-        return max(WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
+        affordable = self._budget_s / max(work * short_s / _WARM_STEPS, 1e-9)
+        return max(_WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
+
+
+def _total_s(iterations: Sequence[Iteration]) -> float:
+    return sum(one.seconds for one in iterations)
 
 
 def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
@@ -427,17 +422,3 @@ def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
 
 def _step_context(probe: Probe, repetition: int) -> StepContext:
     return StepContext(probe.workflow.typical_iteration + repetition)
-
-
-def _enough(found: Sequence[Repetition], spent: float) -> bool:
-    """Returns whether a probe was repeated often enough; one that is disturbed gets more chances to be quiet.
-
-    `spent` is the share of its time that its repetitions took.
-    """
-    quiet, wanted = sum(one.is_quiet for one in found), wanted_repetitions(spent)
-    return quiet >= wanted or len(found) >= wanted + _AGAIN or (spent > _AGAIN and len(found) >= wanted)
-
-
-def wanted_repetitions(spent: float) -> int:
-    """Returns how often a probe is run, by the share of its time that its repetitions took so far."""
-    return _MOST_REPETITIONS if spent < 1 else REPETITIONS if spent < 2 else 1

@@ -70,14 +70,12 @@ class PolicyOutput:
     record: Record  # what `evaluate` needs to know of the choices
     log_probs: Tensor  # float32 [B, C, K], under the distribution sampled from (temperature included)
     values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
-    mask: Tensor | None = None  # bool [B, C, K]: which choices were made; None: all
 
     def rows(self, rows: slice) -> PolicyOutput:
         """Returns what belongs to some rows."""
-        take = lambda value: None if value is None else value[rows]  # noqa: E731
         record = {name: value[rows] for name, value in self.record.items()}
-        values, mask = take(self.values), take(self.mask)
-        return PolicyOutput(self.actions[rows], record, self.log_probs[rows], values, mask)
+        values = None if self.values is None else self.values[rows]
+        return PolicyOutput(self.actions[rows], record, self.log_probs[rows], values)
 
 
 @dataclass(frozen=True, slots=True)

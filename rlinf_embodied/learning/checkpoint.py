@@ -6,29 +6,34 @@
                          manifest.json  COMPLETE               SHA-256 of every file; SHA-256 of the manifest
            latest -> step_000010
 
-This module finds, checks and reads them; checkpoint_writer.py writes them.  A write that fails (a full disk, a killed
-process) leaves older checkpoints and `latest` as they were.  One process writes below a root; any number may read.
+A write that fails (a full disk, a killed process) leaves checkpoints of other steps and `latest` as they were.  One
+process writes below a root; any number may read.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import cast
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
+from rlinf_embodied.telemetry.progress import report_progress
 
 FORMAT = "rlinf_embodied checkpoint 1"
 STATE, MANIFEST, COMPLETE, TENSORS = "state.json", "manifest.json", "COMPLETE", "training_state"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,160 @@ class Manifest:
     files: dict[str, dict[str, object]]  # relative path -> {"bytes", "sha256"}
 
 
+# --------------------------------------------------------------------------------------------------------------- write
+def step_folder(root: Path, step: int) -> Path:
+    """Returns where the checkpoint of a step lies below a folder of checkpoints."""
+    return root / f"step_{step:06d}"
+
+
+def save(
+    root: Path,
+    step: int,
+    *,
+    policy_writer: Callable[[Path], None],
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, object],
+    keep: int = 3,
+) -> None:
+    """Writes <root>/step_<step>, which replaces one of that name; returns when it has reached the disk.
+
+    `latest` then points at it, and all but the `keep` newest, by the time of writing, are dropped.
+
+    Args:
+        root: folder of all checkpoints of a run.
+        step: number of finished iterations.
+        policy_writer: writes the policy's files into the folder that it is given.
+        tensors: groups of named tensors, for example {"policy_optimizer": {"mean": ...}}.
+        state: plain values that JSON can hold.
+        keep: how many checkpoints stay, at least one.
+
+    Raises:
+        CheckpointWriteError: it cannot be written.
+    """
+    target = step_folder(root, step)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _sync(root.parent)
+        for left in root.glob(".step_*"):  # by a killed writer
+            shutil.rmtree(left)
+        partial.mkdir()
+        policy_writer(partial)
+        _write_state(partial, tensors, state)
+        _open_to_all(partial)
+        _seal(partial, step, 1 + max((manifest.sequence for _, manifest in complete(root)), default=0))
+        _install(partial, target)
+    except BaseException as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        if not isinstance(error, (OSError, SafetensorError)):
+            raise
+        raise CheckpointWriteError(
+            f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free "
+            "space on the disk or use another run.dir, then resume"
+        ) from error
+    arrived(target, keep)
+
+
+def arrived(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
+    try:  # it is there under its name, and `find_latest` does without the link
+        point_latest(target)
+        for path, _ in complete(target.parent)[:-keep]:
+            dropped = path.with_name(f".{path.name}.dropped")
+            path.rename(dropped)
+            shutil.rmtree(dropped)
+    except OSError as error:
+        _LOG.warning("checkpoint %s is written, but latest or old checkpoints are not up to date: %s", target, error)
+
+
+def point_latest(target: Path) -> None:
+    """Points `latest`, in a checkpoint's parent folder, to the checkpoint.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    fresh = target.with_name(".latest.partial")
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(target.name, target_is_directory=True)
+    os.replace(fresh, target.with_name("latest"))
+    _sync(target.parent)
+
+
+def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> None:
+    """Has `write` fill a folder aside and renames it, so that others see all of it or nothing.
+
+    A folder of that name that holds the file `marker` stays: another process made the same meanwhile, and may read it.
+    """
+    partial = folder.with_name(folder.name + f".partial-{os.getpid()}")
+    try:
+        write(partial)
+        _open_to_all(partial)
+        for path in (*partial.rglob("*"), partial):  # a name must not reach the disk before what it stands for
+            _sync(path)
+        if not (folder / marker).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+            _sync(folder.parent)
+    except OSError:
+        if not (folder / marker).exists():  # otherwise another process was faster by a moment
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _open_to_all(folder: Path) -> None:
+    """Gives files and folders the modes that the umask allows: safetensors writes for its owner alone."""
+    probe = folder / ".mode"
+    probe.mkdir()
+    allowed = stat.S_IMODE(probe.stat().st_mode)
+    probe.rmdir()
+    for path in folder.rglob("*"):
+        if path.is_file() and path.stat().st_nlink > 1:  # a link to a file that is another's, too
+            continue
+        path.chmod(allowed if path.is_dir() else allowed & 0o666)
+
+
+def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
+    (folder / TENSORS).mkdir()
+    for name, group in tensors.items():
+        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
+        save_file(copies, folder / TENSORS / f"{name}.safetensors")
+    (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+def _seal(folder: Path, step: int, sequence: int) -> None:
+    """Writes manifest and marker once everything else has reached the disk."""
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        _sync(path)
+        report_progress()
+    content = {"format": FORMAT, "step": step, "sequence": sequence, "files": files}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    _sync(manifest)
+    (folder / COMPLETE).write_text(file_sha256(manifest) + "\n", encoding="utf-8")
+    for path in (folder / COMPLETE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _sync(path)
+
+
+def _install(partial: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)  # of another history, or damaged: a folder cannot be replaced in one step
+    partial.rename(target)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or folder has reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ---------------------------------------------------------------------------------------------------------------- read
 def find_latest(root: Path) -> Path | None:
     """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
-    with contextlib.suppress(OSError):  # a reader may lack the right to write
-        take_back(root)
     found = complete(root)
     return found[-1][0] if found else None
 
@@ -58,8 +213,6 @@ class Newest:
 
 def newest_undamaged(root: Path) -> Newest:
     """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written."""
-    with contextlib.suppress(OSError):  # a reader may lack the right to write
-        take_back(root)
     unusable, chosen = {}, None
     for path, manifest in reversed(complete(root)):
         wrong = next(filter(None, (_damage(path, manifest, name) for name in manifest.files)), "")
@@ -94,14 +247,11 @@ def load_state(path: Path) -> dict[str, object]:
     """
     manifest = _read_manifest(path)
     if STATE not in manifest.files:
-        raise CheckpointError(f"checkpoint {path} is damaged ({MANIFEST} has no {STATE}): {_instead(path)}")
+        raise _refusal(path, f"is damaged ({MANIFEST} has no {STATE})")
     _verify_file(path, manifest, STATE)
-    try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        state = None
-    if not isinstance(state, dict):
-        raise CheckpointError(f"checkpoint {path} is damaged ({STATE} holds no JSON object): {_instead(path)}")
+    state = _json_object((path / STATE).read_bytes())
+    if state is None:
+        raise _refusal(path, f"is damaged ({STATE} holds no JSON object)")
     return state
 
 
@@ -117,7 +267,7 @@ def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
     try:
         return load_file(path / relative)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} is damaged ({relative}: {error}): {_instead(path)}") from error
+        raise _refusal(path, f"is damaged ({relative}: {error})") from error
 
 
 def complete(root: Path) -> list[tuple[Path, Manifest]]:
@@ -129,7 +279,7 @@ def complete(root: Path) -> list[tuple[Path, Manifest]]:
 def _read_manifest(path: Path) -> Manifest:
     found = _manifest_of(path)
     if isinstance(found, str):
-        raise CheckpointError(f"checkpoint {path} {found}: {_instead(path)}")
+        raise _refusal(path, found)
     return found
 
 
@@ -152,11 +302,8 @@ def _manifest_of(path: Path) -> Manifest | str:
 
 def _parsed(data: bytes) -> Manifest | str:
     """Returns what the bytes of a manifest say, or what is wrong with them."""
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
+    content = _json_object(data)
+    if content is None:
         return f"is damaged ({MANIFEST} holds no JSON object)"
     if content.get("format") != FORMAT:
         return f"has the format {content.get('format')!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
@@ -169,6 +316,14 @@ def _parsed(data: bytes) -> Manifest | str:
         if not (isinstance(entry, dict) and _is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str)):
             return f"is damaged ({MANIFEST} has not the size and checksum of {name})"
     return Manifest(cast(int, step), cast(int, sequence), files)
+
+
+def _json_object(data: bytes) -> dict[str, object] | None:
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def _is_count(value: object) -> bool:
@@ -184,7 +339,7 @@ def _stays_inside(name: str) -> bool:
 def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
     wrong = _damage(path, manifest, name)
     if wrong:
-        raise CheckpointError(f"checkpoint {path} {wrong}: {_instead(path)}")
+        raise _refusal(path, wrong)
 
 
 def _damage(path: Path, manifest: Manifest, name: str) -> str:
@@ -199,32 +354,23 @@ def _damage(path: Path, manifest: Manifest, name: str) -> str:
     return ""
 
 
-def _instead(path: Path) -> str:
-    """Returns the next action: which other checkpoints there are."""
+def _refusal(path: Path, wrong: str) -> CheckpointError:
+    """Returns an error that names the next action: which other checkpoints there are."""
     place = path.resolve()
-    others = sorted(
-        (p.name for p in place.parent.glob("step_*") if p != place and (p / COMPLETE).exists()), reverse=True
+    found = [p.name for p in place.parent.glob("step_*") if p != place and (p / COMPLETE).exists()]
+    others = f"use {' or '.join(sorted(found, reverse=True))} in {place.parent}"
+    return CheckpointError(
+        f"checkpoint {path} {wrong}: {others if found else 'give a folder such as <run.dir>/checkpoints/latest'}"
     )
-    if others:
-        return f"use {' or '.join(others)} in {place.parent}"
-    return "give a folder such as <run.dir>/checkpoints/latest"
 
 
-def take_back(root: Path) -> None:
-    """Gives checkpoints their name back whose writer was killed between the two renames of a replacement."""
-    for aside in root.glob(".step_*.replaced"):
-        original = root / aside.name.removeprefix(".").removesuffix(".replaced")
-        if not original.exists():
-            aside.rename(original)
-
-
+# ----------------------------------------------------------------------------------------------------------- checksums
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------------------ identity
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     """Returns the SHA-256 over names, dtypes, shapes and bytes, in the order of the names."""
     digest = hashlib.sha256()

@@ -36,28 +36,21 @@ class Pass:
 
 
 Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
-Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter]], Tensor]  # see `differentiated`
 
 
-def block_sums(
-    passes: Iterable[Pass],
-    parameters: Sequence[nn.Parameter],
-    num_statistics: int,
-    differentiate: Differentiate | None = None,
-) -> Tensor:
+def block_sums(passes: Iterable[Pass], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
     """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
 
     Args:
         passes: over the block's rows.
         parameters: with D entries in all.
         num_statistics: S.
-        differentiate: what makes a pass with its gradient; None: `differentiated`.
     """
     size = sum(p.numel() for p in parameters)
     total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
     for one in passes:
         if one.trains:
-            total += (differentiate or differentiated)(one.run, parameters)
+            total += _differentiated(one.run, parameters)
         else:
             with torch.no_grad():
                 total[size:] += _counted(one.run())
@@ -65,7 +58,7 @@ def block_sums(
     return total
 
 
-def differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
+def _differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
     """Makes a pass and returns what it adds, [D + 1 + S]; a parameter that the loss does not reach has gradient 0."""
     with torch.enable_grad():
         part = run()

@@ -1,7 +1,7 @@
 """The one learner of both workflows: it takes blocks' rows and makes one optimizer step of the loss's mean.
 
     Pass (gradients.py)     from the workflow: a part of a block's rows, its loss as a sum, weight, statistics
-    ReplicatedLearner       every worker holds all weights; sums of gradients over blocks, along one fixed tree
+    Learner                 every worker holds all weights; sums of gradients over blocks, along one fixed tree
     ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
     Step                    the result, the same in every worker
     fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
@@ -11,15 +11,13 @@ All workers of a group make the same calls in the same order.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.compiled import compiled
-from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
+from rlinf_embodied.learning.gradients import Passes, block_sums
 from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
@@ -37,12 +35,43 @@ class Step:
 EarlyStop = Callable[[Step], bool]  # whether an update ends before this step is made
 
 
-class Learner(ABC):
-    """The optimizer of some parameters over all workers."""
+class Learner:
+    """The optimizer of some parameters, which every worker holds whole and steps alike.
+
+    Other stages read the very same weights.
+    """
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
     shares = 1  # number of workers that hold the state together; 1: each holds all of it
     statistics: tuple[str, ...]  # names of the values that passes sum in addition to the loss, in their order
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        settings: AdamSettings,
+        statistics: Sequence[str],
+        reducer: Reducer,
+        *,
+        group: str = "main",
+        more: Mapping[str, ParameterGroup] = MappingProxyType({}),
+    ) -> None:
+        """Starts with moments of zero.
+
+        Args:
+            parameters: of the first group.
+            settings: of the first group.
+            statistics: names of what passes add up beyond the loss.
+            reducer: sums over the blocks of all workers.
+            group: the name of the first group.
+            more: further groups by name, in the order of the gradient.
+
+        Raises:
+            ObjectiveError: see FlatOptimizer.
+        """
+        self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
+        self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
+        self._size = sum(p.numel() for p in self._optimizer.parameters)
+        self.start()
 
     @property
     def lr(self) -> float:
@@ -53,15 +82,22 @@ class Learner(ABC):
     def lr(self, value: float) -> None:
         self.rates[next(iter(self.rates))] = value
 
-    @abstractmethod
     def start(self) -> None:
         """Begins an iteration: forgets what one that failed has left."""
+        self._sum: BlockSum | None = None
+        self._added: set[int] = set()
 
-    @abstractmethod
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """Takes note of a block of the next step as soon as it is there; a learner may compute its part right now."""
+        """Takes a block of the next step as soon as it is there.
 
-    @abstractmethod
+        Its gradient depends on nothing but the block, so it is computed while others arrive.
+        """
+        if self._sum is None:
+            self._sum = self.reducer.start_sum()
+        made = passes(block, rows) if len(rows) else ()
+        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics)))
+        self._added.add(block)
+
     def step(
         self,
         rows: Mapping[int, Tensor],
@@ -77,92 +113,6 @@ class Learner(ABC):
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-
-    def publish(self) -> None:  # noqa: B027 - nothing to do where other stages read the very same weights
-        """Makes the weights that other stages read those of now."""
-
-    def adopt(self) -> None:  # noqa: B027
-        """Continues from the weights that other stages read."""
-
-    @abstractmethod
-    def move_state(self, device: str) -> None:
-        """Moves what only the learner holds to a device."""
-
-    @abstractmethod
-    def export_state(self) -> dict[str, Tensor]:
-        """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
-
-    @abstractmethod
-    def export_part(self) -> dict[str, Tensor]:
-        """Returns a copy of this worker's part of the state; nothing is exchanged."""
-
-    @abstractmethod
-    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        """Returns the state of which all workers together returned these parts."""
-
-    @abstractmethod
-    def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `export_state` returned, of either learner and any number of workers.
-
-        Raises:
-            CheckpointError: the state is missing or that of other parameters; nothing was changed.
-        """
-
-
-class ReplicatedLearner(Learner):
-    """All weights in every worker, which makes the same step as all others; other stages read the very same weights."""
-
-    def __init__(
-        self,
-        parameters: Sequence[nn.Parameter],
-        settings: AdamSettings,
-        statistics: Sequence[str],
-        reducer: Reducer,
-        compile: bool = False,
-        *,
-        group: str = "main",
-        more: Mapping[str, ParameterGroup] = MappingProxyType({}),
-    ) -> None:
-        """Starts with moments of zero.
-
-        Args:
-            parameters: of the first group.
-            settings: of the first group.
-            statistics: names of what passes add up beyond the loss.
-            reducer: sums over the blocks of all workers.
-            compile: see `compiled` for what this asks of passes.
-            group: the name of the first group.
-            more: further groups by name, in the order of the gradient.
-
-        Raises:
-            ObjectiveError: see FlatOptimizer.
-            ConfigError: passes are to be compiled, and cannot be.
-        """
-        self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
-        self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
-        self._size = sum(p.numel() for p in self._optimizer.parameters)
-        self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
-        self.start()
-
-    def start(self) -> None:
-        self._sum: BlockSum | None = None
-        self._added: set[int] = set()
-
-    def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """A block's gradient depends on nothing but the block, so it is computed while others arrive."""
-        if self._sum is None:
-            self._sum = self.reducer.start_sum()
-        made = passes(block, rows) if len(rows) else ()
-        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
-        self._added.add(block)
-
-    def step(
-        self,
-        rows: Mapping[int, Tensor],
-        passes: Passes,
-        early_stop: EarlyStop | None = None,
-        only: Collection[str] | None = None,
-    ) -> Step:
         for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
         assert self._sum is not None, "a worker owns a block"
@@ -179,18 +129,34 @@ class ReplicatedLearner(Learner):
             return found
         return replace(found, norm=self._optimizer.step(gradient, only))
 
+    def publish(self) -> None:
+        """Makes the weights that other stages read those of now: here they are the same."""
+
+    def adopt(self) -> None:
+        """Continues from the weights that other stages read: here they are the same."""
+
     def move_state(self, device: str) -> None:
+        """Moves what only the learner holds to a device."""
         self._optimizer.move_state(device)
 
     def export_state(self) -> dict[str, Tensor]:
+        """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
         return self._optimizer.export_state() if self.reducer.rank == 0 else {}
 
-    export_part = export_state
+    def export_part(self) -> dict[str, Tensor]:
+        """Returns a copy of this worker's part of the state; nothing is exchanged."""
+        return self.export_state()
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """Returns the state of which all workers together returned these parts."""
         (state,) = parts
         return state
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restores what `export_state` returned, of any learner and number of workers.
+
+        Raises:
+            CheckpointError: the state is missing or that of other parameters; nothing was changed.
+        """
         self.start()
         self._optimizer.import_state(state)

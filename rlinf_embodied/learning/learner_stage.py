@@ -5,7 +5,7 @@
     save           state of this stage, and what other stages add to the checkpoint (`StagePart`)
     load           the same, in a stage whose model was loaded from that checkpoint
     *_snapshot     the same, kept in memory from the start of an iteration
-    export_weights, weights_digest, offload, onload, wait_saved, leave, earlier_weights
+    export_weights, weights_digest, offload, onload, earlier_weights
 
 All workers of a group make the same calls; the first one writes and answers for them.
 
@@ -14,7 +14,7 @@ All workers of a group make the same calls; the first one writes and answers for
 
         def setup(self, context):
             shared = context.share(name, ...)  # a SharedPolicy
-            learner = ReplicatedLearner(shared.policy.parameters(), settings, ("loss",), reducer)
+            learner = Learner(shared.policy.parameters(), settings, ("loss",), reducer)
             self.hold(shared, context.group.rank, context.device, {"optimizer": learner})
 
         def write_policy(self, folder): ...        # the model's own files
@@ -32,8 +32,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter, copied
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.learning.weights import (
@@ -94,7 +94,7 @@ class LearnerStage:
             policy: whose weights they are, where those who receive them hold several.
         """
         self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
-        self.learners, self.modules, self._writer = learners, modules or {}, CheckpointWriter()
+        self.learners, self.modules = learners, modules or {}
         shared.enter(self.user)
 
     def write_policy(self, folder: Path) -> None:
@@ -151,7 +151,7 @@ class LearnerStage:
         argument: tuple[str, int, int, StagePart],
         *parts: StagePart | WeightsMessage | None,
     ) -> None:
-        """Begins a checkpoint.
+        """Writes a checkpoint; the first worker does.
 
         Args:
             step_context: of the iteration that is to come.
@@ -178,21 +178,12 @@ class LearnerStage:
                     (folder / name).write_bytes(content)
 
         state["version"] = self.shared.version
-        self._writer.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
+        checkpoint.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
 
     def state_part(self, step_context: Moment) -> StagePart | None:
         """Returns this stage's state for a checkpoint that another learner writes; the first worker does."""
         groups = self.export_training()  # all take part
-        return StagePart({name: copied(group) for name, group in groups.items()}) if self.rank == 0 else None
-
-    def wait_saved(self, step_context: Moment) -> None:
-        """Returns when the checkpoint that was begun last is on the disk."""
-        self._writer.wait()
-
-    def leave(self) -> None:
-        """Returns when nothing is being written."""
-        if (writer := getattr(self, "_writer", None)) is not None:  # set-up may have failed before `hold`
-            writer.leave()
+        return StagePart(groups) if self.rank == 0 else None
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores learners, networks and version; the model's weights were loaded with it.

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import cast
 
@@ -100,15 +100,6 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Agreed:
-    """What all workers agree on before a step: all take part in each pass, so all make as many as the busiest one."""
-
-    weight: float  # the loss's denominator
-    trained: int  # passes with a gradient
-    watched: int  # passes without one
-
-
 class ShardedLearner(Learner):
     """FSDP2; collective are `step`, `publish` and `export_state`."""
 
@@ -177,41 +168,23 @@ class ShardedLearner(Learner):
     ) -> Step:
         """A sharded model has one group of parameters."""
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
-        agreed = self._agreed(own)
-        statistics = self._watched([one for one in own if not one.trains], agreed.watched)
-        if agreed.weight:
-            trained = [one for one in own if one.trains]
-            statistics = statistics + self._accumulated(trained, agreed.trained, agreed.weight)
+        mine = torch.tensor([sum(one.weight for one in own), len(own)], dtype=torch.float64)
+        agreed = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
+        weight = float(agreed[:, 0].sum())
+        statistics = self._accumulated(own, int(agreed[:, 1].max()), weight)
         sums = self._group.all_reduce(statistics).tolist()
-        found = Step(dict(zip(self.statistics, sums, strict=True)), agreed.weight)
-        stopped = found.weight > 0 and early_stop is not None and early_stop(found)
-        if found.weight == 0 or stopped:
+        found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
+        stopped = weight > 0 and early_stop is not None and early_stop(found)
+        if weight == 0 or stopped:
             self._optimizer.zero_grad()
             return replace(found, stopped=stopped)
         return replace(found, norm=self._apply())
 
-    def _agreed(self, own: Sequence[Pass]) -> _Agreed:
-        numbers = [sum(one.weight for one in own), sum(one.trains for one in own), sum(not one.trains for one in own)]
-        mine = torch.tensor(numbers, dtype=torch.float64)
-        every = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
-        return _Agreed(float(every[:, 0].sum()), int(every[:, 1].max()), int(every[:, 2].max()))
-
-    @torch.no_grad()
-    def _watched(self, own: Sequence[Pass], rounds: int) -> Tensor:
-        """Makes the passes without a gradient, and returns their statistics' sums, [S]."""
-        total = torch.zeros(len(self.statistics), device=self._device)
-        for number in range(rounds):
-            if number < len(own):
-                total += own[number].run().statistics
-                report_progress()
-            else:
-                self._zero_loss()
-        if rounds:
-            self._module.reshard()  # there is no backward pass that would do it
-        return total
-
     def _accumulated(self, own: Sequence[Pass], rounds: int, weight: float) -> Tensor:
-        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
+        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S].
+
+        All take part in each pass, so all make `rounds`, as many as the busiest one.
+        """
         total = torch.zeros(len(self.statistics), device=self._device)
         for number in range(rounds):
             last = number == rounds - 1
@@ -221,7 +194,7 @@ class ShardedLearner(Learner):
                 sums = own[number].run()
                 report_progress()
                 total += sums.statistics
-                loss = sums.loss / weight
+                loss = sums.loss / weight if weight and own[number].trains else sums.loss * 0.0
             else:
                 loss = self._zero_loss()
             loss.backward()

@@ -13,6 +13,7 @@ not depend on who holds the block.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ def minibatches(
 class Fitted:
     """Sums over the steps of an update."""
 
-    sums: dict[str, float]  # by the name of the statistic
+    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by the name of the statistic
     weight: float = 0.0
     norms: list[float] = field(default_factory=list)  # of the gradient before clipping, of each step that was made
     stopped: bool = False  # by an early stop
@@ -95,7 +96,7 @@ def fit(
 
     A minibatch that stops the update early counts in no sum.
     """
-    fitted = Fitted(dict.fromkeys(learner.statistics, 0.0))
+    fitted = Fitted()
     for rows in batches:
         step = learner.step(rows, passes, early_stop, only)
         if step.stopped:

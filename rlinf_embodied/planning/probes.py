@@ -3,21 +3,23 @@
 A probe has `few` or twice as many blocks on each of its devices, however much work there is in all:
 
     collocated on all    twice as many blocks on each device (at most its share), every device at work
-    disaggregated        each loop on two devices, few blocks per call; what leaves its worker can be counted here
-    collocated on one    twice as many blocks; once for each other kind of device, too
+    disaggregated        of workflows with loops: each loop on two devices, few blocks per call, the other stages on
+                         the first one; what leaves its worker can be counted here
     few on all           of workflows without loops
+    collocated on one    of workflows without loops, twice as many blocks; of each other kind of device in any case
     one block            where blocks flow one by one
     collocated on a node where there are several: collectives within a node
 
 Each shows every stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
 
-1. Along the items of the number of devices with most cells: linear, by the last slope beyond; in proportion to the
-   items where there is one cell (bytes: constant).
+1. Along the items of the number of devices with most cells (of all numbers together where none has two): linear, by the
+   last slope beyond; in proportion to the items where there is one cell (bytes: constant).
 2. Another number of devices: the same curve times the median ratio of the cells that both have (bytes: the largest of
    any number of devices).
 
-A shortened rollout stands for a whole one: calls inside a loop count per chunk-step, stages behind it do so much more
-in proportion, an episode's resets happen as often as episodes end, and data that waits for them takes more memory.
+A shortened rollout stands for a whole one: calls inside a loop count per chunk-step, an episode's resets happen as
+often as episodes end, and data that waits for stages behind it takes more memory.  The time of those stages is a line
+through a very short rollout and a longer one.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     if not apart and few * num < every.num_blocks:
         fewer = with_blocks(workflow, few * num)
         found.append(Probe(f"few on {num}", fewer, collocated(fewer, num, cores=cores), cluster))
-    if num > 1 or len(cores) > 1:
+    if not apart and (num > 1 or len(cores) > 1):
         found.append(Probe("collocated on 1", single, collocated(single, 1, cores=one_core), cluster))
     if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
         block = with_blocks(workflow, 1)
@@ -132,14 +134,13 @@ def _flows_in_blocks(workflow: Workflow) -> bool:
 
 
 def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
-    """Returns the plan with each loop's opener on device 0 and its answerer on device 1, everything else on both.
+    """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
-    What runs on cores only is on the first of `cores`, and what else there is on device 0.
+    What runs on cores only is on the first of `cores`; where there are some, device 0 has all the rest.
     """
-    both = (0, 1) if workflow.num_blocks > 1 and not cores else (0,)
-    places: dict[str, Devices] = dict.fromkeys(workflow.stages, both)
-    for loop in workflow.loops.values():
-        places |= {loop.opener: both[:1], loop.answerer: both[-1:]}
+    places: dict[str, Devices] = dict.fromkeys(workflow.stages, (0,))
+    if not cores:
+        places |= {loop.answerer: (1,) for loop in workflow.loops.values()}
     places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
     return _plan(name, workflow, places, shards)
 
@@ -203,44 +204,75 @@ class Measurements:
     weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
     chunk_steps: int = 1  # that were run of a loop
-    disturbed: float = 0.0  # largest share of a worker's calls in which it waited for a core
     links: Links | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.stages = {name: Shown() for name in self.workflow.stages}
 
-    def add(self, probe: Probe, run: Workflow, spans: Sequence[Span], rounds: Mapping[str, int]) -> None:
-        """Files what one iteration showed: `run` is the probe's workflow with shortened loops, `rounds` by stage."""
-        for stage, seconds in sample(probe, run, self.workflow, spans, rounds).items():
+    def add(self, probe: Probe, seconds: Mapping[str, float]) -> None:
+        """Files the seconds of each stage that one iteration of a probe showed."""
+        for stage, value in seconds.items():
             shown = self.stages[stage]
             cells = shown.other_kinds.setdefault(probe.kind, {}) if probe.kind else shown.seconds
-            cells.setdefault(probe.cell(stage), []).append(seconds)
+            cells.setdefault(probe.cell(stage), []).append(value)
 
 
-def sample(
-    probe: Probe, run: Workflow, whole: Workflow, spans: Sequence[Span], rounds: Mapping[str, int]
-) -> dict[str, float]:
-    """Returns the seconds of each stage: per call, or per chunk-step of one shard inside a loop.
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One iteration of a probe: its workflow, with shortened loops, and what was recorded."""
+
+    run: Workflow
+    spans: Sequence[Span]
+    seconds: float
+    rounds: Mapping[str, int] = field(default_factory=dict)  # of each stage that is repeated
+    finishes: Mapping[str, list[Mapping[int, float]]] = field(default_factory=dict)  # of calls with long tails
+
+
+def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | None = None) -> dict[str, float]:
+    """Returns the seconds of each stage in the whole workflow: per call, or per chunk-step of one shard inside a loop.
 
     Of each loop (and of each stage outside) the worker that took longest counts: the others wait for it.
+
+    Args:
+        probe: that was run.
+        whole: its workflow, without anything shortened.
+        one: an iteration.
+        short: another one with still shorter loops, for the stages behind them; None: these grow in proportion.
     """
     speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
-    found = {}
+    run, found = one.run, {}
     for stage in run.stages:
         loop = run.loop_of(stage)
         if loop is None:
-            longer = max([_longer(run, whole, name) for name in _upstream_loops(run, stage)], default=1.0)
-            paces = _in_step(stage, spans, speeds) if run.stages[stage].collective else speeds
-            (found[stage],) = _critical(spans, {stage: {"run": longer / rounds.get(stage, 1)}}, paces)
+            found[stage] = _behind_loops(stage, whole, one, short, speeds)
             continue
         shared = len({probe.plan.owners(side, probe.workflow) for side in loop.sides}) == 1
         weights = {"open": _opens(run, whole, loop.name), "step": _longer(run, whole, loop.name), "close": 1.0}
         sides = loop.sides if shared else (stage,)
-        seconds = dict(zip(sides, _critical(spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]
-        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * rounds.get(loop.opener, 1)
+        seconds = dict(zip(sides, _critical(one.spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]
+        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * one.rounds.get(loop.opener, 1)
         found[stage] = seconds / calls
     return found
+
+
+def _behind_loops(
+    stage: str, whole: Workflow, one: Iteration, short: Iteration | None, speeds: Sequence[float]
+) -> float:
+    """Returns the seconds of a call behind whole loops: no less than was measured, and at most in proportion."""
+    run = one.run
+    seconds, *shorter = (_call_s(stage, each, speeds) for each in (one, short) if each is not None)
+    longer = max((_longer(run, whole, loop) for loop in _upstream_loops(run, stage)), default=1.0)
+    if short is None or longer == 1.0:
+        return seconds * longer
+    part = min(_longer(run, short.run, loop) for loop in _upstream_loops(run, stage))  # of a rollout of `one`
+    slope = (seconds - shorter[0]) / (1.0 - part) if part < 1.0 else seconds
+    return seconds + (longer - 1.0) * min(max(slope, 0.0), seconds)
+
+
+def _call_s(stage: str, one: Iteration, speeds: Sequence[float]) -> float:
+    paces = _in_step(stage, one.spans, speeds) if one.run.stages[stage].collective else speeds
+    return _critical(one.spans, {stage: {"run": 1.0 / one.rounds.get(stage, 1)}}, paces)[0]
 
 
 def _longer(run: Workflow, whole: Workflow, loop: str) -> float:
@@ -307,7 +339,6 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
         ),
         sources=measured.sources,
-        disturbed=measured.disturbed,
         links=measured.links,
     )
 
@@ -337,7 +368,6 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
         offload_s=shown.offload_s,
         onload_s=shown.onload_s,
         cores_per_device=shown.cores,
-        spread_s=max(max(values) - min(values) for values in shown.seconds.values()),
         kind_factors=dict.fromkeys((*spec.kinds, *([WAITING] if spec.waits else [])), 1.0),
         finish_quantiles=finish_quantiles(shown.finishes) if shown.finishes else (),
     )
@@ -389,6 +419,8 @@ def fill(cells: Cells, items: Sequence[int], devices: Sequence[int]) -> Floats:
     """Returns the table of seconds [items, devices], measured cells as they are and the others by the rules above."""
     columns = {d: {i: value for (i, e), value in cells.items() if e == d} for d in devices}
     base = max(columns.values(), key=len)
+    if len(base) == 1:
+        base = {item: value for column in reversed(columns.values()) for item, value in column.items()}
     curve = np.array([_along(base, i) for i in items])
     table = np.zeros((len(items), len(devices)))
     for number, known in enumerate(columns.values()):

@@ -32,7 +32,6 @@ Floats = NDArray[np.float64]
 Ends = tuple[str, str]  # of an edge
 Value = TypeVar("Value")
 FORMAT = "rlinf-profile/2"
-DISTURBED = 0.1  # share of measured seconds in which work waited for a core that others had: a quiet machine has less
 _LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finite
 _TABLES = ("seconds", "resident_bytes", "working_bytes")
 
@@ -78,7 +77,6 @@ class StageProfile:
     onload_s: float = 0.0
     cores_per_device: float = 0.0
     bootstrap_fraction: float = 0.0  # a loop's last call (values only), as a share of a chunk-step
-    spread_s: float = 0.0  # largest difference between repetitions of one measurement
     kind_factors: Mapping[str, float] = field(default_factory=dict)  # time on other kinds of devices, relative to this
     finish_quantiles: tuple[tuple[float, float], ...] = ()  # (share of items done, share of the call's time), ascending
 
@@ -191,7 +189,6 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    disturbed: float = 0.0  # largest share of measured seconds in which work waited for a core that others had
     links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
     def rows(self) -> list[dict[str, str]]:
@@ -240,7 +237,7 @@ class Profile:
         ends = lambda table, of: {f"{a}->{b}": of(value) for (a, b), value in table.items()}  # noqa: E731
         return {
             "format": FORMAT,
-            **{key: getattr(self, key) for key in ("name", "device_kind", "disturbed")},
+            **{key: getattr(self, key) for key in ("name", "device_kind")},
             **{key: dict(getattr(self, key)) for key in ("fingerprint", "sources")},
             "stages": {name: stage.to_dict() for name, stage in self.stages.items()},
             "edge_bytes_per_item": ends(self.edge_bytes_per_item, float),
@@ -291,7 +288,6 @@ def _parsed(data: object, path: str) -> Profile:
         edge_bytes_per_item=_by_edge(body, "edge_bytes_per_item", _number),
         weights=_by_edge(body, "weights", lambda value, at: _record(WeightProfile, value, at)),
         workload=None if body.get("workload") is None else _record(Workload, body["workload"], "workload"),
-        disturbed=_number(body.get("disturbed", 0.0), "disturbed"),
         links=None if body.get("links") is None else _record(Links, body["links"], "links"),
         fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), "fingerprint").items()},
         sources={key: str(value) for key, value in _mapping(body.get("sources", {}), "sources").items()},

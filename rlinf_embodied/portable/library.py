@@ -8,20 +8,22 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-from rlinf_embodied.cache import cache_root
+from rlinf_embodied.cache import cached
 from rlinf_embodied.errors import ConfigError
 
 SOURCE = Path(__file__).with_name("kernels.c")
 # No contraction: a fused operation is written where one is meant, so neither compiler nor vector width shows in a bit.
 _FLAGS = ("-std=gnu11", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fno-math-errno")
 _LINKED = ("-fvisibility=hidden", "-shared", "-fPIC")
+_LIBRARY, _DIGEST = "kernels.so", "sha256"
 
 
 def compiled() -> Path:
-    """Returns the shared library's path; compiles it where this source or compiler is new.
+    """Returns the shared library's path; compiles it where this source or compiler is new, or the file was changed.
 
     Raises:
         ConfigError: there is no C compiler, or it refuses the source.
@@ -34,43 +36,28 @@ def compiled() -> Path:
         )
     command = [*compiler, *_FLAGS, *_LINKED]
     try:
-        named = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
-        digest = sha256(b"\0".join([SOURCE.read_bytes(), " ".join(command).encode(), named])).hexdigest()[:16]
-        return _kept(f"{digest}.so", command)
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
+        digest = sha256(b"\0".join([SOURCE.read_bytes(), " ".join(command).encode(), version])).hexdigest()[:16]
+        folder = cached(f"portable/{digest}", partial(_compile, command))
+        if not is_trusted(folder / _LIBRARY):
+            folder = Path(tempfile.mkdtemp(prefix="rlinf-portable-")) / digest
+            _compile(command, folder)
+        return folder / _LIBRARY
     except subprocess.CalledProcessError as error:
-        said = (error.stderr or b"").decode(errors="replace").strip()
+        message = (error.stderr or b"").decode(errors="replace").strip()
         raise ConfigError(
-            f"run.exact is 'portable', but {compiler[0]} does not compile {SOURCE.name} ({said}): use gcc or clang, "
+            f"run.exact is 'portable', but {compiler[0]} does not compile {SOURCE.name} ({message}): use gcc or clang, "
             "named in CC, or run.exact=exact"
         ) from error
 
 
-def _kept(name: str, command: list[str]) -> Path:
-    """Returns the file in the cache, compiled if it is not there as this user left it; in a temporary folder if the
-    cache cannot be written or belongs to somebody else."""
-    try:
-        root = cache_root() / "portable"
-        root.mkdir(parents=True, exist_ok=True)
-        if root.stat().st_uid == os.geteuid():
-            root.chmod(0o755)
-        if is_trusted(root / name):
-            return root / name
-        folder = Path(tempfile.mkdtemp(dir=root))
-        if not _is_own(root):
-            folder.rmdir()
-            raise PermissionError(f"{root} belongs to another user")
-    except (OSError, ConfigError):
-        root = folder = Path(tempfile.mkdtemp(prefix="rlinf-portable-"))
-    made = folder / name
+def _compile(command: list[str], folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    made = folder / _LIBRARY
     subprocess.run([*command, "-o", str(made), str(SOURCE), "-ldl"], capture_output=True, check=True)
-    made.chmod(0o755)
-    made.with_suffix(".sha256").write_text(sha256(made.read_bytes()).hexdigest())
-    made.with_suffix(".sha256").chmod(0o644)
-    for path in (made.with_suffix(".sha256"), made):
-        os.replace(path, root / path.name)
-    if folder != root:
-        folder.rmdir()
-    return root / name
+    (folder / _DIGEST).write_text(sha256(made.read_bytes()).hexdigest())
+    for path in (made, folder / _DIGEST):
+        path.chmod(0o644)
 
 
 def is_trusted(path: Path) -> bool:
@@ -78,28 +65,24 @@ def is_trusted(path: Path) -> bool:
 
     Its name follows from source and compiler, so that somebody else could put a file there first.
     """
-    recorded = path.with_suffix(".sha256")
+    recorded = path.with_name(_DIGEST)
     try:
-        if not all(_is_own(one) for one in (path.parent, path, recorded)):
+        found = [one.stat() for one in (path.parent, path, recorded)]
+        if any(one.st_uid != os.geteuid() or one.st_mode & 0o022 for one in found):
             return False
-        return sha256(path.read_bytes()).hexdigest() == recorded.read_text().strip()
+        return sha256(path.read_bytes()).hexdigest() == recorded.read_text()
     except OSError:
         return False
 
 
-def _is_own(path: Path) -> bool:
-    found = path.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
-
-
-def load(path: Path) -> ctypes.CDLL:
+def load(path: Path) -> None:
     """Loads the library so that libraries loaded later find its symbols before their own.
 
     Raises:
         ConfigError: it cannot be loaded.
     """
     try:
-        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise ConfigError(
             f"run.exact is 'portable', but {path} cannot be loaded ({error}): remove it, or use run.exact=exact"

@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library
@@ -47,8 +46,7 @@ def pin() -> None:
         )
     path = library.compiled()
     library.load(path)
-    os.environ.update(VARIABLES)
-    os.environ[_LIBRARY] = str(path)
+    os.environ.update(VARIABLES, **{_LIBRARY: str(path)})
     others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
     os.environ["LD_PRELOAD"] = ":".join([str(path), *others])
 
@@ -57,7 +55,7 @@ def is_pinned() -> bool:
     """Returns whether this process runs with the pins: its variables say so, and the library is loaded."""
     if any(os.environ.get(name) != value for name, value in VARIABLES.items()):
         return False
-    return os.environ.get(_LIBRARY) is not None and hasattr(_symbols(), "rlinf_portable_version")
+    return os.environ.get(_LIBRARY) is not None and hasattr(ctypes.CDLL(None), "rlinf_portable_version")
 
 
 def require() -> None:
@@ -111,32 +109,23 @@ def describe() -> dict[str, object]:
     if not is_pinned():
         return {}
     path = Path(os.environ[_LIBRARY])
-    return {"variables": VARIABLES, "kernels": path.stem, "libc": " ".join(platform.libc_ver())}
+    return {"variables": VARIABLES, "kernels": path.parent.name, "libc": " ".join(platform.libc_ver())}
 
 
 def _num_products() -> int:
-    count = getattr(_symbols(), "rlinf_portable_products", None)
+    count = getattr(ctypes.CDLL(None), "rlinf_portable_products", None)
     return 0 if count is None else int(count())
 
 
-def _symbols() -> Any:
-    return ctypes.CDLL(None)
-
-
 def _require_processor() -> None:
-    machine = platform.machine()
-    flags: set[str] = set()
-    if machine == "x86_64":
-        try:
-            lines = Path("/proc/cpuinfo").read_text().splitlines()
-        except OSError:
-            lines = []
-        flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-        if not flags:  # an emulator without /proc, which says itself what it cannot do
-            return
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # an emulator, which says itself what it cannot do
+        return
+    flags = next((line for line in lines if line.startswith("flags")), "").split()
     missing = [name for name in _NEEDED if name not in flags]
     if missing:
         raise ConfigError(
-            f"run.exact is 'portable', but this {machine} processor has no {' and no '.join(missing)}: it needs an "
-            "x86-64 processor with AVX2 and FMA; use run.exact=exact"
+            f"run.exact is 'portable', but this {platform.machine()} processor has no {' and no '.join(missing)}: it "
+            "needs an x86-64 processor with AVX2 and FMA; use run.exact=exact"
         )

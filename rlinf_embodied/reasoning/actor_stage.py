@@ -25,7 +25,7 @@ from rlinf_embodied.device import require_autocast
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
-from rlinf_embodied.learning.learner import AdamSettings, Learner, ReplicatedLearner, Step
+from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
@@ -72,7 +72,7 @@ class ActorStage(LearnerStage):
             self._policy, self._learner = self._sharded(context, shared.policy, adam)
         else:
             self._policy, parameters = shared.policy, shared.policy.parameters()
-            self._learner = ReplicatedLearner(parameters, adam, STATISTICS, self._reducer)
+            self._learner = Learner(parameters, adam, STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # its copy is on the device while another stage works with it

@@ -23,9 +23,8 @@ from rlinf_embodied.algorithms.advantages import (
 from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
-from rlinf_embodied.learning.checkpoint_writer import copied
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -80,7 +79,7 @@ class CriticStage(LearnerStage):
         shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
-        self._learner = ReplicatedLearner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
+        self._learner = Learner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -155,7 +154,7 @@ class CriticStage(LearnerStage):
         """Returns what the actor adds to its checkpoint; the first worker does."""
         part = super().state_part(step_context)
         module = self._critic.module.state_dict()
-        return None if part is None else replace(part, tensors={**part.tensors, MODULE: copied(module)})
+        return None if part is None else replace(part, tensors={**part.tensors, MODULE: module})
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores weights and learner."""

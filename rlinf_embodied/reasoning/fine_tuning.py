@@ -22,7 +22,7 @@ from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.batch import Sequences, dynamic_batches
@@ -90,7 +90,7 @@ class FineTuningStage:
         betas = (settings.betas[0], settings.betas[1])
         adam = AdamSettings(settings.lr, betas, settings.max_grad_norm, weight_decay=settings.weight_decay)
         reducer = Reducer(context.group, context.owners)
-        self._learner = ReplicatedLearner(self._policy.parameters(), adam, ("loss",), reducer)
+        self._learner = Learner(self._policy.parameters(), adam, ("loss",), reducer)
         self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 
     def _drawn(self, block: int) -> Sequences:

@@ -65,7 +65,6 @@ class ReasoningJob:
         files = "+".join(Path(file).stem for file in data.files.values())
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
-        self.title = f"{source} · {config.algorithm.name}"
         self.eval_every = config.eval.every
         self.goal: float | None = None  # it runs its iterations
         self.check_every = 1

@@ -31,17 +31,9 @@ def folded(title: str, inside: str) -> str:
     return f"<details><summary>{escape(title)}</summary>{inside}</details>"
 
 
-def drawn(figure: Figure | None, title: str = "") -> str:
+def drawn(figure: Figure | None, title: str) -> str:
     """Returns a plot; nothing where there was nothing to draw."""
     return "" if figure is None else f"<figure>{svg(figure, escape(title))}</figure>"
-
-
-def short(value: float) -> str:
-    """Returns a number in few letters: 120000 as 120k, 0.00012 as 0.00012."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * 0.9995:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def measured(result: Mapping[str, Any], name: str) -> str:
@@ -52,10 +44,10 @@ def measured(result: Mapping[str, Any], name: str) -> str:
     if interval is None:
         return value_of(name, value)
     number = result.get("num_episodes") or result.get("num_problems")
-    shown = percent(result, name) if name in SHARES else f"{short(value)} [{short(interval[0])}, {short(interval[1])}]"
-    return shown + (f" of {number}" if number else "")
+    text = percent(result, name) if name in SHARES else f"{value:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]"
+    return text + (f" of {number}" if number else "")
 
 
 def value_of(name: str, value: float | None) -> str:
     """Returns the value of a metric in its unit; "-" without a value."""
-    return "-" if value is None else f"{100 * value:.1f} %" if name in SHARES else short(float(value))
+    return "-" if value is None else f"{100 * value:.1f} %" if name in SHARES else f"{value:.4g}"

@@ -7,15 +7,14 @@ from html import escape
 
 from rlinf_embodied.reporting import sections, work
 from rlinf_embodied.reporting.elements import measured, missing, table
-from rlinf_embodied.telemetry.run_reader import Run, pooled
+from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; color: #1c2126; 
   max-width: 980px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; }
-h3 { margin: 28px 0 6px; } h4 { margin: 14px 0 2px; font-weight: 600; }
-nav a { margin-right: 14px; } a { color: #1f5f8b; }
+h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; } a { color: #1f5f8b; }
 table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
 td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
@@ -23,9 +22,8 @@ pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wr
 svg { max-width: 100%; height: auto; display: block; }
 .missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
 .headline { font-size: 19px; margin: 6px 0; }
-.state { font-weight: 600; }
-.state.stopped { color: #a33c1f; } .state.running { color: #2c6e2c; }
-.grid-of-charts, .side { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
+.state { font-weight: 600; } .state.stopped { color: #a33c1f; } .state.running { color: #2c6e2c; }
+.grid-of-charts { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
 figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
 """
 
@@ -45,7 +43,7 @@ def page(runs: Sequence[Run], video_bytes: int) -> str:
         parts += [f"<nav>{links}</nav>", comparison(runs)]
     for k, run in enumerate(runs):
         head = f'<h2 id="run-{k}">{escape(run.name)}</h2>' if several else ""
-        parts.append(head + _run(run, video_bytes // len(runs), alone=not several))
+        parts.append(head + _run(run, video_bytes // len(runs)))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     head += f"<style>{_STYLE}</style>"
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
@@ -56,7 +54,7 @@ def comparison(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.rates))
     rows = []
     for run in runs:
-        cells = [text for name in names for text in (measured(run.before, name), _now(run, name))]
+        cells = [text for name in names for text in (measured(run.before, name), sections.latest(run, name))]
         per_iteration = run.summary.get("measured_s_per_iteration")
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
         rows.append([run.name, run.state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
@@ -65,8 +63,7 @@ def comparison(runs: Sequence[Run]) -> str:
     units = sorted({run.unit for run in runs if run.metrics})
     mixed = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
     curves = mixed if len(units) > 1 else sections.curves(runs)
-    parts = {"Outcome": outcomes, "Learning curves": curves, "Settings that differ": _differences(runs)}
-    return "".join(f"<h3>{name}</h3>{text}" for name, text in parts.items())
+    return _headed({"Outcome": outcomes, "Learning curves": curves, "Settings that differ": _differences(runs)})
 
 
 def _differences(runs: Sequence[Run]) -> str:
@@ -75,29 +72,23 @@ def _differences(runs: Sequence[Run]) -> str:
     shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
     rows = [[key, *(config[key] for config in configs)] for key in shared]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    text = table(["key", *(run.name for run in runs)], rows) if rows else "<p>None.</p>"
-    alike = len({frozenset(config) for config in configs}) == 1
-    return text if alike else f"{text}<p>Keys that not every run has are left out.</p>"
+    return table(["key", *(run.name for run in runs)], rows) if rows else "<p>None.</p>"
 
 
-def _now(run: Run, name: str) -> str:
-    if run.after:
-        return measured(run.after, name)
-    last = pooled(run, name)[-1:]
-    return f"now {100 * last[0][1]:.1f} % (sampled)" if last else "-"
+def _run(run: Run, video_bytes: int) -> str:
+    return _headed(
+        {
+            "Outcome": sections.outcome(run),
+            "Configuration": sections.settings(run),
+            "Plan": work.plan(run),
+            "Learning curves": sections.curves([run]),
+            "Seconds per stage": work.seconds(run),
+            "Videos": sections.videos(run, video_bytes),
+            "Evaluations": sections.evaluations(run),
+            "Versions and hardware": sections.versions(run),
+        }
+    )
 
 
-def _run(run: Run, video_bytes: int, alone: bool) -> str:
-    parts = {
-        "Outcome": sections.outcome(run),
-        "Configuration": sections.settings(run),
-        "Plan": work.plan(run),
-        "Learning curves": sections.curves([run]),
-        "Seconds per stage": work.seconds(run),
-        "Idle devices": work.idle(run),
-        "Videos": sections.videos(run, video_bytes),
-        "Evaluations": sections.evaluations(run),
-        "Versions and hardware": sections.versions(run),
-    }
-    head = "h2" if alone else "h3"
-    return "".join(f"<section><{head}>{name}</{head}>{text}</section>" for name, text in parts.items())
+def _headed(parts: dict[str, str]) -> str:
+    return "".join(f"<section><h3>{name}</h3>{text}</section>" for name, text in parts.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,10 @@ from typing import Any
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.elements import drawn, folded, measured, missing, table, value_of
 from rlinf_embodied.telemetry.metrics import moving_mean
 from rlinf_embodied.telemetry.plots import COLOURS, Line, line_chart, rate_lines
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
-
-_FILES = ("config.yaml", "manifest.json", "plan.json", "metrics.jsonl", "summary.json", "trace.json")
-_COMPOSERS: dict[str, Callable[[], object]] = {  # by a section that only this command has
-    "generation": lambda: compose_math([]),
-    "env": lambda: compose_train([]),
-}
 
 
 def outcome(run: Run) -> str:
@@ -33,26 +26,28 @@ def outcome(run: Run) -> str:
         "running": f"Still running: {number} iterations so far.",
         "stopped": f"Stopped after {number} iterations, before its end.",
     }[run.state]
-    absent = [name for name in _FILES if not (run.folder / name).exists()]
-    notes = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
-    notes += missing(f"{', '.join(absent)} in the run folder") if absent else ""
-    notes += "".join(missing(f"{name} cannot be read") for name in run.unread)
+    text = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
+    text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     if not run.before and not run.rates:
-        return notes + missing("no evaluation has been written, and no iteration was finished")
-    rows = []
-    for name in dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)]):
-        now = pooled(run, name)[-1:] if not run.after else []
-        last = f"{100 * now[0][1]:.1f} % in the last iterations (sampled)" if now else measured(run.after, name)
-        rows.append([name, measured(run.before, name), last])
-    speeds = [
-        ("seconds per iteration", f"{run.summary['measured_s_per_iteration']:.2f}" if run.summary else ""),
-        ("minutes of training", f"{run.summary['rl_s'] / 60:.1f}" if "rl_s" in run.summary else ""),
-        ("weights", str(run.summary.get("weights_sha256", ""))[:16]),
-    ]
-    known = [f"{name}: <b>{escape(value)}</b>" for name, value in speeds if value]
-    when = "after" if run.after else "now"
-    head = ["metric (95 % interval of held-out evaluation)", "before", when]
-    return f"{notes}{table(head, rows)}<p>{' &middot; '.join(known)}</p>"
+        return text + missing("no evaluation has been written, and no iteration was finished")
+    names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])
+    rows = [[name, measured(run.before, name), latest(run, name)] for name in names]
+    head = ["metric (95 % interval of held-out evaluation)", "before", "after" if run.after else "now"]
+    facts = {}
+    if run.summary:
+        facts["seconds per iteration"] = f"{run.summary['measured_s_per_iteration']:.2f}"
+        facts["minutes of training"] = f"{run.summary['rl_s'] / 60:.1f}"
+        facts["weights"] = str(run.summary.get("weights_sha256", ""))[:16]
+    told = " &middot; ".join(f"{name}: <b>{escape(value)}</b>" for name, value in facts.items())
+    return f"{text}{table(head, rows)}<p>{told}</p>"
+
+
+def latest(run: Run, name: str) -> str:
+    """Returns a metric after training; of a run that did not end, its rate in the last iterations."""
+    if run.after:
+        return measured(run.after, name)
+    last = pooled(run, name)[-1:]
+    return f"{100 * last[0][1]:.1f} % in the last iterations (sampled)" if last else "-"
 
 
 def _headline(run: Run) -> str:
@@ -60,24 +55,21 @@ def _headline(run: Run) -> str:
     name = next(iter(run.rates), None)
     if name is None or f"{name}_interval" not in run.before:
         return ""
-    after = f" &rarr; <b>{escape(measured(run.after, name))}</b>" if run.after else ", the end has not come"
+    after = f" &rarr; <b>{escape(measured(run.after, name))}</b>" if run.after else ""
     return f'<p class="headline">{escape(name)}: <b>{escape(measured(run.before, name))}</b>{after}</p>'
 
 
 def settings(run: Run) -> str:
-    """The command, then what differs from its defaults, then everything."""
+    """The command, and what differs from its defaults."""
     command = " ".join(["python", *map(str, run.manifest.get("command", []))])
-    shown = f"<pre>{escape(command)}</pre>" if run.manifest else missing("manifest.json, which holds the command")
-    config, usual = flat(run.config), _defaults(run)
-    if isinstance(usual, str):
-        return shown + missing(usual)
-    rows = [[key, value, usual[key]] for key, value in config.items() if usual.get(key, value) != value]
-    text = f"<p>{len(rows)} of {len(config)} keys differ from the defaults of this checkout.</p>"
-    text += table(["key", "value", "default"], rows) if rows else ""
-    unknown = [[key, config.get(key, "-"), usual.get(key, "-")] for key in config.keys() ^ usual.keys()]
-    title = f"{len(unknown)} keys that only the run's or only this checkout's configuration has"
-    text += folded(title, table(["key", "value", "default"], sorted(unknown))) if unknown else ""
-    return shown + text + folded("all keys", table(["key", "value"], [[key, value] for key, value in config.items()]))
+    text = f"<pre>{escape(command)}</pre>" if run.manifest else missing("manifest.json, which holds the command")
+    if not run.config:
+        return text + missing("config.yaml")
+    defaults = compose_math([]) if "generation" in run.config else compose_train([])
+    config, usual = flat(run.config), flat(yaml.safe_load(to_yaml(defaults)))
+    rows = [[key, value, usual.get(key, "-")] for key, value in config.items() if usual.get(key) != value]
+    text += f"<p>{len(rows)} of {len(config)} keys differ from the defaults of this checkout; config.yaml has all.</p>"
+    return text + (table(["key", "value", "default"], rows) if rows else "")
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -92,26 +84,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def _defaults(run: Run) -> dict[str, str] | str:
-    """Returns the configuration of the run's command without any override, or why it cannot be determined."""
-    compose = next((compose for section, compose in _COMPOSERS.items() if section in run.config), None)
-    if compose is None:
-        return "config.yaml is missing, or of no command that is known"
-    try:
-        return flat(yaml.safe_load(to_yaml(compose())))
-    except ConfigError as error:
-        return f"the defaults cannot be made: {error}"
-
-
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
     charts = []
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        lines = [
-            line
-            for k, run in enumerate(runs)
-            for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], run.name if len(runs) > 1 else "")
-        ]
+        lines = [line for k, run in enumerate(runs) for line in rate_lines(run, name, *_style(runs, k))]
         label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
         charts.append(drawn(line_chart(lines, runs[0].unit, label, bounds), name))
     note = (
@@ -122,22 +99,26 @@ def curves(runs: Sequence[Run]) -> str:
     return (note + shown if shown else missing("no success or accuracy was written")) + _small_charts(runs)
 
 
+def _style(runs: Sequence[Run], number: int) -> tuple[str, str]:
+    """Returns colour and label of a run's lines."""
+    return COLOURS[number % len(COLOURS)], runs[number].name if len(runs) > 1 else ""
+
+
 def _small_charts(runs: Sequence[Run]) -> str:
     """Returns the other metrics, each small, as a mean over five iterations."""
-    names = dict.fromkeys(name for run in runs for row in run.metrics for name in row)
     judged = {name for run in runs for name in run.rates}
     groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
-    names = [name for name in names if name.startswith(groups) and name.partition("/")[2] not in judged]
+    names = dict.fromkeys(name for run in runs for name in run.names if name.startswith(groups))
     charts = []
-    for name in names:
+    for name in (name for name in names if name.partition("/")[2] not in judged):
         lines = []
         for k, run in enumerate(runs):
             xs, ys = [x for x, _ in run.column(name)], moving_mean([y for _, y in run.column(name)])
-            label = run.name if len(runs) > 1 else ""
-            lines.append(Line(label, list(zip(xs, ys, strict=True)), COLOURS[k % len(COLOURS)]))
+            colour, label = _style(runs, k)
+            lines.append(Line(label, list(zip(xs, ys, strict=True)), colour))
         charts.append(drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
     inside = f'<div class="grid-of-charts">{"".join(charts)}</div>'
-    return folded(f"{len(names)} more metrics, means of five iterations", inside) if names else ""
+    return folded(f"{len(charts)} more metrics, means of five iterations", inside) if charts else ""
 
 
 def evaluations(run: Run) -> str:
@@ -155,9 +136,7 @@ def evaluations(run: Run) -> str:
             rows.append(["check, ended early: worse than the best", str(row["iteration"]), *("-" for _ in names)])
     if run.after:
         rows.append(["after", str(run.kept), *(measured(run.after, name) for name in names)])
-    if not rows:
-        return missing("nothing was evaluated yet")
-    return table(["evaluation", "iteration", *names], rows)
+    return table(["evaluation", "iteration", *names], rows) if rows else missing("nothing was evaluated yet")
 
 
 def videos(run: Run, budget_bytes: int) -> str:
@@ -165,13 +144,10 @@ def videos(run: Run, budget_bytes: int) -> str:
     files = sorted((run.folder / "videos").glob("step_*/*.mp4"))
     if not files:
         return missing("no videos (eval.record_video=false, or nothing was evaluated)")
-    steps = list(dict.fromkeys(sorted((file.parent for file in files), key=_step)))
-    ends = [steps[0], steps[-1]]
-    ordered = sorted(
-        files, key=lambda file: (file.parent not in ends, file.stem != "tiled", _step(file.parent), file.name)
-    )
+    step = lambda file: int(file.parent.name.removeprefix("step_"))  # noqa: E731
+    ends = {min(map(step, files)), max(map(step, files))}
     shown, left_out, used = [], [], 0
-    for file in ordered:
+    for file in sorted(files, key=lambda file: (step(file) not in ends, file.stem != "tiled", step(file), file.name)):
         size = file.stat().st_size * 4 // 3  # as base64
         if used + size > budget_bytes:
             left_out.append(f"{file.parent.name}/{file.name}")
@@ -182,27 +158,17 @@ def videos(run: Run, budget_bytes: int) -> str:
     return f'<div class="grid-of-charts">{"".join(shown)}</div>{rest}'
 
 
-def _step(folder: Path) -> int:
-    number = folder.name.removeprefix("step_")
-    return int(number) if number.isdigit() else -1
-
-
 def _video(file: Path) -> str:
     data = base64.b64encode(file.read_bytes()).decode("ascii")
     title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
-    source = f"data:video/mp4;base64,{data}"
-    video = f'<video controls loop muted playsinline width="320" src="{source}"></video>'
+    video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
     return f"<figure>{video}<figcaption>{title}</figcaption></figure>"
 
 
 def versions(run: Run) -> str:
-    """Libraries, revision, hardware, and what was pinned."""
+    """Seed, revision, hardware and libraries."""
     if not run.manifest:
         return missing("manifest.json")
     facts = {"seed": run.manifest.get("seed"), "git revision": run.manifest.get("git_revision")}
-    facts |= dict(run.manifest.get("hardware", {}))
-    rows = [[name, str(value)] for name, value in facts.items()]
-    libraries = [[name, str(value)] for name, value in run.manifest.get("versions", {}).items()]
-    pinned = table(["pinned", "value"], [[k, v] for k, v in flat(run.manifest.get("pinned", {})).items()])
-    tables = table(["hardware", ""], rows) + table(["library", "version"], libraries)
-    return f'<div class="side">{tables}</div>{folded("what is pinned", pinned)}'
+    facts |= {**run.manifest.get("hardware", {}), **run.manifest.get("versions", {})}
+    return table(["", ""], [[name, str(value)] for name, value in facts.items()])

@@ -1,10 +1,10 @@
-"""Sections of a run's page on where the time went: plan, predicted and measured iteration, stages, idle devices."""
+"""Sections of a run's page on where the time went: plan, predicted and measured iteration, seconds of the stages."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -14,7 +14,7 @@ from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked, load_profile, workflow_for
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.reporting.elements import drawn, folded, missing, table
+from rlinf_embodied.reporting.elements import drawn, missing, table
 from rlinf_embodied.telemetry.plots import COLOURS, Line, gantt, line_chart
 from rlinf_embodied.telemetry.run_reader import Run
 from rlinf_embodied.telemetry.trace import Span
@@ -28,7 +28,7 @@ def plan(run: Run) -> str:
     found = [predicted(run), measured(run)]
     known = {f"{one.what}: {one.length_s:.2f} s": one.spans for one in found if isinstance(one, Activity)}
     text += "".join(missing(why) for why in found if isinstance(why, str))
-    return text + (drawn(gantt(known), "what ran when") if known else "") + _predictions(run) + _ranking(run)
+    return text + (drawn(gantt(known), "what ran when") if known else "") + _predictions(run)
 
 
 def _predictions(run: Run) -> str:
@@ -41,23 +41,13 @@ def _predictions(run: Run) -> str:
             off = f"{error:+.1%}" if error is not None else "-"
             rows.append([f"{number} from {first} on" if name == "iteration" else "", name, *pair, off])
     if not rows:
-        return missing("plan_report.json has no measured iterations (it is written when a run ends)")
+        return missing("measured iterations in plan_report.json (it is written when a run ends)")
     return table(["iterations", "stage", "predicted s", "measured s (median)", "error"], rows)
 
 
-def _ranking(run: Run) -> str:
-    ranked = run.plan.get("ranked") or []
-    if not ranked:
-        return ""
-    return folded(
-        f"{len(ranked)} ranked plans", table(list(ranked[0]), [[str(v) for v in row.values()] for row in ranked])
-    )
-
-
 def seconds(run: Run) -> str:
-    """Seconds of each stage, iteration by iteration, their medians, and where the time before the first step went."""
-    names = [name for name in dict.fromkeys(name for row in run.metrics for name in row) if name.startswith("time/")]
-    stages = [name for name in names if name != "time/total_s"]
+    """Seconds of each stage, iteration by iteration and their medians, and the share in which each device is idle."""
+    stages = [name for name in run.names if name.startswith("time/") and name != "time/total_s"]
     if not stages:
         return missing("no iteration was finished")
     label = lambda name: name.removeprefix("time/").removesuffix("_s")  # noqa: E731
@@ -68,26 +58,10 @@ def seconds(run: Run) -> str:
     for name in stages:
         middle = statistics.median(y for _, y in run.column(name))
         rows.append([label(name), f"{middle:.3g}", f"{middle / whole:.0%}" if whole else "-"])
-    found = chart + table(["stage (its busiest worker)", "median s", "of an iteration"], rows)
-    startup = run.summary.get("startup_s")
-    if not startup:
-        return found + missing("seconds of the start-up (they are written at the end of a run)")
-    parts = table(["start-up", "s"], [[name, f"{value:.2f}"] for name, value in startup.items()])
-    return found + folded("the start-up", parts)
-
-
-def idle(run: Run) -> str:
-    """The share of the time in which each device does nothing, predicted and measured."""
-    simulated, traced = predicted(run), idle_shares(run)
-    expected = simulated.idle if isinstance(simulated, Activity) else {}
-    if not traced and not expected:
-        return missing("nothing was traced (trace.json is written at the end of a run), and nothing was predicted")
-    names = {span.worker: span.device for span in run.spans}
-    rows = []
-    for worker in sorted({*traced, *expected}):
-        shares = [f"{found[worker]:.1%}" if worker in found else "-" for found in (expected, traced)]
-        rows.append([str(worker), names.get(worker, "-"), *shares])
-    return table(["device", "worker", "idle, predicted", "idle, measured over all traced iterations"], rows)
+    text = chart + table(["stage (its busiest worker)", "median s", "of an iteration"], rows)
+    devices = {span.worker: span.device for span in run.spans}
+    idle = [[str(worker), devices[worker], f"{share:.1%}"] for worker, share in idle_shares(run).items()]
+    return text + (table(["worker", "device", "idle"], idle) if idle else missing("trace.json: idle devices"))
 
 
 # ----------------------------------------------------------------------------------------------- predicted and measured
@@ -95,28 +69,19 @@ def idle(run: Run) -> str:
 class Activity:
     """One iteration, from 0 s on."""
 
-    what: str  # "predicted", or "measured in iteration 7"
+    what: str  # "predicted from profile.json", or "measured, iteration 7"
     spans: Sequence[Span]
     length_s: float
-    idle: Mapping[int, float]  # share of the time in which a device does nothing, by worker
 
 
 def predicted(run: Run) -> Activity | str:
     """Returns the simulated iteration of the plan that ran, or why there is none."""
     path = run.folder / "profile.json"
-    if not path.is_file():
-        return "nothing was predicted: the run holds no profile.json (one device or one process leaves one plan)"
-    if not run.plan or not run.manifest:
-        return "nothing can be predicted: plan.json or manifest.json is missing"
-    hardware = run.manifest["hardware"]
-    cluster = Cluster(
-        hardware["cluster"],
-        hardware["kind"],
-        hardware["devices"],
-        hardware["cores"],
-        hardware["memory_bytes"],
-        hardware["description"],
-    )
+    if not path.is_file() or not run.manifest:
+        return "profile.json or manifest.json, so nothing is predicted (one device or one process leaves one plan)"
+    found = run.manifest["hardware"]
+    sizes = (found["devices"], found["cores"], found["memory_bytes"], found["description"])
+    cluster = Cluster(found["cluster"], found["kind"], *sizes)
     try:
         profile = load_profile(path)
         workflow = as_measured(workflow_for(profile), profile)
@@ -124,8 +89,7 @@ def predicted(run: Run) -> Activity | str:
         result = simulate(plan, Pricer(workflow, profile, linked(cluster, profile)), traced=True)
     except RlinfError as error:
         return f"nothing can be predicted: {error}"
-    idle = {device: result.idle_share(device) for device in sorted({span.worker for span in result.spans})}
-    return Activity("predicted from profile.json", result.spans, result.iteration_s, idle)
+    return Activity("predicted from profile.json", result.spans, result.iteration_s)
 
 
 def measured(run: Run) -> Activity | str:
@@ -137,11 +101,8 @@ def measured(run: Run) -> Activity | str:
     numbers = [number for number in lengths if number != min(lengths)] or list(lengths)
     middle = sorted(numbers, key=lambda number: lengths[number])[len(numbers) // 2]
     start = min(span.start_s for span in by_iteration[middle])
-    spans = [
-        Span(s.name, s.stage, s.worker, s.device, s.start_s - start, s.end_s - start, s.args)
-        for s in by_iteration[middle]
-    ]
-    return Activity(f"measured, iteration {middle + 1}", spans, lengths[middle], idle_shares(run))
+    spans = [replace(s, start_s=s.start_s - start, end_s=s.end_s - start) for s in by_iteration[middle]]
+    return Activity(f"measured, iteration {middle + 1}", spans, lengths[middle])
 
 
 def iterations(spans: Iterable[Span]) -> dict[int, list[Span]]:

@@ -34,7 +34,7 @@ from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.plug_ins import load_target, raised_by_user
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.stage_group import StageGroup
-from rlinf_embodied.runtime.tensor_wire import to_device
+from rlinf_embodied.runtime.tensor_wire import payload_bytes, to_device
 from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
@@ -152,6 +152,7 @@ class Call:
     argument: object = None
     publishes: bool = False
     relay: tuple[relay.Shard, ...] = ()
+    counts_bytes: bool = False  # its receipt says what its results take
 
     def __str__(self) -> str:
         """Returns a short name for messages, for example "env.step (iteration 3, blocks 0-1)"."""
@@ -184,6 +185,7 @@ class Receipt:
 
     report: object
     spans: tuple[Span, ...]
+    num_bytes: tuple[int, ...] = ()  # of the largest block's result, by maker, where the call counts them
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,10 +330,12 @@ class WorkerHost:
             raise
         except Exception as error:
             raise self._failure(str(call), error) from error
+        sizes, width = [payload_bytes(r) for r in results] if call.counts_bytes else [], len(call.blocks) or 1
+        num_bytes = tuple(max(sizes[at : at + width]) for at in range(0, len(sizes), width))
         blocks = call.blocks * len(call.makers)
         results = [self._keep(call, i, r) if call.keep and blocks[i] in call.keep else r for i, r in enumerate(results)]
         ends = [None] if call.method == "relay" else []
-        return [*results, *ends, Receipt(report, tuple(self._spans))]
+        return [*results, *ends, Receipt(report, tuple(self._spans), num_bytes)]
 
     # ----------------------------------------------------------------------------------------- the device's memory
     # Of stages that exclude each other one is in it at a time.  A stage is there from its set-up on; it leaves when

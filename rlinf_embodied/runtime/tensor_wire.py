@@ -97,3 +97,15 @@ def unpack(value: object) -> object:
 def to_device(value: object, device: str) -> object:
     """Returns a nested payload with every tensor on a device; on the CPU nothing is copied."""
     return map_leaves(value, lambda leaf: leaf.to(device) if _is_tensor(leaf) else leaf)
+
+
+def payload_bytes(value: object) -> int:
+    """Returns the bytes of all tensors and arrays in a nested payload."""
+    sizes: list[int] = []
+
+    def count(leaf: object) -> object:
+        sizes.append(leaf.nbytes if _is_tensor(leaf) or isinstance(leaf, np.ndarray) else 0)
+        return leaf
+
+    map_leaves(value, count)
+    return sum(sizes)

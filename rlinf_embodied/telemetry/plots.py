@@ -64,7 +64,7 @@ def line_chart(
     return figure
 
 
-def rate_lines(run: Run, name: str, colour: str, label: str = "", minutes: bool = False) -> list[Line]:
+def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
     """Returns what was sampled in training, five iterations together, and as marks the held-out evaluations.
 
     Args:
@@ -72,20 +72,17 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "", minutes: bool 
         name: a metric, such as success_once: a share is drawn in per cent, anything else in its own unit.
         colour: of line and marks.
         label: of the run, if several are drawn.
-        minutes: draw over minutes of training instead of steps.
     """
     prefix, factor = f"{label}, " if label else "", 100.0 if name in SHARES else 1.0
-    seconds = dict(run.column("time/total_s"))
-    at = lambda step: seconds.get(step, 0.0) / 60 if minutes else step  # noqa: E731
     if name in SHARES:
-        points = [(at(step), share) for step, share, _ in pooled(run, name)]
+        points = [(step, share) for step, share, _ in pooled(run, name)]
         bounds = [wilson(round(share * n), round(n)) for _, share, n in pooled(run, name)]
     else:
         raw = run.column(f"rollout/{name}")
-        points = [(at(x), y) for (x, _), y in zip(raw, moving_mean([y for _, y in raw]), strict=True)]
+        points = [(x, y) for (x, _), y in zip(raw, moving_mean([y for _, y in raw]), strict=True)]
         bounds = []
     tried = run.config.get("eval", {}).get("num_episodes") or run.config.get("eval", {}).get("num_problems")
-    held_out = [(at(x), y, _interval(y, tried, name)) for x, y in run.column(f"eval/{name}")]
+    held_out = [(x, y, _interval(y, tried, name)) for x, y in run.column(f"eval/{name}")]
     if f"{name}_interval" in run.before:
         held_out = [(0.0, run.before[name], run.before[f"{name}_interval"]), *held_out]
     if f"{name}_interval" in run.after and run.num_iterations:
@@ -103,14 +100,12 @@ def _interval(share: float, tried: int | None, name: str) -> tuple[float, float]
 
 
 def plot_curve(folder: Path) -> Path:
-    """Draws what a run is judged by over minutes of RL into curve.png, and returns its path."""
+    """Draws what a run is judged by over its steps into curve.png, and returns its path."""
     run = read_run(folder)
     names = run.rates or ["return"]
-    lines = [
-        line for name, colour in zip(names, COLOURS, strict=False) for line in rate_lines(run, name, colour, "", True)
-    ]
+    lines = [line for name, colour in zip(names, COLOURS, strict=False) for line in rate_lines(run, name, colour)]
     shares = names[0] in SHARES
-    figure = line_chart(lines, "minutes of RL", "%" if shares else names[0], (0, 103) if shares else None, (6.4, 4.0))
+    figure = line_chart(lines, run.unit, "%" if shares else names[0], (0, 103) if shares else None, (6.4, 4.0))
     target = folder / "curve.png"
     (figure or _figure((6.4, 4.0))).savefig(target, dpi=120)
     return target

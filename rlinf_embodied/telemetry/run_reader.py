@@ -1,7 +1,4 @@
-"""Reads the folder of a run that is finished, running or stopped.
-
-Any file may be missing or half written; what could not be read is named in `Run.unread`.
-"""
+"""Reads the folder of a run that is finished, running or stopped; any file may be missing or half written."""
 
 from __future__ import annotations
 
@@ -19,12 +16,13 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.trace import Span
 
-SHARES = {  # metrics in per cent, and what says of how many trials
+SHARES = {  # metrics in per cent, and the metric that counts their trials
     "success_once": "rollout/episodes",
     "success_at_end": "rollout/episodes",
     "accuracy": "rollout/completions",
 }
 UNITS = {"charts/SPS": "env steps", "charts/tokens_per_s": "tokens", "charts/chunks_per_s": "chunks"}
+_FILES = ("config.yaml", "manifest.json", "plan.json", "plan_report.json", "summary.json", "trace.json")
 _POOLED = 5  # iterations whose episodes are counted together
 
 
@@ -43,7 +41,7 @@ class Run:
     spans: Sequence[Span]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
-    unread: tuple[str, ...]
+    missing: tuple[str, ...]  # files, as ("trace.json", "plan.json (Expecting value: line 1)")
 
     @property
     def name(self) -> str:
@@ -61,10 +59,14 @@ class Run:
         return int(self.summary.get("weights_of_iteration", self.num_iterations))
 
     @property
+    def names(self) -> list[str]:
+        """All metrics."""
+        return list(dict.fromkeys(name for row in self.metrics for name in row))
+
+    @property
     def unit(self) -> str:
         """What `global_step` counts."""
-        names = {name for row in self.metrics for name in row}
-        return next((unit for name, unit in UNITS.items() if name in names), "steps")
+        return next((unit for name, unit in UNITS.items() if name in self.names), "steps")
 
     @property
     def rates(self) -> list[str]:
@@ -88,25 +90,24 @@ def read_run(folder: Path) -> Run:
     if not (folder / "config.yaml").is_file() and not (folder / "metrics.jsonl").is_file():
         what = "holds neither config.yaml nor metrics.jsonl" if folder.is_dir() else "is not there"
         raise ConfigError(f"run.dir is {str(folder)!r}, but it {what}: give the run.dir of a training run")
-    unread: list[str] = []
-    summary = _read(folder / "summary.json", unread)
-    manifest, plan = (_read(folder / f"{name}.json", unread) for name in ("manifest", "plan"))
+    missing: list[str] = []
+    config, manifest, plan, plan_report, summary, trace = (_read(folder / name, missing) for name in _FILES)
     metrics = read_metrics(folder)
     trained = max((int(row["iteration"] or 0) for row in metrics), default=0)
     is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
     return Run(
         folder=folder.resolve(),
         state="running" if is_locked(folder / ".lock") else "finished" if is_over else "stopped",
-        config=_read(folder / "config.yaml", unread),
+        config=config,
         manifest=manifest,
         plan=plan,
-        plan_report=_read(folder / "plan_report.json", unread),
+        plan_report=plan_report,
         summary=summary if is_over else {},
         metrics=metrics,
-        spans=_read_spans(folder / "trace.json", unread),
+        spans=_spans(trace),
         before=summary.get("before") or _saved_before(folder),
         after=summary.get("after") or {} if is_over else {},
-        unread=tuple(unread),
+        missing=tuple(missing),
     )
 
 
@@ -140,37 +141,30 @@ def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
     return points
 
 
-def _read(path: Path, unread: list[str]) -> dict[str, Any]:
-    """Returns the mapping in a YAML or JSON file; {} without one that can be read, which `unread` then names."""
+def _read(path: Path, missing: list[str]) -> dict[str, Any]:
+    """Returns the mapping in a YAML or JSON file; {} without one that can be read, which `missing` then names."""
     try:
-        text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+        text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except FileNotFoundError:
+        missing.append(path.name)
+        return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        unread.append(f"{path.name} ({error})")
+        missing.append(f"{path.name} ({error})")
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _read_spans(path: Path, unread: list[str]) -> list[Span]:
-    events = _read(path, unread).get("traceEvents", [])
-    devices = {
-        e["pid"]: str(e["args"]["name"]).partition("(")[2].removesuffix(")")
-        for e in events
-        if e.get("name") == "process_name"
-    }
-    return [
-        Span(
-            event["name"],
-            event["cat"],
-            event["pid"],
-            devices.get(event["pid"], "-"),
-            event["ts"] / 1e6,
-            (event["ts"] + event["dur"]) / 1e6,
-            event.get("args", {}),
-        )
-        for event in events
-        if event.get("ph") == "X"
-    ]
+def _spans(trace: Mapping[str, Any]) -> list[Span]:
+    events = trace.get("traceEvents", [])
+    named = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
+    devices = {pid: name.partition("(")[2].removesuffix(")") for pid, name in named.items()}
+    spans = []
+    for e in events:
+        if e.get("ph") == "X":
+            start, end = e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6
+            spans.append(Span(e["name"], e["cat"], e["pid"], devices.get(e["pid"], "-"), start, end, e.get("args", {})))
+    return spans
 
 
 def _saved_before(folder: Path) -> dict[str, Any]:

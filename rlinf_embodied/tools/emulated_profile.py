@@ -7,12 +7,11 @@ from dataclasses import replace
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.profiler import REPETITIONS, WARM_STEPS, Effort, wanted_repetitions
+from rlinf_embodied.execution.profiler import Effort
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.probes import Measurements, Probe, probes, profile_of, shortened, switching
+from rlinf_embodied.planning.probes import Iteration, Measurements, Probe, probes, profile_of, sample, switching
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.tools.emulation import Emulator, iterate
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -59,40 +58,34 @@ class EmulatedLaunch:
                 raise
 
     def _run(self, probe: Probe) -> None:
-        effort, seconds = self._effort, 0.0
-        found: list[tuple[tuple[Span, ...], float]] = []
-        if not effort.is_over(probe) and effort.warms_up:
-            found = [self._iterate(probe, shortened(probe.workflow, WARM_STEPS))]
-            seconds = found[0][1]
-            if not effort.begin(seconds):
-                found = []
-        run = shortened(probe.workflow, effort.chunk_steps)
-        if not effort.is_over(probe) and not found:
-            found = [self._iterate(probe, run)]
-            if wanted_repetitions(found[0][1] / effort.share_s(probe)) > 1:
-                found += [self._iterate(probe, run) for _ in range(REPETITIONS - 1)]
-            seconds += sum(one_s for _, one_s in found)
-        for spans, _ in found:
-            self._measured.add(probe, run, spans, {})
+        run: list[Iteration] = []
+
+        def iterate(workflow: Workflow, number: int, record: bool) -> Iteration:
+            run.append(self._iterate(probe, workflow))
+            return run[-1]
+
+        found = self._effort.measure(probe, iterate)
+        for one in found.iterations:
+            self._measured.add(probe, sample(probe, self._pricer.workflow, one, found.short))
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
             shown.resident[cell], shown.working[cell] = (float(at(*cell)) for at in (known.resident, known.working))
-        effort.add(seconds)
-        steps = max((loop.chunk_steps for loop in run.loops.values()), default=0)
+        loops = run[-1].run.loops.values() if run else ()
+        steps = max((loop.chunk_steps for loop in loops), default=0)
         self._measured.chunk_steps = max(1, steps)
         self.rows.append(
             {
                 "probe": probe.name,
                 "devices": len(probe.plan.devices()),
                 "blocks per device": probe.most_blocks,
-                "iterations": len(found),
+                "iterations": len(run),
                 "chunk-steps": steps or "-",
-                "EMULATED s": round(seconds, 1),
+                "EMULATED s": round(sum(one.seconds for one in run), 1),
             }
         )
 
-    def _iterate(self, probe: Probe, run: Workflow) -> tuple[tuple[Span, ...], float]:
-        """Returns the spans of an iteration of a shortened workflow, in emulated seconds, and its length."""
+    def _iterate(self, probe: Probe, run: Workflow) -> Iteration:
+        """Returns an iteration of a shortened workflow, in emulated seconds."""
         pricer = Pricer(run, self._shortened(run), self._pricer.cluster)
         emulator = Emulator(pricer, self._session)
         scale, workflow = emulator.time_scale(probe.plan), emulator.workflow(probe.name)
@@ -101,7 +94,8 @@ class EmulatedLaunch:
         executor = Executor(workflow, probe.plan, self._session, self._pricer.cluster)
         done = iterate(executor, self._iteration, scale)
         at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
-        return tuple(replace(s, start_s=at(s.start_s), end_s=at(s.end_s)) for s in done.spans), done.end_s
+        spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
+        return Iteration(run, spans, done.end_s)
 
     def _shortened(self, run: Workflow) -> Profile:
         """Returns the profile of the devices with as much less work behind shortened loops."""

@@ -64,7 +64,7 @@ def profile_stages(config: Config, sizes: Sequence[int] = ()) -> None:
     first.require_checkpoint(None)
     cluster = find_cluster(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{first.name}"))
-    with open_session(config.cluster) as session, LiveView(len(jobs), f"{first.name} · profile") as view:
+    with open_session(config.cluster) as session, LiveView(len(jobs)) as view:
         start = str(first.starting_policy(session, cluster, view.progress, folder.path))
         best: dict[int, tuple[int, Ranked]] = {}  # by size: the number of blocks, and the best plan
         for size, job in jobs.items():

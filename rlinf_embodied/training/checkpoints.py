@@ -1,7 +1,6 @@
-"""A run's progress and its checkpoints: the newest one, the one being written, and the best one.
+"""A run's progress and its checkpoints: the newest one and the best one.
 
-A worker writes a checkpoint while training continues: `begin` starts it, `wait` waits for it.  One for which the disk
-has no room is noted and tried again after the next iteration.
+One for which the disk has no room is noted and tried again after the next iteration.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from rlinf_embodied.errors import CheckpointWriteError, HangError, RlinfError
+from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint_writer import arrived, step_folder
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.learning.checkpoint import arrived, step_folder
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.training.recovery import Recovery
@@ -27,15 +25,11 @@ _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built
 
 
 class Checkpoints:
-    """What one run has learnt, as far as it is kept.
-
-    Its methods raise a worker's errors; those in the last section are repeated where a worker is lost.
-    """
+    """What one run has learnt, as far as it is kept; its methods raise a worker's errors."""
 
     def __init__(self, job: Job, folder: RunFolder, running: Running, recovery: Recovery) -> None:
         self.progress = Progress()
         self.saved: int | None = None  # the iteration of the newest checkpoint
-        self.being_written: Path | None = None  # the checkpoint that a worker writes at this moment
         self.unwritten: CheckpointWriteError | None = None  # why the newest one is not there
         self._job, self._folder, self._running, self._recovery = job, folder, running, recovery
 
@@ -61,54 +55,33 @@ class Checkpoints:
             self.progress.best = None
 
     # ------------------------------------------------------------------------------------------------------ writing
-    def begin(self, root: Path) -> None:
-        """Has a checkpoint begun below a folder of them, once the one before is there."""
-        self.wait()
-        target = step_folder(root, self.progress.iteration)
-        with self._outliving_a_full_disk(target):
-            self._job.save(self._running.executor, root, self.progress)
-            self.being_written = target
-
-    def begin_best(self) -> None:
-        """Has one begun that is kept as the best."""
-        self.begin(self._folder.best)
-
-    def begin_again(self) -> None:
-        """Has the one under way begun again, where its worker may be lost and the stages are as they were then."""
-        if self.being_written is not None:
-            root, self.being_written = self.being_written.parent, None
-            self.begin(root)
-
-    def wait(self) -> None:
-        """Returns when the checkpoint under way is on the driver's disk.
+    def write(self, root: Path) -> bool:
+        """Has a checkpoint written below a folder of them, on the driver's disk; returns whether the disk had room.
 
         One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
-        checkpoint that is damaged, which a resuming run passes over.
+        checkpoint that is damaged, which a resuming run passes over.  A full disk ends no training: it is noted as
+        `unwritten`, and the next iteration's end tries again.
         """
-        executor, learner = self._running.executor, self._job.learner
-        with self._outliving_a_full_disk(self.being_written):
-            executor.call(learner, "wait_saved", StepContext(self.progress.iteration))
-            if self.being_written is not None:
-                if executor.collect(learner, self.being_written, of_first=True):
-                    arrived(self.being_written, self._job.config.checkpoint.keep)
-                self.being_written = None
-
-    @contextmanager
-    def _outliving_a_full_disk(self, target: Path | None) -> Iterator[None]:
-        """A checkpoint that cannot be written ends no training: the next iteration's end tries again."""
+        target, executor = step_folder(root, self.progress.iteration), self._running.executor
         try:
-            yield
+            self._job.save(executor, root, self.progress)
+            if executor.collect(self._job.learner, target, of_first=True):
+                arrived(target, self._job.config.checkpoint.keep)
         except CheckpointWriteError as error:
             _LOG.warning("%s. Training continues, and tries again after each iteration", error)
-            self.being_written, self.saved, self.unwritten = None, None, error
+            self.saved, self.unwritten = None, error
             if self.progress.best is not None and self.best_folder(self.progress.best) == target:
                 self.progress.best = None
+            return False
+        return True
 
-    # ---------------------------------------------------------------------------------------------- between iterations
+    def write_best(self) -> bool:
+        """Has one written that is kept as the best."""
+        return self.write(self._folder.best)
+
     def save(self) -> None:
-        """Has a checkpoint begun; where the disk is full there is none."""
-        self._recovery.repeat("checkpoint", lambda: self.begin(self._folder.checkpoints))
-        if self.being_written is not None:
+        """Has a checkpoint written, again if a worker is lost meanwhile; where the disk is full there is none."""
+        if self._recovery.repeat("checkpoint", lambda: self.write(self._folder.checkpoints)):
             self.saved, self.unwritten = self.progress.iteration, None
 
     def save_once(self) -> None:
@@ -116,41 +89,16 @@ class Checkpoints:
         if self.saved != self.progress.iteration:
             self.save()
 
-    def settle(self) -> None:
-        """Returns when nothing is being written."""
-        self._recovery.repeat("checkpoint", self.wait)
-
-    def settle_at_last(self) -> None:
-        """As `settle`, and tries once more to write what could not be written before.
+    def write_at_last(self) -> None:
+        """Tries once more to write what could not be written before.
 
         Raises:
             CheckpointWriteError: it cannot be.
         """
-        self.settle()
         if self.unwritten is not None:
             self.save()
-            self.settle()
         if self.unwritten is not None:
             raise self.unwritten
-
-    @contextmanager
-    def saved_at_last(self) -> Iterator[None]:
-        """Behind it nothing is being written, also where training failed: the run resumes from that checkpoint.
-
-        Raises:
-            CheckpointWriteError: what was learnt last cannot be written.
-        """
-        try:
-            yield
-        except HangError:  # whoever would have to answer does not
-            raise
-        except Exception:
-            try:
-                self.wait()
-            except RlinfError as error:  # the worker that writes may be the one that is gone
-                _LOG.warning("the newest checkpoint may be the one before: %s", error)
-            raise
-        self.settle_at_last()
 
 
 # -------------------------------------------------------------------------------------------------------------- origin

@@ -60,7 +60,7 @@ class Evaluations:
         self._running.update(checking, progress.iteration)
         result = checking.run(progress.iteration, None if progress.best is None else progress.best["score"])
         if self._is_best(result):
-            self._checkpoints.begin_best()
+            self._checkpoints.write_best()
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
         remark = "; the goal is reached" if progress.reached else ""
@@ -87,6 +87,6 @@ class Evaluations:
         """
         if self._running.checking is not None or not self._job.eval_every or not self._is_best(found):
             return
-        self._recovery.repeat("checkpoint", self._checkpoints.begin_best)
-        if self._checkpoints.being_written is not None:
-            self._note(f"the best so far is kept: {self._checkpoints.being_written}")
+        best = self._checkpoints.progress.best
+        if self._recovery.repeat("checkpoint", self._checkpoints.write_best) and best is not None:
+            self._note(f"the best so far is kept: {self._checkpoints.best_folder(best)}")

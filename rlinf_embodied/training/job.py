@@ -119,7 +119,6 @@ class Job(Protocol):
         ...
 
     name: str  # short, for files: "PickCube-v1"
-    title: str  # for people: "PickCube-v1 · ppo"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
     learner: str  # the stage that trains the weights: it exports them, tells their digest and writes checkpoints
@@ -181,7 +180,7 @@ class Job(Protocol):
 
     @property
     def goal(self) -> float | None:
-        """The score at which training ends; None: it runs its iterations; infinity: and the best weights are kept."""
+        """The score at which training ends; None: it runs its iterations."""
         ...
 
     check_every: int  # iterations between checks of the goal
@@ -203,7 +202,7 @@ class Job(Protocol):
         ...
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Begins a checkpoint of all stages below a folder of them; the learner's `wait_saved` waits for its end."""
+        """Writes a checkpoint of all stages below a folder of them."""
         ...
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:

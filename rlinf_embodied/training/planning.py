@@ -30,7 +30,7 @@ from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank,
 from rlinf_embodied.planning.notation import resolve_on, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import DISTURBED, Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
@@ -215,11 +215,6 @@ class Planning:
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        if self._pricer.profile.disturbed > DISTURBED:
-            lines.append(
-                f"the profile was disturbed: work waited up to {self._pricer.profile.disturbed:.0%} of its time for a "
-                "core that others had, so that the order of these plans may be another one: profile a quiet machine"
-            )
         return [*lines, *ranking.remarks()]
 
     def _collocated(self) -> Plan:
@@ -359,27 +354,12 @@ class Planning:
         folder.write_json("plan.json", content)
 
     def report(self, folder: RunFolder) -> str:
-        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
+        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds, or ""."""
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
         lines = [line for period in periods for line in _report_rows(period)]
-        text = text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
-        return "\n".join(part for part in (self._ranked_with_measured(), text) if part)
-
-    def _ranked_with_measured(self) -> str:
-        """Returns the ranked table with the measured seconds of those plans that ran."""
-        under: dict[str, list[float]] = {}
-        for period in self.periods:
-            under.setdefault(period.plan.name.removeprefix("auto: "), []).extend(period.iteration_s)
-        measured = {shape: _median(seconds) for shape, seconds in under.items() if seconds}
-        table = []
-        for entry, row in zip(self._ranked, rows(self._ranked), strict=True):
-            seconds = measured.get(entry.label)
-            error = f"{entry.iteration_s / seconds - 1:+.0%}" if seconds else "-"
-            shown = {"measured": f"{seconds:.2f}" if seconds else "-", "error": error}
-            table.append({k: v for k, v in row.items() if k != "why not"} | shown)
-        return text_table(table, "plans, predicted and measured:") if table else ""
+        return text_table(lines, "seconds per iteration, predicted and measured (medians):") if lines else ""
 
 
 def _named(entry: Ranked) -> Plan:

@@ -11,7 +11,6 @@ finish    evaluation after; summary, trace, curve (account.py)
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -27,8 +26,7 @@ from rlinf_embodied.config import ClusterConfig, Exactness
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
-from rlinf_embodied.learning.checkpoint import find_latest, verify
-from rlinf_embodied.learning.checkpoint_writer import point_latest
+from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
 from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
@@ -118,10 +116,9 @@ class Trainer:
         with closing((self._sessions or make_session)(config.cluster)) as session:
             self._account.startup.mark("session")
             boards = start_boards(folder.path, config.run, config.wandb, config.trackio, asdict(config))
-            log = folder.path / "console.log"
             with (
                 closing(MetricsWriter(folder.path, boards)) as self._writer,
-                LiveView(config.run.num_iterations, job.title, job.columns, log=log) as self._view,
+                LiveView(config.run.num_iterations, job.columns, folder.path / "console.log") as self._view,
             ):
                 for line in [*job.launch_notes(), *([self._resumption.note] if self._resumption else [])]:
                     self._view.note(line)
@@ -131,20 +128,21 @@ class Trainer:
         """Starts, evaluates, iterates and evaluates; returns the exit code."""
         self._start(session)
         checkpoints = self._checkpoints
-        with ends_when_asked() as stop, checkpoints.saved_at_last():
+        with ends_when_asked() as stop:
             after = None
             if checkpoints.progress.before is None:
                 after = self._evaluate("before")
                 checkpoints.progress.before = after.summary()
             self._iterate(stop)
+            checkpoints.write_at_last()
         if stop.asked:
             self._planning.report(self._folder)
             self._view.note(f"stopped after iteration {checkpoints.progress.iteration}; resume with the same command")
             return stop.exit_code
         if after is None or checkpoints.progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluate("after")
-            with checkpoints.saved_at_last():
-                self._evaluations.keep_best(after)
+            self._evaluations.keep_best(after)
+            checkpoints.write_at_last()
         progress, running = checkpoints.progress, self._running
         digest = self._recovery.repeat(
             "digest", lambda: weights_digest(self._job, running.executor, progress.iteration)
@@ -216,7 +214,6 @@ class Trainer:
         finally:  # the checkpoint's progress is not that of the snapshot
             checkpoints.progress, checkpoints.saved = progress, saved
         running.repeat_until(progress.iteration)
-        checkpoints.begin_again()  # the worker that wrote one may be lost; it is of this very state
 
     def _regroup(self) -> None:
         """Plans for what is left of the cluster, after a node was lost.
@@ -237,17 +234,14 @@ class Trainer:
         start = time.time()
         result, metrics = self._job.run_iteration(running.executor, progress)
         seconds = time.time() - start
-        if running.snapshot is not None:
-            checkpoints.wait()  # while it can be begun again
-            if running.pace.is_due(seconds):
-                metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
+        if running.snapshot is not None and running.pace.is_due(seconds):
+            metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
         checkpoints.advance(progress)
         return result, metrics, seconds
 
     # ------------------------------------------------------------------------------------------------ other weights
     def _rebuild(self, checkpoint: Path) -> None:
         """Rebuilds all stages from a checkpoint that this run wrote."""
-        self._checkpoints.settle()
         verify(checkpoint)
 
         def build() -> None:
@@ -264,8 +258,9 @@ class Trainer:
         progress.returned = True
         number = int(progress.best["iteration"])
         if number != progress.iteration:
-            why = "" if self._job.goal == math.inf else "the goal was not reached: "
-            self._view.note(f"{why}the weights of iteration {number}, the best by checks, are kept")
+            self._view.note(
+                f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept"
+            )
             self._rebuild(checkpoints.best_folder(progress.best))
             checkpoints.progress = progress  # not that of the checkpoint
             self._running.saved = copy.deepcopy(progress)  # no iterations are to be run again from here
@@ -282,7 +277,7 @@ class Trainer:
             self._return_to_best()
         else:  # before the first iteration too
             checkpoints.save_once()
-        if checkpoints.saved is None:  # a run of no iterations leaves the policy that others can start from
+        if checkpoints.saved is None and checkpoints.unwritten is None:  # a run of no iterations leaves its policy
             checkpoints.save()
 
     def _iteration(self, stop: StopRequest) -> None:
@@ -342,7 +337,7 @@ class Trainer:
             start = time.time()
             self._planning.write(self._folder)
             checkpoints.save_once()  # it is the snapshot from which the workers rebuild all stages
-            checkpoints.settle_at_last()
+            checkpoints.write_at_last()
             latest = find_latest(self._folder.checkpoints)
             assert latest is not None
             self._rebuild(latest)

@@ -13,7 +13,7 @@ from rlinf_embodied.cache import cache_root, writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.learning.checkpoint_writer import write_whole
+from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import library_versions

@@ -107,28 +107,23 @@ def test_every_valid_step_counts_with_a_cap_those_of_dropped_groups_too(monkeypa
 
 @pytest.mark.parametrize("level", list(Level))
 def test_the_loss_carries_the_truncated_ratio_at_its_own_level(level: Level) -> None:
-    """-sum w min(rho, cap) A where the ratio itself is 1; a second choice of each action is masked out in one row."""
+    """-sum w min(rho, cap) A where the ratio itself is 1."""
     draw = torch.Generator().manual_seed(0)
     shape = (5, 2, 3)
     old, recorded = (torch.randn(shape, generator=draw) / 3 for _ in range(2))
     valid = torch.tensor([[True, True]] * 4 + [[True, False]])
-    made = torch.ones(shape, dtype=torch.bool)
-    made[1, :, 1] = False
     advantages = torch.randn(5, 1, generator=draw).expand(5, 2) if level is Level.chunk else torch.randn(5, 2)
-    rows = TrainingBlock(
-        *({}, {}, old, valid, advantages, valid.float(), None, None, None), mask=made, rollout_log_probs=recorded
-    )
+    rows = TrainingBlock(*({}, {}, old, valid, advantages, valid.float(), None, None, None), rollout_log_probs=recorded)
     scored = Evaluation(old.clone().requires_grad_())
     cap = 1.1
     algorithm = PPOConfig(ratio_level=level, tis_cap=cap)
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: old, joint=False)
     (one,) = objective.policy_passes(rows, torch.arange(len(rows)), critic_only=False)
-    expected, counts = 0.0, made & valid[..., None]
+    expected, counts = 0.0, valid[..., None].expand(shape)
     apart = torch.where(counts, old - recorded, 0.0)
     for i, c, k in counts.nonzero().tolist():
         difference = {Level.token: apart[i, c, k], Level.action: apart[i, c].sum(), Level.chunk: apart[i].sum()}[level]
-        share = 1 / int(made[i, c].sum())  # of an action's weight, by token
-        expected -= share * min(math.exp(difference), cap) * float(advantages[i, c])
+        expected -= min(math.exp(difference), cap) * float(advantages[i, c]) / shape[2]
     sums = one.run()
     assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
     assert one.weight == pytest.approx(float(sums.weight)) == 9  # valid actions: the correction is no part of it

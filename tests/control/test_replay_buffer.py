@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_embodied.embodied.replay_buffer import ReplayBuffer
+from rlinf_embodied.embodied.replay_stage import ReplayBuffer
 from rlinf_embodied.errors import CheckpointError
 
 

@@ -1,4 +1,4 @@
-"""A policy that has nothing in common with tokens trains: normal noise, real-valued choices, a mask, no entropy.
+"""A policy that has nothing in common with tokens trains: normal noise, real-valued choices, no entropy.
 
 Its actor and critic share a trunk, its values come with its actions, and it cannot be cloned.
 """
@@ -40,12 +40,12 @@ WIDTH, STD = 16, 0.3
 
 
 class Gaussian(Policy):
-    """Choices: one for each dimension's normal, and one that is never made; the record holds what was drawn."""
+    """A choice for each dimension's normal; the record holds what was drawn."""
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         self.config, self.env = config, env
         noise = Noise((env.chunk, env.action_dim), Distribution.normal)
-        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim + 1, noise)
+        self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.trunk = nn.Sequential(nn.Linear(env.proprio_dim, WIDTH), nn.Tanh())
@@ -62,18 +62,15 @@ class Gaussian(Policy):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         hidden = self.trunk(features["proprio"])
         drawn = self.means(hidden) + (0.0 if noise is None else noise * STD * temperature)
-        made = torch.ones(*drawn.shape[:2], drawn.shape[2] + 1, dtype=torch.bool, device=drawn.device)
-        made[..., -1] = False
         scored = self.evaluate(features, {"drawn": drawn}, temperature)
-        return PolicyOutput(drawn.clamp(-1, 1), {"drawn": drawn}, scored.log_probs, self.critic(hidden), made)
+        return PolicyOutput(drawn.clamp(-1, 1), {"drawn": drawn}, scored.log_probs, self.critic(hidden))
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
         hidden = self.trunk(features["proprio"])
         found = torch.distributions.Normal(self.means(hidden), STD * temperature).log_prob(record["drawn"])
-        never = torch.full_like(found[..., :1], 1e6) * self.means(hidden)[..., :1]  # would show in any sum
-        return Evaluation(torch.cat([found, never], dim=-1), values=self.critic(hidden))
+        return Evaluation(found, values=self.critic(hidden))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         return self.critic(self.trunk(features["proprio"]))
@@ -138,7 +135,7 @@ def test_plans_give_the_same_weights_and_ratios_begin_at_1(start, variant: list[
     assert weights_after(config, APART, start)[0] == expected
     for found in metrics:
         assert found["losses/initial_log_ratio"] <= 1e-5
-        assert 0 <= found["losses/approx_kl"] < 1  # a choice that was never made would be seen here
+        assert 0 <= found["losses/approx_kl"] < 1
         assert found["losses/entropy"] == 0
     assert ("losses/value_loss" in metrics[0]) is (not variant)
 

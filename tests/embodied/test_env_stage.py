@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from runs import GRPO, tiny
 
 from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
-from rlinf_embodied.embodied.carry_over import flatten_carry_over, unflatten_carry_over
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation, RunningEpisode
+from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
 from rlinf_embodied.runtime.host import Leaving, StepContext, solo_context
 from tests.observations import env_spec, observed, stacked
 
@@ -122,9 +120,8 @@ def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
     straight, resumed = stage_for(*overrides), stage_for(*overrides)
     roll(straight, StepContext(0), 2)
     state = straight.export_state(StepContext(1))
-    tensors = flatten_carry_over(state)
-    assert tensors
-    resumed.import_state(StepContext(1), unflatten_carry_over(tensors, 4))
+    assert state
+    resumed.import_state(StepContext(1), state)
     expected, report, _ = roll(straight, StepContext(1), 2)
     found, found_report, _ = roll(resumed, StepContext(1), 2)
     assert found_report == report
@@ -138,19 +135,6 @@ def test_without_carry_over_nothing_is_exported() -> None:
     stage = stage_for()
     roll(stage, StepContext(0), 4)
     assert stage.export_state(StepContext(1)) == {}
-
-
-def test_carry_over_keeps_rows_without_a_running_episode() -> None:
-    episode = RunningEpisode(2**30 + 5, torch.from_numpy(np.arange(6, dtype=np.float32).reshape(3, 2)))
-    fresh = RunningEpisode(7, torch.zeros(0, 2))
-    state = {0: [None, episode, None], 3: [fresh, None, None]}
-    back = unflatten_carry_over(flatten_carry_over(state), 3)
-    assert sorted(back) == [0, 3]
-    assert [[e is None for e in row] for row in back.values()] == [[True, False, True], [False, True, True]]
-    assert back[0][1] is not None
-    assert back[0][1].seed == episode.seed
-    assert torch.equal(back[0][1].actions, episode.actions)
-    assert unflatten_carry_over({}, 3) == {}
 
 
 @pytest.mark.parametrize("shards", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])

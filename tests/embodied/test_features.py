@@ -12,8 +12,7 @@ from two_views import SIZES, Arm, make_env
 
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig, TrainConfig
-from rlinf_embodied.embodied.policy_folder import load_policy
-from rlinf_embodied.embodied.sizes import require_acting
+from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import FeatureKind, Observation
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -86,13 +85,13 @@ def test_a_run_saves_what_its_policy_reads_and_another_env_is_refused(tmp_path) 
     env = make_env(config.env, 1)
     assert policy.env.features == env.spec.features  # pyright: ignore[reportAttributeAccessIssue]
     assert [f.shape[:2] for f in policy.env.of_kind(FeatureKind.image)] == list(SIZES.values())  # pyright: ignore
-    require_acting(folder, env.spec)
+    require_fitting(str(folder), env.reset([1]))
     for change, there, here in (
-        ("env.states=[target,tip]", r"tip \[2\], target \[3\]", r"target \[3\], tip \[2\]"),
-        ("env.cameras=[wrist,front]", r"front \[16, 24, 3\], wrist \[12, 12, 3\]", r"wrist \[12, 12, 3\], front"),
+        ("env.states=[target,tip]", r"'tip': \[2\], 'target': \[3\]", r"'target': \[3\], 'tip': \[2\]"),
+        ("env.cameras=[wrist,front]", r"'image 0': \[16, 24, 3\]", r"'image 0': \[12, 12, 3\]"),
     ):
-        with pytest.raises(CheckpointError, match=f"{there} there and .*{here}"):
-            require_acting(folder, make_env(section(change), 1).spec)
+        with pytest.raises(CheckpointError, match=f"{there}.*but this env shows .*{here}"):
+            require_fitting(str(folder), make_env(section(change), 1).reset([1]))
 
 
 def test_replay_keeps_each_camera_and_a_policy_that_sees_learns_from_it(tmp_path) -> None:

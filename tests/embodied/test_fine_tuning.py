@@ -64,7 +64,7 @@ def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Pa
     openvla = ["policy=openvla_oft", "policy.options.prompt_length=24", "policy.options.lora.rank=4"]
     short = ["algorithm.head_epochs=1", "run.num_iterations=2", f"run.dir={tmp_path / 'sft'}"]
     summary = train(tiny(*openvla, *SFT, f"data={recording}", f"warm_start.checkpoint={published}", *short))
-    assert summary["best"]["iteration"] >= 1
+    assert summary["iterations"] == 2
     latest = tmp_path / "sft/checkpoints/latest"
     scale = OpenVLAPolicy.from_folder(latest).module.privileged_scale
     assert scale.std.std() > 0  # of what random actions see
@@ -72,19 +72,17 @@ def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Pa
     assert train(tiny(*openvla, *follow, "algorithm.ratio_tolerance=1e-3"))["iterations"] == 1
 
 
-def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recording: Path, tmp_path: Path) -> None:
+def test_a_run_learns_and_leaves_a_policy_that_another_continues(recording: Path, tmp_path: Path) -> None:
     summary = train(small(recording, f"run.dir={tmp_path / 'run'}"), draws=True)
     losses = [row["losses/held_out_loss"] for row in metric_rows(tmp_path / "run")]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
-    assert summary["held_out_loss"] == min(losses)
-    assert summary["best"]["iteration"] == 1 + losses.index(min(losses))
     assert {"success_rate_before", "success_rate_after", "success_at_end_after"} <= set(summary)
     latest = tmp_path / "run/checkpoints/latest"
     assert {"config.json", "model.safetensors", "evaluation.json"} <= {path.name for path in latest.iterdir()}
     more = [f"warm_start.checkpoint={latest}", "algorithm.epochs=0", "algorithm.head_epochs=1", "run.num_iterations=1"]
-    further = train(small(recording, f"run.dir={tmp_path / 'more'}", *more))
-    assert further["held_out_loss"] <= summary["held_out_loss"]
+    train(small(recording, f"run.dir={tmp_path / 'more'}", *more))
+    assert metric_rows(tmp_path / "more")[0]["losses/held_out_loss"] < losses[0]
     folders = (latest, tmp_path / "more/checkpoints/latest")
     first, second = ((folder / "dataset_statistics.json").read_text() for folder in folders)
     assert first == second
@@ -92,7 +90,8 @@ def test_a_run_learns_and_leaves_a_policy_with_the_lowest_held_out_loss(recordin
 
 def test_without_files_the_warm_starts_demonstrations_are_learned_from(tmp_path: Path) -> None:
     short = ["algorithm.head_epochs=1", "run.num_iterations=2", "warm_start.num_demos=8", f"run.dir={tmp_path}"]
-    assert train(tiny(*SFT, *short))["held_out_loss"] > 0
+    train(tiny(*SFT, *short))
+    assert metric_rows(tmp_path)[-1]["losses/held_out_loss"] > 0
 
 
 def learned(config: TrainConfig, devices: int) -> tuple[str, dict[str, float]]:
@@ -154,7 +153,7 @@ def test_an_epoch_in_which_a_worker_is_lost_is_run_again(recording: Path, tmp_pa
     found = train(small(recording, f"run.dir={tmp_path}/disturbed"))
     assert len(calls) == 5
     assert found["weights_sha256"] == expected["weights_sha256"]
-    assert found["held_out_loss"] == expected["held_out_loss"]
+    assert metric_rows(tmp_path / "disturbed") == metric_rows(tmp_path / "straight")
 
 
 def test_a_run_resumes_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:

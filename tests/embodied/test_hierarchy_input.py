@@ -31,10 +31,6 @@ OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
             r"^hierarchy\.algorithm\.reduction is 'fast', but run\.exact=true .* hierarchy\.algorithm\.reduction=auto",
         ),
         (
-            ["hierarchy.goals=[[0,0],[1,1]]", "hierarchy.goal_low=-"],
-            r"^hierarchy\.goal_high is \[1\.0, 1\.0\], but it is the upper bound .*: leave it out",
-        ),
-        (
             ["hierarchy.instructions=[a,b]", "hierarchy.way_columns=[0,1]", "hierarchy.columns=-", *OTHERS],
             r"^hierarchy\.way_columns is \[0, 1\], but an instruction has none",
         ),
@@ -50,45 +46,9 @@ def test_sums_in_any_order_may_be_had_where_nothing_is_promised() -> None:
     assert not two_levels("hierarchy.algorithm.reduction=fast", "hierarchy.every=0").hierarchy.on
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["hierarchy.policy._target_=policies.none.P"], r"^hierarchy\.policy\._target_ is 'policies\.none\.P'"),
-        (
-            ["hierarchy.goals=[[0,0],[1,1]]", *OTHERS],
-            r"^hierarchy\.checkpoint is .*a policy with \{'categorical': False\}, but these choices need .*: give",
-        ),
-        (
-            ["hierarchy.columns=[2]", "hierarchy.goal_low=[0]", "hierarchy.goal_high=[1]"],
-            r"a policy with \{'action_dim': 2\}, but these choices need \{'action_dim': 1",
-        ),
-        (["env.goal_in_proprio=false"], r"^hierarchy\.checkpoint is .*other conditions: goal_in_proprio is True"),
-    ],
-)
-def test_a_high_level_policy_of_other_choices_is_refused(words: list[str], message: str) -> None:
-    _, high = folders(two_levels())
-    with pytest.raises((ConfigError, CheckpointError), match=message):
-        trainer_of(two_levels(f"hierarchy.checkpoint={high}", *words))
-
-
-def test_a_low_level_policy_is_no_high_level_one() -> None:
-    low, _ = folders(two_levels("env.chunk=2", "env.carry_over=true"))
-    with pytest.raises(CheckpointError, match=r"a policy with \{'chunk': 2\}, but these choices need"):
-        trainer_of(two_levels(f"hierarchy.checkpoint={low}", "env.chunk=2", "env.carry_over=true"))
-
-
-def test_a_high_level_policy_that_does_not_fit_is_named_by_its_own_path(tmp_path) -> None:
-    _, high = folders(two_levels())
-    words = [f"hierarchy.checkpoint={high}", "hierarchy.policy.options.hidden_size=8", f"run.dir={tmp_path}"]
-    with pytest.raises(CheckpointError, match=r"^hierarchy\.policy\.options\.hidden_size is 8, .* set hierarchy"):
-        trainer_of(two_levels(*words)).run()
-
-
-def test_columns_are_looked_at_where_the_policy_is_given_too(tmp_path) -> None:
-    _, high = folders(two_levels())
-    words = [f"hierarchy.checkpoint={high}", "hierarchy.columns=[2,9]", f"run.dir={tmp_path}"]
+def test_columns_that_the_env_has_not_are_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"hierarchy\.columns is \[2, 9\], but the proprioception .* 0\.\.3"):
-        trainer_of(two_levels(*words)).run()
+        trainer_of(two_levels("hierarchy.columns=[2,9]", f"run.dir={tmp_path}")).run()
 
 
 def test_two_levels_are_no_teacher(tmp_path) -> None:

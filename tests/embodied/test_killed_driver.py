@@ -21,8 +21,7 @@ NEWEST: dict[str, tuple[str | None, ...]] = {
     "in the warm start": (None,),
     "in the evaluation before": (None,),
     "before the first checkpoint": (None,),
-    "in the iteration after a checkpoint": (None, "step_000002"),  # which is still being written, or not
-    "when a checkpoint begins": ("step_000002",),
+    "in the iteration after a checkpoint": ("step_000002",),
     "in a checkpoint's write": ("step_000002",),
     "before a checkpoint has its name": ("step_000002",),
 }

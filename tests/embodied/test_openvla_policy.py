@@ -17,8 +17,12 @@ from safetensors.torch import load_file, save_file
 from experiments.examples.small_openvla import Options as Small
 from experiments.examples.small_openvla import write_small
 from policies.checkpoint_folder import write_json
+from policies.openvla.actions import ActionTokens, range_of
+from policies.openvla.decoding import TokenDistribution, decode
+from policies.openvla.folder import read_checkpoint
+from policies.openvla.images import read_processor
 from policies.openvla.policy import OpenVLAPolicy
-from policies.openvla.predictor import OpenVLAPredictor
+from policies.openvla.prompt import PromptTokenizer
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
 from rlinf_embodied.embodied.policy_check import check_policy
@@ -79,9 +83,15 @@ def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
     policy, _ = policy_of(published, {**ONE_BY_ONE, "whole_vocabulary": True})
     observation = shown(size=36)
     actions = policy.act(policy.encode(observation), None, 1.0).actions
-    alone = OpenVLAPredictor(published)
+    checkpoint = read_checkpoint(published)
+    processor, tokenizer = read_processor(published, checkpoint.config), PromptTokenizer(published, 32000)
     for row, text in enumerate(observation.instruction):
-        expected = alone.act(stacked(observation)[row, 0].numpy(), text)
+        squared = torch.from_numpy(processor.squared(stacked(observation)[row, 0].numpy()))
+        prompt, pixels = tokenizer.row(text, 24), processor.normalised(squared[None, None])
+        tokens = decode(checkpoint.network, prompt, pixels, 2, TokenDistribution()).tokens[0]
+        expected = range_of(checkpoint.statistics, None).expand(
+            ActionTokens.of(checkpoint.config).decode(tokens.numpy())
+        )
         np.testing.assert_allclose(actions[row, 0].numpy(), expected.clip(-1, 1), atol=1e-6)
 
 
@@ -231,21 +241,27 @@ def test_every_adapter_gets_a_gradient(published, frozen: bool) -> None:
     assert any("vision_backbone" in name for name in names) is not frozen
 
 
-def test_adapters_of_frozen_towers_in_a_folder_are_left_out_unless_they_were_trained(published, tmp_path) -> None:
+def test_adapters_of_another_part_are_refused(published, tmp_path) -> None:
     policy, _ = policy_of(published, {**PARALLEL, "lora": LORA})
     policy.save(tmp_path)
-    path = tmp_path / "adapter_model.safetensors"
-    layer = "base_model.model.network.vision_backbone.featurizer.blocks.0.attn.proj"
-    for trained in (0.0, 1.0):
-        more = {f"{layer}.lora_A.weight": torch.randn(4, 8), f"{layer}.lora_B.weight": torch.full((8, 4), trained)}
-        save_file(load_file(path) | more, path)
-        if trained:
-            with pytest.raises(CheckpointError, match=r"adapter_model.safetensors holds other tensors .*featurizer"):
-                OpenVLAPolicy.from_folder(tmp_path)
-        else:
-            assert weights_sha256(state_of(tmp_path)) == weights_sha256(policy.module.state_dict())
     with pytest.raises(CheckpointError, match=r"policy.options.freeze_vision is False, but .* made with True"):
         OpenVLAPolicy.from_folder(tmp_path, config=config_of({**PARALLEL, "lora": LORA, "freeze_vision": False}))
+    path = tmp_path / "adapter_model.safetensors"
+    layer = "base_model.model.network.vision_backbone.featurizer.blocks.0.attn.proj"
+    save_file(load_file(path) | {f"{layer}.lora_A.weight": torch.randn(4, 8)}, path)
+    with pytest.raises(CheckpointError, match=r"holds other tensors than this policy has .*featurizer"):
+        OpenVLAPolicy.from_folder(tmp_path)
+
+
+def test_a_policy_with_film_is_saved_and_read_again(tmp_path) -> None:
+    toys.write_toy_oft(tmp_path / "published", toys.oft(film=True))
+    env, settings = replace(ENV, action_dim=toys.ACTION_DIM), {**PARALLEL, "film": True, "unnorm_key": "arm"}
+    policy = OpenVLAPolicy.from_folder(tmp_path / "published", env, config_of(settings))
+    policy.save(tmp_path / "saved")
+    assert weights_sha256(state_of(tmp_path / "saved")) == weights_sha256(policy.module.state_dict())
+    assert read_checkpoint(tmp_path / "saved").network.vision_backbone.num_patches == 4
+    with pytest.raises(ConfigError, match=r"policy.options.lora.rank is 4, but towers with FiLM have adapters"):
+        OpenVLAPolicy.from_folder(tmp_path / "published", env, config_of({**settings, "lora": LORA}))
 
 
 def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(published, tmp_path) -> None:

@@ -16,7 +16,6 @@ from stopped_runs import straight_runs
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter
 from rlinf_embodied.training import trainer as trainer_module
 
 
@@ -93,9 +92,7 @@ def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_pla
     text = f"{before}\nwarm_start:\n{start}".replace("  hold_steps: 10\n", "")
     shutil.rmtree(copied / "checkpoints")
     write = {"policy_writer": lambda folder: shutil.copytree(Path(__file__).parent, folder / "x"), "tensors": {}}
-    writer = CheckpointWriter()
-    writer.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
-    writer.wait()
+    checkpoint.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
     from rlinf_embodied.training.resume import checkpoint_to_resume
 
     assert checkpoint_to_resume(given) is not None

@@ -6,8 +6,6 @@ import errno
 import json
 import math
 import signal
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +21,7 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
 from rlinf_embodied.errors import CheckpointError, CheckpointWriteError, ConfigError, PlanError, SimulatorError
-from rlinf_embodied.learning import checkpoint, checkpoint_writer
+from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import trainer as trainer_module
 
 VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRPO}
@@ -103,41 +101,6 @@ def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch,
     assert len(metric_rows(tmp_path)) == 3  # the third iteration was written after the checkpoint
     train(four(tmp_path))
     same_end(tmp_path, straight())
-
-
-def test_training_goes_on_while_a_checkpoint_is_written(straight, monkeypatch, tmp_path) -> None:
-    going_on, seal, run_iteration = threading.Event(), checkpoint_writer._seal, job_module.run_iteration
-
-    def run(executor, number, *end):
-        if number == 2:  # after the checkpoint of two iterations was begun
-            assert checkpoint.find_latest(tmp_path / "checkpoints") is None
-            going_on.set()
-        return run_iteration(executor, number, *end)
-
-    monkeypatch.setattr(job_module, "run_iteration", run)
-    monkeypatch.setattr(
-        checkpoint_writer, "_seal", lambda *given: (going_on.wait(60) or pytest.fail("waited"), seal(*given))
-    )
-    train(four(tmp_path))
-    assert [checkpoint.verify(tmp_path / f"checkpoints/step_00000{step}").step for step in (2, 4)] == [2, 4]
-    same_end(tmp_path, straight())
-
-
-def test_a_checkpoint_under_way_is_finished_when_training_fails(monkeypatch, tmp_path) -> None:
-    failing, seal = threading.Event(), checkpoint_writer._seal
-
-    def run(executor, number, *end):
-        if number == 2:
-            failing.set()
-            raise SimulatorError("the simulator is gone")
-        return original(executor, number)
-
-    original = job_module.run_iteration
-    monkeypatch.setattr(job_module, "run_iteration", run)
-    monkeypatch.setattr(checkpoint_writer, "_seal", lambda *given: (failing.wait(60), time.sleep(0.2), seal(*given)))
-    with pytest.raises(SimulatorError):
-        trainer_of(four(tmp_path)).run()
-    assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
 
 
 def score_evaluations(monkeypatch, scores: dict[int, float]) -> None:
@@ -304,7 +267,7 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_starts(tmp_path, no
 @contextmanager
 def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
     """Lets the checkpoint of a step meet a full disk, so often; holds what could not be written."""
-    original, met = checkpoint_writer.save_file, []
+    original, met = checkpoint.save_file, []
 
     def full(tensors, path, *arguments, **options):
         if f"step_00000{step}" in str(path) and len(met) < attempts:
@@ -313,7 +276,7 @@ def full_disk(monkeypatch, step: int, attempts: float) -> Iterator[list[str]]:
         return original(tensors, path, *arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_writer, "save_file", full)
+        patch.setattr(checkpoint, "save_file", full)
         yield met
 
 

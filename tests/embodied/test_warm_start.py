@@ -63,8 +63,7 @@ def test_the_clone_has_the_same_bytes_for_every_number_of_workers(recording: Pat
 def test_a_warm_start_is_a_fine_tuning_run_with_the_same_numbers(tmp_path: Path) -> None:
     weights = files(clone(tiny("warm_start.head_epochs=3")))["model.safetensors"]
     rest = ["algorithm.held_out=0", "algorithm.batch_size=32", f"run.dir={tmp_path / 'run'}"]
-    summary = train(tiny(*SFT, *rest))
-    assert summary["held_out_loss"] is None
+    train(tiny(*SFT, *rest))
     assert (tmp_path / "run/checkpoints/latest/model.safetensors").read_bytes() == weights
 
 

@@ -13,46 +13,6 @@ import pytest
 from conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
-SOURCE = '''"""What it does.
-
-    a --> b      a picture
-
-And no more.
-"""
-
-X = 1
-
-
-class Thing(Base):
-    """A `thing`, with_underscores and *stars*."""
-
-    size: int = 3  # in rows
-    _hidden: int = 0
-
-    def grow(self, by: int = 1) -> int:
-        """Returns the new size.
-
-        Args:
-            by: how many rows; at least
-                one.
-
-        Raises:
-            ValueError: it would shrink.
-        """
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is."""
-
-    def _inner(self) -> None: ...
-
-
-def twice(x: float, *, fast: bool = False) -> float:
-    """Returns 2 * x."""
-
-
-def _private() -> None: ...
-'''
 
 
 @pytest.fixture(scope="module")
@@ -63,51 +23,6 @@ def api_pages() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_a_page_has_what_is_public_as_it_stands_in_the_source(api_pages: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "envs").mkdir()
-    (tmp_path / "envs/thing.py").write_text(SOURCE)
-    assert api_pages.write_pages(tmp_path, tmp_path / "api") == ["envs"]
-    assert (tmp_path / "api/index.rst").read_text().endswith("   envs\n")
-    page = (tmp_path / "api/envs.rst").read_text()
-    wanted = """\
-.. py:module:: envs.thing
-
-What it does.
-
-.. code-block:: text
-
-       a --> b      a picture
-
-And no more.
-
-.. py:class:: Thing(Base)
-
-   A \\ ``thing``\\ , with\\_underscores and \\*stars\\*.
-
-   .. code-block:: python
-
-      size: int = 3  # in rows
-
-   .. py:method:: grow(by: int=1) -> int
-
-      Returns the new size.
-
-      :param by: how many rows; at least one.
-
-      :raises ValueError: it would shrink.
-
-   .. py:property:: whole
-      :type: bool
-
-      Whether it is.
-
-.. py:function:: twice(x: float, *, fast: bool=False) -> float
-
-   Returns 2 \\* x.
-"""
-    assert page.endswith(wanted + "\n")
 
 
 def test_every_package_has_a_page_and_every_public_function_an_entry(api_pages: ModuleType, tmp_path: Path) -> None:

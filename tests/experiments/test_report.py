@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,13 +15,12 @@ from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import comparison, page
 from rlinf_embodied.reporting.sections import evaluations, outcome, settings, videos
-from rlinf_embodied.reporting.work import Activity, idle_shares, measured, predicted, union_s
+from rlinf_embodied.reporting.work import Activity, measured, predicted, union_s
 from rlinf_embodied.telemetry.plots import rate_lines
 from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
 from rlinf_embodied.telemetry.trace import Span, write_trace
 
-BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -123,12 +121,12 @@ def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
     assert body.startswith(
         "Outcome Finished after 2 iterations. success_once: 50.0 % [45.0, 55.0] of 200 → 90.0 % [85.0, 95.0] of 200"
     )
-    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Seconds per stage", "Idle devices", "Videos")
+    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Seconds per stage", "Videos")
     places = [body.index(name) for name in (*order, "Evaluations", "Versions and hardware")]
     assert places == sorted(places)
     assert "2 from 1 on iteration 9 10 -10.0%" in body
-    assert "warm start 7.25" in body
     assert "torch 2.14.1" in body
+    assert "0 cpu 10.0% 1 cpu 80.0%" in body, "of 10 s each, worker 0 computes 9 and worker 1 two"
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path) -> None:
@@ -140,15 +138,13 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path
     assert checked.tags.count("svg") >= 4
 
 
-def test_what_differs_from_the_defaults_comes_before_all_keys(tmp_path: Path) -> None:
+def test_what_differs_from_the_defaults_is_listed(tmp_path: Path) -> None:
     run = read_run(finished(tmp_path / "run", 0.9, "algorithm.gamma=0.5", "env.num_envs=32"))
     text = Checked(settings(run)).text
-    head = text[: text.index("all keys")]
-    assert "algorithm.gamma 0.5 0.99" in head
-    assert "env.num_envs 32 64" in head
-    assert "algorithm.gae_lambda" not in head
-    assert "algorithm.gae_lambda 0.97" in text
-    assert "3 of " in head, "run.dir is the third"
+    assert "algorithm.gamma 0.5 0.99" in text
+    assert "env.num_envs 32 64" in text
+    assert "algorithm.gae_lambda" not in text
+    assert "3 of " in text, "run.dir is the third"
 
 
 def test_a_run_of_language_models_has_its_own_defaults_and_metric(tmp_path: Path) -> None:
@@ -177,8 +173,8 @@ def test_a_run_that_goes_on_says_what_is_not_there_yet(tmp_path: Path) -> None:
     lock.release()
     assert run.state == "running"
     assert "Still running: 2 iterations so far." in text
-    for what in ("summary.json, trace.json in the run folder", "plan_report.json has no measured iterations"):
-        assert f"Missing: {what}" in text
+    assert "Missing: plan_report.json, summary.json, trace.json in the run folder" in text
+    assert "Missing: measured iterations in plan_report.json" in text
     assert "no videos" in text
     assert "40.0 % in the last iterations (sampled)" in text
     assert read_run(folder).state == "stopped"
@@ -209,8 +205,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     (folder / "plan.json").write_text('{"name": ')
     (folder / "config.yaml").write_text("env: [1")
     text = Checked(page([read_run(folder)], 0)).text
-    assert "Missing: plan.json (" in text
     assert "Missing: config.yaml (" in text
+    assert ", plan.json (" in text
     assert "Missing: plan.json: no plan was chosen yet" in text
 
 
@@ -225,12 +221,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_idle_is_what_no_span_covers() -> None:
     overlapping = [Span("a", "s", 0, "cpu", 0, 4), Span("b", "s", 0, "cpu", 3, 5), Span("c", "s", 0, "cpu", 7, 8)]
     assert union_s(overlapping) == 6
-
-
-def test_idle_shares_are_of_whole_iterations(tmp_path: Path) -> None:
-    run = read_run(finished(tmp_path / "run"))
-    # of 10 s each, worker 0 computes 9 and worker 1 two
-    assert idle_shares(run) == pytest.approx({0: 0.1, 1: 0.8})
 
 
 def test_the_measured_iteration_begins_at_0_and_is_not_the_first(tmp_path: Path) -> None:
@@ -252,11 +242,8 @@ def test_the_prediction_is_the_plan_simulated_on_the_profile(tmp_path: Path) -> 
     (folder / "manifest.json").write_text(json.dumps(manifest | {"hardware": manifest["hardware"] | hardware}))
     found = predicted(read_run(folder))
     assert isinstance(found, Activity), found
-    assert set(found.idle) == set(range(8))
+    assert {span.worker for span in found.spans} == set(range(8))
     assert found.length_s >= max(span.end_s for span in found.spans) > 0
-    computing = {worker: sum(s.duration_s for s in found.spans if s.worker == worker) for worker in found.idle}
-    assert found.idle == pytest.approx({worker: 1 - busy / found.length_s for worker, busy in computing.items()})
-    assert found.idle[0] != pytest.approx(found.idle[4])
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -275,7 +262,7 @@ def test_several_runs_are_compared_first(tmp_path: Path) -> None:
     checked = Checked(page([read_run(folder) for folder in folders], 0))
     text = checked.text
     assert "a finished 2 50.0 % [45.0, 55.0] of 200 60.0 % [55.0, 65.0] of 200" in text
-    assert "c stopped 2 - now 40.0 % (sampled)" in text
+    assert "c stopped 2 - 40.0 % in the last iterations (sampled)" in text
     assert "Settings that differ key a b c run.seed 0 7 0" in text
     assert text.index("Settings that differ") < text.index("Configuration")
     assert [address for address in checked.addresses if address.startswith("#run")] == ["#run-0", "#run-1", "#run-2"]
@@ -339,7 +326,7 @@ def test_a_return_is_no_percentage_and_has_one_row(tmp_path: Path) -> None:
     text = Checked(outcome(run)).text
     assert "%" not in text.replace("95 %", "")
     assert text.count("-54.5 [-55.5, -53.5] of 20") == 2  # the headline and one row
-    assert "3.22k" in text
+    assert "3225 [3224, 3226] of 20" in text
 
 
 def test_the_page_names_the_iteration_whose_weights_were_kept(tmp_path: Path) -> None:
@@ -363,63 +350,3 @@ def test_settings_are_compared_where_every_run_has_them(tmp_path: Path) -> None:
     text = Checked(comparison([vla, read_run(math)])).text
     assert "run.seed 7 0" in text
     assert "env.num_envs" not in text
-    assert text.endswith("Keys that not every run has are left out.")
-
-
-# -------------------------------------------------------------------------------------------------------- in a browser
-PROBE = """
-<script>
-const waits = [...document.querySelectorAll("video")].map(video => new Promise(done => {
-  video.onloadeddata = video.onerror = () => done([video.videoWidth, video.videoHeight]);
-  video.preload = "auto"; video.load(); setTimeout(() => done([0, 0]), 20000);
-}));
-Promise.all(waits).then(videos => {
-  document.querySelectorAll("details").forEach(part => part.open = true);
-  const boxes = [...document.querySelectorAll("svg")].map(svg => svg.getBoundingClientRect());
-  const page = document.documentElement;
-  document.body.dataset.probe = JSON.stringify({
-    videos, drawings: boxes.map(box => [box.width, box.right <= innerWidth]), wide: page.scrollWidth > innerWidth,
-    fetched: performance.getEntriesByType("resource").map(one => one.name).filter(name => !name.startsWith("data:")),
-  });
-});
-</script>
-"""
-
-
-@pytest.mark.timeout(900)
-def test_a_browser_shows_drawings_and_videos_and_fetches_nothing(tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no chromium on this machine")
-    import numpy as np
-
-    from rlinf_embodied.embodied.video import write_mp4
-
-    folder = finished(tmp_path / "run")
-    (folder / "videos/step_0").mkdir(parents=True)
-    write_mp4(folder / "videos/step_0/tiled.mp4", [np.full((64, 96, 3), 9 * k, dtype=np.uint8) for k in range(8)])
-    text = page([read_run(folder)], 10**6).replace("</body>", f"{PROBE}</body>")
-    (tmp_path / "page.html").write_text(text)
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}"]
-    command += [
-        "--window-size=1000,900",
-        "--virtual-time-budget=30000",
-        "--dump-dom",
-        f"file://{tmp_path / 'page.html'}",
-    ]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True).stdout
-    probe = next(dict(attrs) for tag, attrs in _start_tags(shown) if tag == "body")["data-probe"]
-    found = json.loads(probe or "{}")
-    assert found["videos"] == [[96, 64]]
-    assert len(found["drawings"]) >= 4
-    assert all(width > 100 and inside for width, inside in found["drawings"])
-    assert not found["wide"]
-    assert found["fetched"] == []
-
-
-def _start_tags(text: str) -> list[tuple[str, list[tuple[str, str | None]]]]:
-    found: list[tuple[str, list[tuple[str, str | None]]]] = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attrs: found.append((tag, attrs))  # type: ignore[method-assign]
-    parser.feed(text)
-    return found

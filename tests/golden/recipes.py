@@ -23,10 +23,9 @@ from rlinf_embodied.embodied import workflow as embodied
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
 from rlinf_embodied.embodied.learner import LearnerReport
-from rlinf_embodied.embodied.new_policy import NewPolicyConfig, NewPolicyStage
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
-from rlinf_embodied.embodied.warm_start import fine_tuning_of
+from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage, fine_tuning_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.plug_ins import load_target

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,9 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.learning import checkpoint as C
-from rlinf_embodied.learning.checkpoint_writer import CheckpointWriter, write_whole
 
 STATE = {"iteration": 10, "success": 0.5, "nested": {"names": ["a", "b"], "none": None}}
 
@@ -26,9 +26,7 @@ def write_policy(folder: Path) -> None:
 def save(root: Path, step: int, keep: int = 3, writer: Callable[[Path], None] = write_policy, size: int = 5) -> Path:
     moments = {"mean": torch.full((size,), float(step)), "steps": torch.tensor([step])}
     tensors = {"policy_optimizer": moments, "carry_over": {}}
-    checkpoints = CheckpointWriter()
-    checkpoints.save(root, step, policy_writer=writer, tensors=tensors, state=STATE | {"iteration": step}, keep=keep)
-    checkpoints.wait()
+    C.save(root, step, policy_writer=writer, tensors=tensors, state=STATE | {"iteration": step}, keep=keep)
     return root / f"step_{step:06d}"
 
 
@@ -130,7 +128,7 @@ def test_files_get_the_modes_that_the_umask_allows(tmp_path, umask, file, folder
     before = os.umask(umask)
     try:
         path = save(tmp_path, 1)
-        write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+        C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     finally:
         os.umask(before)
     found = [*path.rglob("*"), *(tmp_path / "clone").rglob("*")]
@@ -146,10 +144,10 @@ def test_what_another_process_made_meanwhile_stays_and_what_is_damaged_is_replac
         write_policy(tmp_path / "clone")
         (tmp_path / "clone/theirs").touch()
 
-    write_whole(tmp_path / "clone", made_by_others_first, "config.json")
+    C.write_whole(tmp_path / "clone", made_by_others_first, "config.json")
     assert (tmp_path / "clone/theirs").exists()  # a run that reads it goes on reading
     (tmp_path / "clone/config.json").unlink()
-    write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
+    C.write_whole(tmp_path / "clone", lambda aside: (aside.mkdir(), write_policy(aside)), "config.json")
     assert sorted(path.name for path in (tmp_path / "clone").iterdir()) == ["config.json", "model.safetensors"]
     assert names(tmp_path) == ["clone"]
 
@@ -176,13 +174,57 @@ def test_an_interrupt_while_writing_leaves_no_trace(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_a_killed_writer_left_is_cleared_and_a_half_replaced_checkpoint_comes_back(tmp_path):
-    path = save(tmp_path, 1)
-    path.rename(tmp_path / ".step_000001.replaced")  # killed between the two renames
+def test_what_a_killed_writer_left_is_cleared(tmp_path):
     (tmp_path / ".step_000002.partial").mkdir()
-    assert C.find_latest(tmp_path) == path
     save(tmp_path, 3)
-    assert names(tmp_path) == ["latest", "step_000001", "step_000003"]
+    assert names(tmp_path) == ["latest", "step_000003"]
+
+
+WRITES: list[tuple[object, str]] = [
+    *((C, name) for name in ("save_file", "_sync")),
+    *((Path, name) for name in ("mkdir", "write_text", "rename", "symlink_to")),
+    (os, "replace"),
+]
+
+
+def full_from(monkeypatch: pytest.MonkeyPatch, number: int) -> Callable[[], int]:
+    """Lets `number` writes succeed and all that follow fail; returns what tells how many were tried."""
+    tried = 0
+
+    def counted(original: Callable[..., object]) -> Callable[..., object]:
+        def write(*arguments: object, **options: object) -> object:
+            nonlocal tried
+            tried += 1
+            if tried > number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return original(*arguments, **options)
+
+        return write
+
+    for place, name in WRITES:
+        monkeypatch.setattr(place, name, counted(getattr(place, name)))
+    return lambda: tried
+
+
+def test_a_disk_that_is_full_from_any_moment_on_costs_the_new_checkpoint_only(tmp_path) -> None:
+    for number in range(100):
+        root = tmp_path / str(number)
+        save(root, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            tried = full_from(patch, number)
+            try:
+                save(root, 2)
+                is_written = True
+            except CheckpointWriteError as error:
+                assert "older ones are untouched: free space" in str(error)  # noqa: PT017
+                is_written = False
+        found = C.find_latest(root)
+        assert found is not None
+        assert found.name == ("step_000002" if is_written else "step_000001")
+        C.verify(found)
+        if tried() <= number:
+            break
+    assert number > 15  # there were as many moments
 
 
 def test_the_hash_of_weights_depends_on_names_types_shapes_and_bytes_but_not_on_order():

@@ -13,7 +13,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -22,9 +22,7 @@ from rlinf_embodied.learning.shared_policy import SharedPolicy
 class Trained(LearnerStage):
     """A stage with a policy, another network, and an optimizer of both."""
 
-    def __init__(
-        self, rank: int = 0, kind: type[ReplicatedLearner] = ReplicatedLearner, with_critic: bool = True
-    ) -> None:
+    def __init__(self, rank: int = 0, kind: type[Learner] = Learner, with_critic: bool = True) -> None:
         torch.manual_seed(0)
         self.policy, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
         parameters = [*self.policy.parameters(), *(self.critic.parameters() if with_critic else ())]
@@ -64,7 +62,6 @@ def at(iteration: int) -> SimpleNamespace:
 
 def written(made: Trained, root: Path) -> str:
     made.save(at(2), (str(root), 2, 1, StagePart(state={"blocks": []})))
-    made.wait_saved(at(2))
     return str(root / "step_000002")
 
 
@@ -90,7 +87,7 @@ def test_a_snapshot_is_a_copy_from_which_every_worker_continues() -> None:
         assert after(made, 3).weights == later
 
 
-class Half(ReplicatedLearner):
+class Half(Learner):
     """Holds one of two slices, by its rank."""
 
     shares = 2

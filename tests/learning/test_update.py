@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner, Step
+from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Shuffle, exceeds_kl, fit, minibatches, policy_metrics, slices
 
@@ -48,9 +48,9 @@ def passes_of(model: nn.Linear) -> Passes:
     return passes
 
 
-def learner_of(model: nn.Linear, group: Group | None = None, owners: tuple[int, ...] = (0,) * 4) -> ReplicatedLearner:
+def learner_of(model: nn.Linear, group: Group | None = None, owners: tuple[int, ...] = (0,) * 4) -> Learner:
     settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
-    return ReplicatedLearner(list(model.parameters()), settings, STATISTICS, Reducer(group or SoloGroup(), owners))
+    return Learner(list(model.parameters()), settings, STATISTICS, Reducer(group or SoloGroup(), owners))
 
 
 def all_rows() -> dict[int, Tensor]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from policies.openvla.action_tokens import ActionTokens
-from policies.openvla.autoregressive import decode, score
+from policies.openvla.actions import ActionTokens, range_of
+from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
 from policies.openvla.folder import Checkpoint, read_checkpoint
 from policies.openvla.images import CHANNELS_PER_IMAGE, ImageProcessor, read_processor
-from policies.openvla.log_probs import TokenDistribution
 from policies.openvla.network import causal_mask
 from policies.openvla.prompt import STOP_TOKEN, TOKENIZER, PromptTokenizer, TokenRows, prompt_for, rows_of
-from policies.openvla.statistics import range_of
 from policies.openvla.vision import patch_features
 from tests.oracles.goldens import Goldens
 from tests.oracles.states import compare_states
@@ -56,7 +54,7 @@ def check_case(goldens: Goldens, checkpoint: Checkpoint, processor: ImageProcess
     """Compares one image and instruction from pixels to actions."""
     case, name = goldens.facts["cases"][index], f"case{index}"
     network = checkpoint.network
-    pixel_values = processor([goldens.image(case["image"])])[None]
+    pixel_values = goldens.pixels(processor, [case["image"]])
     goldens.compare_pixels(name, pixel_values)
     half = CHANNELS_PER_IMAGE // 2
     backbone = network.vision_backbone
@@ -68,13 +66,13 @@ def check_case(goldens: Goldens, checkpoint: Checkpoint, processor: ImageProcess
     goldens.compare(f"{name}.input_ids_model", rows.ids)
     sequence = network.sequence(rows, visual)
     final = compare_states(goldens, name, network, sequence, causal_mask(sequence.present))
-    logits = network.logits(final)
+    logits = network.output_layer(final)
     goldens.compare_columns(f"{name}.prefill_logits", logits)
     goldens.compare(f"{name}.prefill_logits_last", logits[0, -1])
     scale = range_of(checkpoint.statistics, case["unnorm_key"])
     done = decode(network, rows, pixel_values, scale.dim, TokenDistribution())
     goldens.compare(f"{name}.action_tokens", done.tokens[0])
-    goldens.compare_columns(f"{name}.step_logits", network.logits(done.hidden[0]))
+    goldens.compare_columns(f"{name}.step_logits", network.output_layer(done.hidden[0]))
     normalised = ActionTokens.of(checkpoint.config).decode(done.tokens[0].numpy())
     goldens.compare(f"{name}.actions_normalized_f64", normalised)
     goldens.compare(f"{name}.actions_f64", scale.expand(normalised))
@@ -92,16 +90,17 @@ def check_training(goldens: Goldens, checkpoint: Checkpoint, processor: ImagePro
         return
     ids, present = goldens.given("train.input_ids"), goldens.given("train.attention_mask").bool()
     labels = goldens.tensors["train.labels"]
-    images = [processor([goldens.image(case["image"])]) for case in goldens.facts["cases"][: len(ids)]]
-    pixel_values, network = torch.stack(images), checkpoint.network
+    images = [goldens.pixels(processor, [case["image"]]) for case in goldens.facts["cases"][: len(ids)]]
+    pixel_values, network = torch.cat(images), checkpoint.network
     sequence = network.sequence(TokenRows(ids, present), network.patches(pixel_values))
     final = network.hidden(sequence.embeddings, sequence.positions, causal_mask(sequence.present))
-    goldens.compare_columns("train.logits", network.logits(final[:, -ids.shape[1] :]), present)
+    goldens.compare_columns("train.logits", network.output_layer(final[:, -ids.shape[1] :]), present)
     encoded = torch.from_numpy(ActionTokens.of(checkpoint.config).encode(goldens.given("train.actions").numpy()))
     targets = torch.cat([encoded, torch.full_like(encoded[:, :1], STOP_TOKEN)], dim=1)
     goldens.compare("train.labels", torch.full_like(labels, IGNORED_LABEL).masked_scatter(labels > 0, targets))
     rows = prompts_of(ids, labels, checkpoint.config.pad_token_id)
-    log_probs, _ = score(network, rows, pixel_values, targets, TokenDistribution())
+    hidden = predicting_states(network, rows, pixel_values, targets)
+    log_probs, _ = action_log_probs(hidden, network.output_layer, targets, TokenDistribution())
     goldens.compare("train.loss", -log_probs.mean())
 
 
@@ -120,8 +119,8 @@ def check_bfloat16(goldens: Goldens, processor: ImageProcessor) -> None:
         name = f"case{index}.bf16"
         if f"{name}.projected_patches" not in goldens:
             continue
-        pixel_values = processor([goldens.image(case["image"])])[None]
+        pixel_values = goldens.pixels(processor, [case["image"]])
         goldens.compare(f"{name}.projected_patches", network.patches(pixel_values))
         rows = case_rows(goldens, checkpoint, f"case{index}.input_ids_processor")
         done = decode(network, rows, pixel_values, 1, TokenDistribution())
-        goldens.compare(f"{name}.prefill_logits_last", network.logits(done.hidden[0, 0]))
+        goldens.compare(f"{name}.prefill_logits_last", network.output_layer(done.hidden[0, 0]))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rlinf_embodied.errors import DataError
-from tests.oracles import autoregressive, full_size, image_ops, oft, oft_discrete, trimmed
+from tests.oracles import autoregressive, full_size, image_ops, oft, oft_discrete
 from tests.oracles.goldens import Difference, Goldens
+
+TENSORS, SHAPES = "trimmed.safetensors", "trimmed.json"  # of an oracle that is small enough for a repository
+_MODEL, _ROWS = "model.safetensors", "rows"
 
 
 def check_folders(folder: Path, limit: float) -> int:
@@ -50,9 +57,9 @@ def checks_in(folder: Path, limit: float) -> dict[str, Callable[[], tuple[list[D
 
 
 def _check_network(folder: Path, limit: float) -> tuple[list[Difference], list[str]]:
-    if trimmed.is_trimmed(folder):
+    if (folder / "checkpoint" / TENSORS).is_file():
         with tempfile.TemporaryDirectory() as full:
-            trimmed.expand(folder, Path(full) / "oracle")
+            expand(folder, Path(full) / "oracle")
             return _check_network(Path(full) / "oracle", limit)
     goldens = Goldens(folder, limit)
     if goldens.names(r"(oft|rlinf|simplevla)\..*"):
@@ -62,6 +69,26 @@ def _check_network(folder: Path, limit: float) -> tuple[list[Difference], list[s
     else:
         autoregressive.check(goldens)
     return goldens.found, goldens.unchecked
+
+
+def expand(folder: Path, out: Path) -> None:
+    """Writes the full form of an oracle folder of which no kept golden reads what is left out: zeros come back."""
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns(TENSORS, SHAPES))
+    stored = load_file(folder / "checkpoint" / TENSORS)
+    files: dict[str, dict[str, Tensor]] = {}
+    for place, shape in json.loads((folder / "checkpoint" / SHAPES).read_text()).items():
+        file, name = place.split("/")
+        rows = stored.get(f"{_ROWS}/{place}")
+        values = stored.get(place)
+        tensor = torch.zeros(shape, dtype=torch.bfloat16) if values is None or rows is not None else values
+        if values is not None and rows is not None:
+            tensor[rows] = values
+        files.setdefault(file, {})[name] = tensor
+    for file, tensors in files.items():
+        if file == _MODEL:
+            save_file(tensors, out / "checkpoint" / file, metadata={"format": "pt"})
+        else:
+            torch.save(tensors, out / "checkpoint" / file)
 
 
 def _report(name: str, found: list[Difference], unchecked: list[str]) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from policies.openvla.config import OpenVLAConfig, config_of
 from policies.openvla.folder import empty_network
 from policies.openvla.oft import L1Head, ProprioProjector
-from policies.openvla.settings import OpenVLAConfig, config_of
+from policies.openvla.vision import add_film
 from tests.oracles.goldens import Difference
 
 KEYS, OFT_KEYS, COUNTS = "openvla_7b_keys.json", "openvla_oft_extra_keys.json", "parameter_counts.json"
@@ -58,7 +59,9 @@ def extra_shapes(title: str, config: OpenVLAConfig, wanted: Mapping[str, list[in
             return named_shapes(L1Head(_DIM, wanted["model.fc2.bias"][0]))
         if title.startswith("proprio"):
             return named_shapes(ProprioProjector(_DIM, wanted["fc1.weight"][1]))
-    return named_shapes(empty_network(config, _RANK).vision_backbone, "vision_backbone.")
+        network = empty_network(config)
+        add_film(network.vision_backbone, network.dim, _RANK)
+    return named_shapes(network.vision_backbone, "vision_backbone.")
 
 
 def _unequal(name: str, here: Mapping[str, list[int]], wanted: Mapping[str, list[int]]) -> Difference:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from policies.openvla.images import ImageProcessor
 from rlinf_embodied.errors import DataError
 
 _BF16, _BF16_FACTOR, _BF16_LIMIT = ".bf16", 2.0, 0.1
@@ -99,6 +100,11 @@ class Goldens:
     def image(self, name: str) -> NDArray[np.uint8]:
         """Returns an image of golden/, uint8 [H, W, 3]."""
         return np.array(Image.open(self.folder / "golden" / name).convert("RGB"))
+
+    def pixels(self, processor: ImageProcessor, names: Sequence[str]) -> Tensor:
+        """Returns the pixel values [1, K * 6, S, S] of images of golden/."""
+        squared = np.stack([processor.squared(self.image(name)) for name in names])
+        return processor.normalised(torch.from_numpy(squared)[None])
 
     def compare(self, name: str, value: Tensor | NDArray, where: Tensor | None = None) -> None:
         """Notes the difference of a value from a golden, if there is such a golden.

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from policies.openvla.images import center_crop, resize_for_policy
-from policies.openvla.jpeg import jpeg_round_trip
+from policies.openvla.tensorflow_images import center_crop, jpeg_round_trip, resize_for_policy
 from rlinf_embodied.errors import DataError
 from tests.oracles.goldens import Difference
 

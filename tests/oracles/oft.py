@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from policies.openvla.folder import Checkpoint
-from policies.openvla.images import ImageProcessor, read_processor
-from policies.openvla.log_probs import TokenDistribution, action_log_probs
+from policies.openvla.actions import OFT_EPSILON, range_of
+from policies.openvla.config import Decoding, Head, OpenVLAOptions
+from policies.openvla.decoding import TokenDistribution, action_log_probs
+from policies.openvla.folder import Checkpoint, read_oft
+from policies.openvla.images import CHANNELS_PER_IMAGE, ImageProcessor, read_processor
 from policies.openvla.network import full_mask
-from policies.openvla.oft import Head, OpenVLAOFT
-from policies.openvla.oft_folder import OftSettings, read_oft
-from policies.openvla.statistics import OFT_EPSILON, range_of
+from policies.openvla.oft import OpenVLAOFT
 from tests.oracles.autoregressive import case_rows, check_prompts, prompts_of
 from tests.oracles.goldens import Goldens
 from tests.oracles.states import compare_states
@@ -22,31 +22,26 @@ from tests.oracles.states import compare_states
 @torch.no_grad()
 def check(goldens: Goldens) -> None:
     """Compares all goldens of an oracle with the L1 head."""
-    settings = settings_of(goldens)
-    checkpoint, model = read_oft(goldens.checkpoint, settings)
+    options, chunk = options_of(goldens), goldens.chunk_len
+    checkpoint, model = read_oft(goldens.checkpoint, options, chunk)
     processor = read_processor(goldens.checkpoint, checkpoint.config)
     check_prompts(goldens, checkpoint.config.pad_token_id)
     for index in goldens.cases():
         check_case(goldens, checkpoint, model, processor, index)
     check_training(goldens, checkpoint, model, processor)
     if goldens.names(r".*\.bf16\..*"):
-        rounded, rounded_model = read_oft(goldens.checkpoint, settings, torch.bfloat16)
+        rounded, rounded_model = read_oft(goldens.checkpoint, options, chunk, torch.bfloat16)
         check_actions(goldens, rounded, rounded_model, processor, "case{}.bf16")
     if goldens.names(r"film\..*"):
-        filmed, film_model = read_oft(goldens.checkpoint, replace(settings, film=True))
+        filmed, film_model = read_oft(goldens.checkpoint, replace(options, film=True), chunk)
         check_actions(goldens, filmed, film_model, processor, "film.case{}")
 
 
-def settings_of(goldens: Goldens) -> OftSettings:
-    """Returns what the checkpoint folder does not say, from the goldens' shapes and facts."""
-    case = goldens.facts["cases"][0]
-    return OftSettings(
-        unnorm_key=goldens.facts["unnorm_key"],
-        chunk_len=goldens.chunk_len,
-        num_images=len(case["images"]),
-        head=Head.l1,
-        proprio="proprio_raw" in case,
-    )
+def options_of(goldens: Goldens) -> OpenVLAOptions:
+    """Returns what the checkpoint folder does not say, from the goldens' facts."""
+    proprio = "proprio_raw" in goldens.facts["cases"][0]
+    key = goldens.facts["unnorm_key"]
+    return OpenVLAOptions(decoding=Decoding.parallel, unnorm_key=key, head=Head.l1, proprio=proprio)
 
 
 def check_case(
@@ -55,7 +50,7 @@ def check_case(
     """Compares what the language model reads and its states; then the actions."""
     name = f"case{index}"
     pixel_values, proprio = case_inputs(goldens, checkpoint, processor, index)
-    goldens.compare_pixels(name, pixel_values.unflatten(1, (model.num_images, -1))[0])
+    goldens.compare_pixels(name, pixel_values.unflatten(1, (-1, CHANNELS_PER_IMAGE))[0])
     if proprio is not None:
         goldens.compare(f"{name}.proprio_normalized_f64", proprio[0])
     rows = case_rows(goldens, checkpoint, f"{name}.input_ids_processor")
@@ -96,7 +91,7 @@ def case_inputs(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns (pixel values [1, K * 6, S, S], normalised proprioception [1, P], float64, or None)."""
     case = goldens.facts["cases"][index]
-    pixel_values = processor([goldens.image(name) for name in case["images"]])[None]
+    pixel_values = goldens.pixels(processor, case["images"])
     if "proprio_raw" not in case:
         return pixel_values, None
     raw = goldens.given(f"case{index}.proprio_raw_f64")

@@ -10,15 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from policies.openvla.action_tokens import ActionTokens
-from policies.openvla.folder import Checkpoint
+from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
+from policies.openvla.config import Decoding, OpenVLAOptions
+from policies.openvla.decoding import TokenDistribution, action_log_probs
+from policies.openvla.folder import Checkpoint, read_oft
 from policies.openvla.images import ImageProcessor, read_processor
-from policies.openvla.log_probs import TokenDistribution
 from policies.openvla.network import full_mask
 from policies.openvla.oft import OpenVLAOFT
-from policies.openvla.oft_folder import OftSettings, read_oft
 from policies.openvla.prompt import TokenRows, rows_of
-from policies.openvla.statistics import OFT_EPSILON, range_of
 from tests.oracles.autoregressive import case_rows, check_prompts
 from tests.oracles.goldens import Goldens
 from tests.oracles.states import compare_states
@@ -29,8 +28,8 @@ _SCORED = r"{}\.logprobs_T([\d.]+?)(?:_top(-?\d+))?"
 @torch.no_grad()
 def check(goldens: Goldens) -> None:
     """Compares all goldens of an oracle with tokens."""
-    settings = OftSettings(unnorm_key=goldens.facts["unnorm_key"], chunk_len=goldens.chunk_len)
-    checkpoint, model = read_oft(goldens.checkpoint, settings)
+    options = OpenVLAOptions(decoding=Decoding.parallel, unnorm_key=goldens.facts["unnorm_key"])
+    checkpoint, model = read_oft(goldens.checkpoint, options, goldens.chunk_len)
     processor = read_processor(goldens.checkpoint, checkpoint.config)
     check_prompts(goldens, checkpoint.config.pad_token_id)
     for index in goldens.cases("oft."):
@@ -46,12 +45,12 @@ def check_case(
 ) -> None:
     """Compares one image and instruction from pixels to actions."""
     name = f"oft.case{index}"
-    pixel_values = processor([goldens.image(goldens.facts["cases"][index]["image"])])[None]
+    pixel_values = goldens.pixels(processor, [goldens.facts["cases"][index]["image"]])
     goldens.compare_pixels(name, pixel_values)
     rows = case_rows(goldens, checkpoint, f"{name}.input_ids_processor")
     done = model.decode(rows, pixel_values, TokenDistribution())
     goldens.compare(f"{name}.actions_hidden_states", done.hidden)
-    goldens.compare_columns(f"{name}.action_logits", model.network.logits(done.hidden))
+    goldens.compare_columns(f"{name}.action_logits", model.network.output_layer(done.hidden))
     goldens.compare(f"{name}.action_tokens", done.tokens)
     goldens.compare(f"{name}.actions_f64", robot_actions(goldens, checkpoint, model, done.tokens)[0])
 
@@ -65,7 +64,7 @@ def robot_actions(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, t
 
 def batch_pixels(goldens: Goldens, processor: ImageProcessor, num_rows: int) -> Tensor:
     """Returns the pixel values [B, 6, S, S] of the rows that RLinf's and SimpleVLA-RL's code was run on."""
-    return torch.stack([processor([goldens.image(f"rl_image{row}.png")]) for row in range(num_rows)])
+    return torch.cat([goldens.pixels(processor, [f"rl_image{row}.png"]) for row in range(num_rows)])
 
 
 def check_rlinf(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, processor: ImageProcessor) -> None:
@@ -85,7 +84,7 @@ def check_rlinf(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT, pro
     goldens.compare("rlinf.greedy_tokens", done.tokens.view(shape))
     goldens.compare("rlinf.greedy_prev_logprobs", done.log_probs)
     goldens.compare("rlinf.greedy_actions_f64", robot_actions(goldens, checkpoint, model, done.tokens))
-    goldens.compare_columns("rlinf.action_logits", model.network.logits(done.hidden))
+    goldens.compare_columns("rlinf.action_logits", model.network.output_layer(done.hidden))
     tokens = goldens.given("rlinf.train_tokens").flatten(1)
     compare_scores(goldens, "rlinf", checkpoint, model, rows, pixel_values, tokens, done.tokens, stop_token=False)
 
@@ -100,7 +99,7 @@ def check_simplevla(goldens: Goldens, checkpoint: Checkpoint, model: OpenVLAOFT,
     done = model.decode(rows, pixel_values, TokenDistribution(columns=columns))
     goldens.compare("simplevla.greedy_tokens", done.tokens)
     goldens.compare("simplevla.greedy_actions_f64", robot_actions(goldens, checkpoint, model, done.tokens))
-    logits = model.network.logits(done.hidden)[..., columns]
+    logits = model.network.output_layer(done.hidden)[..., columns]
     goldens.compare(f"simplevla.train_logits_{logits.shape[-1]}", logits)
     compare_scores(goldens, "simplevla", checkpoint, model, rows, pixel_values, done.tokens, done.tokens)
 
@@ -131,6 +130,7 @@ def compare_scores(
             temperature=float(match[1]), columns=checkpoint.config.action_columns, top_k=max(int(match[2] or 0), 0)
         )
         scored = greedy if distribution.top_k else tokens
-        log_probs, entropy = model.score(rows, pixel_values, scored, distribution, stop_token=stop_token)
+        hidden = model.hidden(rows, pixel_values, stop_token=stop_token)
+        log_probs, entropy = action_log_probs(hidden, model.network.output_layer, scored, distribution)
         goldens.compare(match[0], log_probs)
         goldens.compare(match[0].replace("logprobs", "entropy"), entropy)

@@ -12,9 +12,8 @@ from conftest import REPOSITORY
 from safetensors.torch import load_file, save_file
 
 from rlinf_embodied.errors import DataError
-from tests.oracles.folders import check_folders
+from tests.oracles.folders import check_folders, expand
 from tests.oracles.goldens import Difference, relative
-from tests.oracles.trimmed import expand
 
 ORACLES = REPOSITORY / "tests" / "oracles" / "openvla"
 LIMIT = 1e-4

@@ -9,9 +9,11 @@ import pytest
 from plan_cases import cluster, embodied, replace_cluster
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
+from rlinf_embodied.execution.meter import Reading, without_waiting
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
+    Iteration,
     Measurements,
     Probe,
     Shown,
@@ -55,18 +57,18 @@ def test_no_probe_puts_more_than_a_few_blocks_on_a_device(devices: int, per_devi
         assert len(found) <= 4
 
 
-def test_two_devices_are_measured_collocated_disaggregated_and_one_alone() -> None:
-    assert cells(4, 2, "env") == cells(4, 2, "policy") == {(2, 2), (1, 1), (2, 1)}
-    assert cells(4, 2, "actor") == {(2, 2), (1, 2), (2, 1)}
-    assert cells(64, 2, "env") == {(4, 2), (2, 1), (4, 1)}
-    assert cells(2, 8, "env") == {(1, 2), (1, 1), (2, 1)}  # never more devices than blocks
+def test_two_devices_are_measured_collocated_and_disaggregated() -> None:
+    assert cells(4, 2, "env") == cells(4, 2, "policy") == {(2, 2), (1, 1)}
+    assert cells(4, 2, "actor") == {(2, 2), (2, 1)}
+    assert cells(64, 2, "env") == {(4, 2), (2, 1)}
+    assert cells(2, 8, "env") == {(1, 2), (1, 1)}  # never more devices than blocks
     assert cells(8, 1, "env") == {(4, 1), (2, 1)}
     assert cells(1, 2, "env") == {(1, 1)}
 
 
 def test_several_nodes_are_measured_together_and_one_by_itself() -> None:
     names = [probe.name for probe in probes(workflow(64), cluster(16, node=8))]
-    assert names == ["collocated on 16", "disaggregated", "collocated on 1", "collocated on a node"]
+    assert names == ["collocated on 16", "disaggregated", "collocated on a node"]
 
 
 def test_a_chain_has_no_disaggregated_probe() -> None:
@@ -122,7 +124,7 @@ def span(name: str, worker: int, seconds: float) -> Span:
 
 
 def shown(probe: Probe, run: Workflow, spans: list[Span], rounds: dict[str, int] | None = None) -> dict[str, float]:
-    return sample(probe, run, probe.workflow, spans, rounds or {})
+    return sample(probe, probe.workflow, Iteration(run, spans, 1.0, rounds or {}))
 
 
 def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
@@ -149,6 +151,16 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
     assert shown(probe, run, spans) == pytest.approx({"env": 0.5, "policy": 0.1, "actor": 6.0})
     opened = shown(probe, run, [*spans, span("env.open", 0, 2.0)])["env"]
     assert opened == pytest.approx((2.0 + 10.0) / 20)  # once per rollout, however short it is
+
+
+@pytest.mark.parametrize(("short_s", "whole_s"), [(2.0, 5.0), (1.5, 6.0), (1.0, 6.0), (4.0, 3.0)])
+def test_the_time_of_a_stage_behind_a_rollout_is_a_line_through_two_lengths(short_s: float, whole_s: float) -> None:
+    """10 of 20 chunk-steps take 3 s: at least these, at most twice as many."""
+    probe, both = Probe("x", workflow(), collocated(workflow(), 1), cluster(2)), []
+    for steps, seconds in ((10, 3.0), (5, short_s)):
+        spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, seconds)]
+        both.append(Iteration(shortened(workflow(), steps), spans, 1.0))
+    assert sample(probe, workflow(), *both)["actor"] == pytest.approx(whole_s)
 
 
 def test_a_shortened_rollout_is_not_repeated() -> None:
@@ -179,6 +191,18 @@ def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> float:
     return shown(probe, graph, spans)["actor"]
 
 
+def test_time_that_workers_waited_for_a_core_does_not_count() -> None:
+    spans = [span("env.step", 0, 2.0), span("actor.run", 0, 2.0), span("actor.run", 1, 2.0), span("env.step", 1, 0.0)]
+    found = without_waiting(spans, {0: 1.0, 1: 90.0}, ["actor"])
+    assert [one.duration_s for one in found] == pytest.approx([1.5, 0.2, 0.2, 0.0])
+
+
+def test_only_threads_that_work_wait_for_a_core() -> None:
+    before = Reading(0, 0, 0, {"main": (5.0, 1.0), "network": (0.1, 9.0)})
+    after = Reading(0, 0, 0, {"main": (9.0, 2.0), "network": (0.2, 19.0), "new": (2.0, 0.5)})
+    assert after.waited_since(before) == pytest.approx(1.5)
+
+
 def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
     """Its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
     assert half_as_fast(workflow(), (4.0, 6.0)) == pytest.approx(4.0)
@@ -197,7 +221,7 @@ def test_cells_are_kept_and_the_others_filled() -> None:
 
 
 def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
-    assert np.allclose(fill({(8, 1): 6.0, (4, 2): 3.3}, [4, 8], [1, 2]), [[3.0, 3.3], [6.0, 6.6]])
+    assert np.allclose(fill({(8, 1): 6.0, (8, 2): 6.6}, [4, 8], [1, 2]), [[3.0, 3.3], [6.0, 6.6]])
     assert np.allclose(fill_bytes({(8, 1): 6.0}, [4, 8], [1, 2]), 6.0)
     assert fill_bytes({}, [1, 2], [1]).tolist() == [[0.0], [0.0]]
     # next to nothing on one device and much on two is no ratio by which other cells grow
@@ -208,6 +232,10 @@ def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
 def test_between_and_below_points_times_are_linear_but_never_less_than_in_proportion() -> None:
     table = fill({(4, 1): 4.0, (8, 1): 12.0, (6, 2): 9.0, (1, 2): 1.0}, [1, 4, 6, 8], [1, 2])
     assert [row[0] for row in table] == pytest.approx([1.0, 4.0, 8.0, 12.0])  # the line would be below zero at 1
+
+
+def test_where_no_number_of_devices_has_two_points_all_are_on_one_line() -> None:
+    assert np.allclose(fill({(8, 2): 10.0, (4, 1): 6.0}, [4, 8], [1, 2]), [[6.0, 6.0], [10.0, 10.0]])
 
 
 # ---------------------------------------------------------------------------------------------------------- the profile
@@ -233,7 +261,7 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     profile = parse_profile(made(measured).to_dict())
     env, actor = profile.stages["env"], profile.stages["actor"]
     assert float(env.call_s(2, 1)) == pytest.approx(0.5)  # the median
-    assert (env.spread_s, env.offloaded_bytes, env.stays) == (pytest.approx(0.5), 100.0, True)  # it has no offload
+    assert (env.offloaded_bytes, env.stays) == (100.0, True)  # it has no offload
     assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
@@ -277,7 +305,7 @@ def test_every_kind_of_device_is_measured_and_one_that_is_not_is_named() -> None
     measured = measurements()
     assert made(measured, machine).unmeasured_kinds(machine) == ["h200"]
     spans = [span("env.step", 1, 60.0), span("policy.step", 1, 40.0), span("actor.run", 1, 0.75)]
-    measured.add(last, last.workflow, spans, {})
+    measured.add(last, sample(last, measured.workflow, Iteration(last.workflow, spans, 1.0)))
     profile = made(measured, machine)
     assert profile.unmeasured_kinds(machine) == []
     assert profile.stages["actor"].kind_factors == {"h200": pytest.approx(0.75)}  # 4 items take 1 s on the others

@@ -63,13 +63,13 @@ def test_it_keeps_the_protocol_on_every_kind_of_env(env: EnvSpec, distribution: 
 
 def test_a_gaussian_is_torchs_normal_at_its_temperature() -> None:
     out, log_std, noise = drawn(4, 2, 3), torch.tensor([[0.1, -0.4, 0.0]] * 2), drawn(4, 2, 3) + 0.3
-    sample = Gaussian().draw(out, log_std, noise, 0.5)
+    sample = Gaussian(2, 3).draw(out, log_std, noise, 0.5)
     expected = Normal(out, log_std.exp() * 0.5)
-    log_probs, entropy = Gaussian().scored(out, log_std, sample, 0.5)
+    log_probs, entropy = Gaussian(2, 3).scored(out, log_std, sample, 0.5)
     assert torch.allclose(sample, out + noise * log_std.exp() * 0.5)
     assert torch.allclose(log_probs, expected.log_prob(sample), atol=1e-6)
     assert torch.allclose(entropy, expected.entropy(), atol=1e-6)
-    assert torch.equal(Gaussian().draw(out, log_std, None, 0.5), out)
+    assert torch.equal(Gaussian(2, 3).draw(out, log_std, None, 0.5), out)
 
 
 def test_a_squashed_gaussian_is_torchs_tanh_of_a_normal_also_far_out() -> None:
@@ -77,24 +77,24 @@ def test_a_squashed_gaussian_is_torchs_tanh_of_a_normal_also_far_out() -> None:
     sample = torch.cat([drawn(3, 1, 3), torch.full((1, 1, 3), 9.0)])
     expected = TransformedDistribution(Normal(out.double(), 1.0), TanhTransform(cache_size=1))
     action = expected.transforms[0](sample.double())  # cached, so that the inverse is exact
-    log_probs, entropy = SquashedGaussian().scored(out, log_std, sample, 1.0)
+    log_probs, entropy = SquashedGaussian(2, 3).scored(out, log_std, sample, 1.0)
     assert torch.allclose(log_probs, expected.log_prob(action).float(), atol=1e-4)
     assert entropy is None
-    assert float(SquashedGaussian().actions(sample, 3).abs().max()) <= 1
+    assert float(SquashedGaussian(2, 3).actions(sample).abs().max()) <= 1
 
 
 def test_a_categorical_is_torchs_and_its_action_points_at_the_choice() -> None:
     logits, noise = drawn(2000, 1, 3), torch.rand(2000, 1, generator=torch.Generator().manual_seed(1))
-    choice = Categorical().draw(logits[:1].expand_as(logits), None, noise, 1.0)
+    choice = Categorical(1, 3).draw(logits[:1].expand_as(logits), None, noise, 1.0)
     shares = torch.bincount(choice[:, 0], minlength=3) / 2000
     assert torch.allclose(shares, logits[0, 0].softmax(-1), atol=0.04)
     with torch.no_grad():  # the entropy is there also for those that only look
-        log_probs, entropy = Categorical().scored(logits, None, choice, 2.0)
+        log_probs, entropy = Categorical(1, 3).scored(logits, None, choice, 2.0)
     expected = TorchCategorical(logits=logits / 2.0)
     assert torch.allclose(log_probs[..., 0], expected.log_prob(choice), atol=1e-6)
     assert entropy is not None
     assert torch.allclose(entropy[..., 0], expected.entropy(), atol=1e-6)
-    assert torch.equal(Categorical().actions(choice, 3).argmax(-1), choice)
+    assert torch.equal(Categorical(1, 3).actions(choice).argmax(-1), choice)
 
 
 def test_running_statistics_are_those_of_all_rows_however_they_came() -> None:

@@ -4,14 +4,11 @@ import numpy as np
 import openvla_folders as toys
 import pytest
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 
-from policies.openvla.action_tokens import ActionTokens
-from policies.openvla.autoregressive import decode, predicting_states, score
-from policies.openvla.log_probs import TokenDistribution, action_log_probs
+from policies.openvla.actions import ActionTokens, range_of
+from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
 from policies.openvla.prompt import rows_of
-from policies.openvla.statistics import range_of
-from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.errors import ConfigError
 
 NUM_TOKENS = 4
 ACTIONS = slice(31744, 32000)
@@ -27,11 +24,16 @@ def uniforms(rows: int = 3) -> torch.Tensor:
     return torch.rand(rows, NUM_TOKENS, generator=torch.Generator().manual_seed(2))
 
 
+def score(network, rows, pixels, tokens, distribution):
+    hidden = predicting_states(network, rows, pixels, tokens)
+    return action_log_probs(hidden, network.output_layer, tokens, distribution)
+
+
 def test_decoding_with_a_cache_equals_the_forward_without_one(network):
     done = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, TokenDistribution(), uniforms())
     with torch.no_grad():
-        whole = network.logits(predicting_states(network, toys.rows(), toys.pixels(3), done.tokens))
-        cached = network.logits(done.hidden)
+        whole = network.output_layer(predicting_states(network, toys.rows(), toys.pixels(3), done.tokens))
+        cached = network.output_layer(done.hidden)
     assert (whole - cached).abs().max() <= 1e-5 * whole.abs().max()
 
 
@@ -112,21 +114,6 @@ def test_tokens_are_chosen_among_those_that_can_be_drawn_as_from_all_logits():
         assert torch.equal(distribution.choose(states, layer, uniforms), drawn)
 
 
-def test_an_output_layer_with_adapters_is_scored_with_them():
-    head = torch.nn.ModuleDict({"lm_head": torch.nn.Linear(8, 60, bias=False)})
-    inject_adapter_in_model(LoraConfig(target_modules=["lm_head"], init_lora_weights=False), head)
-    layer, states = head["lm_head"], torch.randn(4, 8)
-    distribution = TokenDistribution(columns=slice(30, 50))
-    tokens = torch.tensor([30, 35, 41, 49])
-    found, _ = action_log_probs(states, layer, tokens, distribution)
-    wanted = layer(states)[:, 30:50].log_softmax(-1).gather(-1, tokens[:, None] - 30)[:, 0]
-    torch.testing.assert_close(found, wanted)
-    found.sum().backward()
-    adapters = [parameter for name, parameter in layer.named_parameters() if "lora" in name]
-    assert len(adapters) == 2
-    assert all(parameter.grad is not None for parameter in adapters)
-
-
 def test_a_token_that_cannot_be_drawn_has_no_probability(network):
     tokens = torch.tensor([[31743, 31744]])
     distribution = TokenDistribution(columns=ACTIONS)
@@ -147,9 +134,8 @@ def test_the_256_bins_are_the_last_ids_and_the_lowest_value_is_the_highest_id():
 
 def test_actions_are_scaled_where_the_mask_says_so():
     found = range_of({"arm": toys.statistics(action=3)}, "arm")
-    assert found.expand([-1.0, 1.0, 0.25]).tolist() == [-1.0, 3.0, 0.25]
-    assert found.expand([0.0, 0.0, 0.0]).tolist() == [0.5, 0.5, 0.0]
-    assert np.allclose(found.normalise([2.0, -9.0, 5.0]), [1.0, -1.0, 1.0])
+    assert found.expand(np.array([[-1.0, 1.0, 0.25], [0.0, 0.0, 0.0]])).tolist() == [[-1.0, 3.0, 0.25], [0.5, 0.5, 0.0]]
+    assert np.allclose(found.normalise(np.array([2.0, -9.0, 5.0])), [1.0, -1.0, 1.0])
 
 
 def test_prompts_end_together_in_the_empty_token():
@@ -165,9 +151,3 @@ def test_prompts_end_together_in_the_empty_token():
 def test_a_prompt_that_makes_no_row_is_refused(prompt, message):
     with pytest.raises(ConfigError, match=message):
         rows_of([prompt], pad_token_id=32000, width=5)
-
-
-@pytest.mark.parametrize("shape", [(1, 6, 28, 27), (1, 5, 28, 28), (6, 28, 28)])
-def test_pixel_values_of_another_size_are_refused(network, shape):
-    with pytest.raises(DataError, match=r"this checkpoint sees \[batch, 6 \* images, 28, 28\]"):
-        network.patches(torch.zeros(shape))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from policies.openvla.images import center_crop, resize_for_policy
-from policies.openvla.jpeg import jpeg_round_trip
+from policies.openvla.tensorflow_images import center_crop, jpeg_round_trip, resize_for_policy
 
 GOLDEN = Path(__file__).parents[1] / "oracles" / "openvla" / "openvla" / "golden" / "case1_image.png"
 THROUGH_JPEG = "f7357676420c9b13a563e0b508e7561921dec07a3a2fdfd726ec9644ca44c8c0"

@@ -14,7 +14,7 @@ from rlinf_embodied.config import LoraSettings
 from rlinf_embodied.interfaces.language import TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass, Passes
 from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.learner import AdamSettings, ReplicatedLearner
+from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.reasoning.objective import zero_loss
@@ -57,7 +57,7 @@ def _no_group_stays():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sharded_model_makes_the_step_of_a_whole_one(kind):
     whole, view, sharded = (KINDS[kind]() for _ in range(3))
-    expected = ReplicatedLearner(whole.parameters(), ADAM, ("loss",), Reducer(SoloGroup(), [0, 0]))
+    expected = Learner(whole.parameters(), ADAM, ("loss",), Reducer(SoloGroup(), [0, 0]))
     learner = ShardedLearner(
         *(sharded.module, sharded.parameters, view.module, ADAM, ("loss",)),
         zero_loss=lambda: zero_loss(sharded, "cpu"),

@@ -95,7 +95,6 @@ def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     progress = Progress(before={})
     iterate(config, through, progress, 2)
     ReasoningJob(config).save(through, tmp_path, progress)
-    through.call("actor", "wait_saved", StepContext(2))
     last = iterate(config, through, progress, 1)
     checkpoint = tmp_path / "step_000002"
     resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
@@ -124,7 +123,6 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
     digest(executor)  # all views are equal
     ReasoningJob(config).save(executor, tmp_path, progress)
-    executor.call("actor", "wait_saved", StepContext(2))
     expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
     going_on = Progress()
     before = weights(expected)

@@ -23,14 +23,13 @@ from torch import Tensor
 from experiments.bench.harness import seconds_of
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json
-from policies.openvla.autoregressive import decode, predicting_states
+from policies.openvla.config import WHOLE, OpenVLAConfig, config_of
+from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
 from policies.openvla.folder import empty_network
 from policies.openvla.images import CHANNELS_PER_IMAGE
-from policies.openvla.log_probs import TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import TokenRows
-from policies.openvla.settings import WHOLE, OpenVLAConfig, config_of
 from rlinf_embodied import device
 from rlinf_embodied.compose import CONFIG_DIR
 from rlinf_embodied.config import LoraSettings

@@ -5,31 +5,22 @@ from __future__ import annotations
 import json
 import queue
 import threading
-from dataclasses import replace
 
 import openvla_folders
 import pytest
 import torch
-from conftest import REPOSITORY
 from runs import tiny_overrides
-from torch.utils.flop_counter import FlopCounterMode
 
 from experiments.bench.gpu import __main__ as gpu
 from experiments.bench.gpu.openvla import (
-    ADAPTER,
     Work,
     forward_flops,
-    loss,
     meta_network,
-    peak_of,
-    published,
-    random_network,
     rollouts,
-    tokens_read,
     training,
 )
-from experiments.bench.gpu.whole import DEMO, demo, plans
-from policies.openvla.settings import config_of
+from experiments.bench.gpu.whole import demo, plans
+from policies.openvla.config import config_of
 
 TOY = Work(
     config=config_of(openvla_folders.RAW),
@@ -92,32 +83,6 @@ def test_short_trainings_of_a_language_model_agree_on_equal_devices():
     assert results["cpu"]["mismatch"] < 1e-4 < results["adapters"]["mismatch"] < 0.5  # bfloat16 rounds
 
 
-def counted(work: Work, lora_rank: int, rows: int = 1) -> tuple[float, float]:
-    """Returns what torch counts of an update of rows on the meta device, and what the formula says."""
-    network = meta_network(work, lora_rank)
-    with FlopCounterMode(display=False) as counter:
-        loss(network, work, rows, "meta").backward()
-    frozen, adapters = forward_flops(network, tokens_read(network, work), work.action_dim)
-    return counter.get_total_flops(), rows * (2 * frozen + 3 * adapters if lora_rank else 3 * frozen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lora_rank", [pytest.param(0, marks=pytest.mark.slow), 32])
-def test_the_formula_says_what_torch_counts_of_an_update_but_for_attention(lora_rank: int) -> None:
-    work = published()
-    few = replace(work.config, text={**work.config.text, "num_hidden_layers": 3})
-    found, formula = counted(replace(work, config=few), lora_rank)
-    assert 0.85 * found < formula < found
-
-
-def test_a_network_of_random_weights_is_finite_and_has_the_same_ones_each_time() -> None:
-    first, same = (random_network(TOY, "cpu", TOY.lora_rank) for _ in range(2))
-    assert any(ADAPTER in name for name, _ in first.named_parameters())
-    for left, right in zip(first.parameters(), same.parameters(), strict=True):
-        assert torch.equal(left, right)
-        assert 0 < float(left.detach().abs().max()) < 0.2
-
-
 def require_work(place: str) -> None:
     """Checks what rollouts and updates at toy size give on a device."""
     found = rollouts(TOY, place)
@@ -143,15 +108,6 @@ def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
     require_work("sim:0")
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12), ("Tesla T4", None)],
-)
-def test_the_peak_is_that_of_the_device_by_its_name(monkeypatch, name: str, peak: float | None) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: name)
-    assert peak_of("cuda:0") == peak
-
-
 SHORT = ["warm_start.from_nothing=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
 
 
@@ -164,11 +120,6 @@ def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: s
     assert {"auto", "collocated"} <= set(found)
     for plan in found.values():
         assert plan["error"] == pytest.approx(plan["predicted_s"] / plan["measured_s"] - 1)
-
-
-def test_the_demo_is_that_of_the_makefile() -> None:
-    command = (REPOSITORY / "Makefile").read_text()
-    assert [word for word in DEMO if word not in command] == []
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.accelerator)])

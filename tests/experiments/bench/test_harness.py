@@ -19,12 +19,9 @@ from experiments.bench.harness import (
     Report,
     Run,
     Spread,
-    Table,
-    Timing,
     Worker,
     alternate,
     ratios,
-    write_results,
 )
 from rlinf_embodied.errors import WorkerError
 
@@ -55,12 +52,6 @@ def test_a_benchmark_that_is_terminated_ends_what_it_started():
     bench.terminate()
     assert bench.communicate()[0] == "cleaned up\n"
     assert bench.returncode == 143
-
-
-def test_a_spread_is_median_smallest_and_largest():
-    spread = Spread.of([3.0, 1.0, 8.0])
-    assert (spread.median, spread.low, spread.high, spread.count) == (3.0, 1.0, 8.0, 3)
-    assert f"{spread:.1f}" == "3.0 (1.0-8.0)"
 
 
 def test_ratios_are_taken_round_by_round():
@@ -115,13 +106,6 @@ def test_arms_take_turns_and_every_other_round_goes_backwards():
     assert heard == [(0, "a", 3), (0, "b", 4), (1, "b", 5), (1, "a", 6)]
 
 
-def test_processes_at_once_do_the_work_of_all_in_the_time_of_the_slowest():
-    both = Timing.together([Timing(2.0, 10), Timing(4.0, 30)])
-    assert (both.seconds, both.count, both.rate) == (4.0, 40, 10.0)
-    alone = Timing(2.0, 10, {"physics": 1.0})
-    assert Timing.together([alone]) is alone
-
-
 def test_a_worker_answers_in_turn_and_its_death_is_told():
     worker = Worker(Counter, "aab")
     try:
@@ -139,19 +123,3 @@ def test_a_child_that_fails_says_where_its_output_is(tmp_path):
         child.wait()
     Child("arm c", ["-m", "experiments.bench"], tmp_path / "c.txt").process.wait()
     assert "experiments.bench.__main__" in (tmp_path / "c.txt").read_text()  # found, though it is no command
-
-
-def test_results_are_json_with_goals_and_spreads_as_plain_values(tmp_path):
-    goal = Goal("speed", Spread.of([2.0]), 1.0)
-    write_results(str(tmp_path / "new" / "r.json"), {"goals": [goal], "speed": Spread.of([1.0, 2.0])})
-    content = json.loads((tmp_path / "new" / "r.json").read_text())
-    assert content["goals"][0]["reached"] is True
-    assert content["speed"] == {"median": 1.5, "low": 1.0, "high": 2.0, "count": 2}
-
-
-def test_a_table_in_markdown_keeps_bars_within_its_cells():
-    assert Table(("a", "b"), [("x || y", "1")]).markdown().splitlines() == [
-        "| a | b |",
-        "| --- | --- |",
-        r"| x \|\| y | 1 |",
-    ]

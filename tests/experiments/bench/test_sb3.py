@@ -17,7 +17,7 @@ from rlinf_embodied.errors import ConfigError
 
 def test_our_settings_are_sb3s_defaults() -> None:
     theirs = {name: p.default for name, p in inspect.signature(PPO.__init__).parameters.items()}
-    config = sb3.our_config("HalfCheetah-v5", 8, compile=True)
+    config = sb3.our_config("HalfCheetah-v5", 8)
     ours = config.algorithm
     assert theirs["n_steps"] == sb3.STEPS == config.env.num_envs * config.env.chunks_per_rollout
     assert theirs["batch_size"] == sb3.MINIBATCH == sb3.STEPS // ours.num_minibatches
@@ -25,7 +25,6 @@ def test_our_settings_are_sb3s_defaults() -> None:
     assert (theirs["learning_rate"], theirs["max_grad_norm"]) == (ours.lr, ours.max_grad_norm)
     assert (theirs["gamma"], theirs["gae_lambda"], theirs["clip_range"]) == (ours.gamma, ours.gae_lambda, ours.clip_low)
     assert (theirs["ent_coef"], theirs["target_kl"]) == (ours.entropy_coef, ours.target_kl)
-    assert ours.compile
     assert (ours.lr_end_fraction, ours.clip_high, config.env.chunk) == (1.0, ours.clip_low, 1)
     assert (ActorCriticOptions().hidden_size, ActorCriticOptions().num_layers) == (64, 2)  # SB3's MlpPolicy
 
@@ -33,8 +32,7 @@ def test_our_settings_are_sb3s_defaults() -> None:
 def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch) -> None:
     monkeypatch.setattr(sb3, "STEPS", 128)
     monkeypatch.setitem(sb3.CASES, "mujoco", replace(sb3.CASES["mujoco"], iteration=128))
-    plain = {"compile": False}  # what checks array types in tests cannot be compiled
-    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, task="Pendulum-v1", num_envs=2, clock="wall", **plain)
+    options = sb3.Options(cases="mujoco", rounds=2, iterations=1, task="Pendulum-v1", num_envs=2, clock="wall")
     report = sb3.measure(Run(options, [], {}))
     speed = report.content["env_steps_per_s"]["mujoco"]
     assert set(speed) == {"ours", "sb3"}

@@ -9,7 +9,6 @@ import pytest
 from conftest import REPOSITORY
 
 from experiments.setup import covered as script
-from rlinf_embodied.errors import DataError
 
 EQUAL = {"verdict": "equal", "reason": ""}
 TASKS = {
@@ -47,10 +46,3 @@ def test_what_was_found_is_what_the_backend_looks_up(tmp_path: Path, monkeypatch
 def test_the_repositorys_table_is_that_of_the_published_results() -> None:
     found = json.loads((REPOSITORY / "docs/results/coverage.json").read_text())
     assert script.covered(found) == json.loads(script.COVERED.read_text())
-
-
-def test_results_that_cannot_be_read_are_refused() -> None:
-    before = script.COVERED.read_bytes()
-    with pytest.raises(DataError, match=r"results is 'nowhere.json', which cannot be read"):
-        script.write(script.Options(results="nowhere.json"))
-    assert script.COVERED.read_bytes() == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,6 @@ def test_without_its_python_the_set_up_says_which_one_it_needs(monkeypatch: pyte
     with pytest.raises(SystemExit, match=r"needs Python 3\.1.*install it"):
         Installation("sim", pins).install_packages(tmp_path / "new")
     assert not (tmp_path / "new").exists()
-
-
-def test_its_python_is_the_one_that_runs_if_that_fits(tmp_path: Path) -> None:
-    pins = tmp_path / "sim.txt"
-    for text in ("# any\n", f"# Python {sys.version_info[0]}.{sys.version_info[1]}\n"):
-        pins.write_text(text)
-        assert Installation("sim", pins).find_python() == sys.executable
 
 
 def test_without_root_the_missing_renderer_is_named_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,134 @@
+"""Actions as the network says them: token ids of bins over [-1, 1], and statistics that say what -1 and 1 stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from policies.openvla.config import OpenVLAConfig, Scaling
+from rlinf_embodied.errors import CheckpointError, ConfigError
+
+OFT_EPSILON = 1e-8  # OFT adds it to the width of a range, OpenVLA does not
+_KEYS = {Scaling.quantiles: ("q01", "q99"), Scaling.bounds: ("min", "max")}
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTokens:
+    """The map between normalised values and token ids: the last ids, of which the highest stands for the lowest value.
+
+    `num_bins` edges over [-1, 1] make num_bins - 1 bins, so that the two lowest ids mean the same value.
+    """
+
+    num_tokens: int
+    num_bins: int
+
+    @classmethod
+    def of(cls, config: OpenVLAConfig) -> ActionTokens:
+        """Returns the map of a checkpoint."""
+        return cls(config.num_tokens, config.num_bins)
+
+    @property
+    def edges(self) -> NDArray[np.float64]:
+        """The edges of the bins, ascending, [num_bins]."""
+        return np.linspace(-1.0, 1.0, self.num_bins)
+
+    @property
+    def centers(self) -> NDArray[np.float64]:
+        """The values that tokens stand for, ascending, [num_bins - 1]."""
+        return (self.edges[:-1] + self.edges[1:]) / 2.0
+
+    def encode(self, values: ArrayLike) -> NDArray[np.int64]:
+        """Returns the ids of normalised values (any shape); values beyond [-1, 1] are clipped."""
+        bins = np.digitize(np.clip(np.asarray(values, np.float64), -1.0, 1.0), self.edges)
+        return (self.num_tokens - bins).astype(np.int64)
+
+    def decode(self, ids: ArrayLike) -> NDArray[np.float64]:
+        """Returns the normalised values of ids (any shape); an id that is no action counts as the nearest one."""
+        bins = self.num_tokens - np.asarray(ids, np.int64) - 1
+        return self.centers[np.clip(bins, 0, self.num_bins - 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The range of every dimension, float64 [A]; `mask` [A] is false where values are left as they are."""
+
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    mask: NDArray[np.bool_]
+
+    @property
+    def dim(self) -> int:
+        """The number of dimensions A."""
+        return len(self.low)
+
+    def expand(self, values: NDArray[np.floating], epsilon: float = 0.0) -> NDArray[np.float64]:
+        """Returns values of the robot for normalised ones [..., A]: low + (a + 1) / 2 * (high - low + epsilon)."""
+        given = np.asarray(values, np.float64)
+        return np.where(self.mask, 0.5 * (given + 1.0) * (self.high - self.low + epsilon) + self.low, given)
+
+    def normalise(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Returns values of the robot [..., A] in [-1, 1]: 2 (v - low) / (high - low + 1e-8) - 1, clipped."""
+        given = np.asarray(values, np.float64)
+        scaled = 2.0 * (given - self.low) / (self.high - self.low + OFT_EPSILON) - 1.0
+        return np.clip(np.where(self.mask, scaled, given), -1.0, 1.0)
+
+
+def range_of(
+    statistics: Mapping[str, object],
+    unnorm_key: str | None,
+    section: str = "action",
+    scaling: Scaling = Scaling.quantiles,
+) -> Range:
+    """Returns the range of a data set's actions or proprioception.
+
+    Args:
+        statistics: what dataset_statistics.json or norm_stats of config.json holds, by data set.
+        unnorm_key: the data set; None where there is only one.
+        section: "action" or "proprio".
+        scaling: what -1 and 1 stand for.
+
+    Raises:
+        ConfigError: `unnorm_key` is unknown, or missing although there are several data sets.
+        CheckpointError: the data set has no such statistics, or of unequal lengths.
+    """
+    names = ", ".join(sorted(statistics)) or "none"
+    if unnorm_key is None and len(statistics) != 1:
+        raise ConfigError(f"unnorm_key is not given, but the checkpoint has statistics of {names}: choose one")
+    key = next(iter(statistics)) if unnorm_key is None else unnorm_key
+    if key not in statistics:
+        raise ConfigError(
+            f"unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these, or give a "
+            "checkpoint that was trained on this data set"
+        )
+    values = cast("Mapping[str, Mapping[str, ArrayLike]]", statistics[key]).get(section, {})
+    names = _KEYS[scaling]
+    if any(name not in values for name in names):
+        raise CheckpointError(
+            f"the statistics of {key!r} have no {section}.{names[0]} and {section}.{names[1]}, which scale values: "
+            "use another unnorm_key or copy dataset_statistics.json again"
+        )
+    low, high = (np.asarray(values[name], np.float64) for name in names)
+    mask = np.asarray(values.get("mask", np.ones(low.shape)), bool)
+    if not low.ndim == 1 or not low.shape == high.shape == mask.shape:
+        raise CheckpointError(
+            f"the statistics of {key!r} have {section}.{names[0]}, {names[1]} and mask of the shapes {low.shape}, "
+            f"{high.shape} and {mask.shape}, but they must be equal: copy dataset_statistics.json again"
+        )
+    return Range(low, high, mask)
+
+
+def require_dim(found: Range, wanted: int, unnorm_key: str | None, section: str = "action") -> None:
+    """Checks that statistics fit an action head or a robot.
+
+    Raises:
+        ConfigError: they have another number of dimensions.
+    """
+    if found.dim != wanted:
+        raise ConfigError(
+            f"unnorm_key {unnorm_key!r} has {section} statistics of {found.dim} dimensions, but {wanted} are needed: "
+            "use the unnorm_key of a data set of this robot"
+        )

@@ -1,0 +1,178 @@
+"""What config.json of a published OpenVLA folder says, and the section policy.options: what it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from policies.checkpoint_folder import read_json
+from rlinf_embodied.config import LoraSettings, Precision
+from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.errors import CheckpointError
+
+CONFIG = "config.json"
+OPTIONS = "policy.options"  # in the config of a run
+WHOLE = "give a complete OpenVLA checkpoint folder"
+
+
+# ---------------------------------------------------------------------------------------------------------- config.json
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenVLAConfig:
+    """The shapes of a network; `raw` keeps every field of the file, so that it can be written again.
+
+    Attributes:
+        image_size: pixels per side of what the towers see.
+        timm_model_ids: the DINOv2 tower, then the SigLIP tower.
+        timm_model_args: keyword arguments for timm per tower, where it differs from timm's own model.
+        act_layers: activation per tower, None for timm's own.
+        text: keyword arguments of transformers' LlamaConfig.
+        num_tokens: tokens of the tokenizer that count; the last `num_bins` of them are actions.
+        num_bins: edges of the action bins.
+        pad_token_id: fills up shorter rows.
+        statistics: action statistics per dataset, for folders without dataset_statistics.json.
+    """
+
+    image_size: int
+    timm_model_ids: tuple[str, str]
+    timm_model_args: tuple[Mapping[str, Any], Mapping[str, Any]]
+    act_layers: tuple[str | None, str | None]
+    text: Mapping[str, Any]
+    num_tokens: int
+    num_bins: int
+    pad_token_id: int
+    statistics: Mapping[str, object]
+    raw: Mapping[str, object]
+
+    @property
+    def action_columns(self) -> slice:
+        """The tokens that are actions, as columns of the logits."""
+        return slice(self.num_tokens - self.num_bins, self.num_tokens)
+
+
+def read_config(folder: Path) -> OpenVLAConfig:
+    """Returns the config of a checkpoint folder.
+
+    Raises:
+        CheckpointError: config.json is missing or damaged, or describes another kind of model.
+    """
+    return config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
+
+
+def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
+    """Returns the config that the fields of a config.json make; `where` stands in messages.
+
+    Raises:
+        CheckpointError: a field is missing, or its value is of another kind of model.
+    """
+    text = dict(raw.get("text_config") or {})
+    _require(where, "model_type", raw.get("model_type"), "openvla")
+    _require(where, "use_fused_vision_backbone", raw.get("use_fused_vision_backbone", True), True)
+    _require(where, "text_config.model_type", text.get("model_type", "llama"), "llama")
+    text.pop("torch_dtype", None)  # the caller says in which type the weights are wanted
+    num_tokens = text.get("vocab_size", 32000) - raw.get("pad_to_multiple_of", 64)  # without padding columns
+    num_bins = raw.get("n_action_bins", 256)
+    if not 2 <= num_bins <= num_tokens:
+        raise CheckpointError(
+            f"{where}: n_action_bins is {num_bins}, but at least 2 and at most {num_tokens} tokens can be actions "
+            "(text_config.vocab_size less pad_to_multiple_of): copy the file again"
+        )
+    sizes = _pair(raw, "image_sizes", where)
+    if sizes[0] != sizes[1]:
+        raise CheckpointError(
+            f"{where}: image_sizes is {list(sizes)}, but both towers must see images of one size: give another folder"
+        )
+    return OpenVLAConfig(
+        image_size=sizes[0],
+        timm_model_ids=_pair(raw, "timm_model_ids", where),
+        timm_model_args=_pair(raw, "timm_model_args", where, [{}, {}]),
+        act_layers=_pair(raw, "timm_override_act_layers", where, [None, None]),
+        text=text,
+        num_tokens=num_tokens,
+        num_bins=num_bins,
+        pad_token_id=raw.get("pad_token_id", 32000),
+        statistics=raw.get("norm_stats") or {},
+        raw=raw,
+    )
+
+
+def _require(where: str, name: str, value: object, wanted: object) -> None:
+    if value != wanted:
+        raise CheckpointError(
+            f"{where}: {name} is {value!r}, but only {wanted!r} can be read here: give an OpenVLA or OpenVLA-OFT "
+            "folder (language models: policy=causal_lm)"
+        )
+
+
+def _pair(raw: Mapping[str, Any], name: str, where: str, otherwise: object = None) -> tuple[Any, Any]:
+    values = raw.get(name) or otherwise
+    if not isinstance(values, list) or len(values) != 2:
+        raise CheckpointError(
+            f"{where}: {name} is {values!r}, but it must list one entry for each of the two towers: copy the file again"
+        )
+    return values[0], values[1]
+
+
+# ------------------------------------------------------------------------------------------------------- policy.options
+class Decoding(StrEnum):
+    """How the tokens of a chunk come about."""
+
+    autoregressive = "autoregressive"  # OpenVLA: one after the other, one action at a time
+    parallel = "parallel"  # OpenVLA-OFT: a chunk at once
+
+
+class Head(StrEnum):
+    """How a chunk's actions come about: tokens of the vocabulary, or an L1 regression."""
+
+    discrete = "discrete"
+    l1 = "l1"
+
+
+class Scaling(StrEnum):
+    """What -1 and 1 stand for: the 1st and 99th percentile, or minimum and maximum (ALOHA)."""
+
+    quantiles = "quantiles"
+    bounds = "bounds"
+
+
+class Gripper(StrEnum):
+    """What becomes of the last dimension of an action, which opens and closes the gripper."""
+
+    as_it_is = "as_it_is"
+    binary = "binary"  # of data in which 1 opens, for envs in which 1 opens: 1 above 0.5, else -1
+    inverted = "inverted"  # of data in which 1 opens, for envs in which -1 opens (LIBERO): -1 above 0.5, else 1
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenVLAOptions:
+    """How a folder's policy acts and what of it is trained."""
+
+    decoding: Decoding = Decoding.autoregressive
+    unnorm_key: str | None = None  # the data set whose statistics scale actions; None where there is only one
+    scaling: Scaling = Scaling.quantiles  # bounds for ALOHA
+    gripper: Gripper = Gripper.as_it_is
+    head: Head = Head.discrete  # l1 can be evaluated only
+    proprio: bool = False  # whether the robot's own state is a token
+    film: bool = False  # whether the instruction modulates the towers
+    stop_token: bool = True  # whether a parallel sequence ends in it, as in the reference
+    prompt_length: int = 48  # tokens of an instruction with what stands around it
+    whole_vocabulary: bool = False  # whether any token may be drawn, not only those that are actions
+    top_k: int = 0  # of so many likeliest tokens is drawn; 0: of all
+    freeze_vision: bool = True  # in RL and cloning; frozen towers get no adapters either
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
+    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
+    precision: Precision = Precision.float32  # of the weights
+    critic_hidden_size: int = 256
+
+    def __post_init__(self) -> None:
+        parallel = self.decoding is Decoding.parallel
+        for name, plain in (("proprio", False), ("film", False), ("head", Head.discrete)):
+            value, rule = getattr(self, name), "only OpenVLA-OFT has such a part"
+            require(parallel or value == plain, f"{OPTIONS}.{name}", value, rule, "set decoding=parallel")
+        rule = "towers with FiLM have adapters of their own"
+        require(not (self.film and self.lora.rank), f"{OPTIONS}.lora.rank", self.lora.rank, rule, "use 0")
+        require(self.prompt_length >= 4, f"{OPTIONS}.prompt_length", self.prompt_length, "a prompt is longer", "use 48")
+        require_numbers(self, OPTIONS, "critic_hidden_size", low=1)
+        require(self.top_k >= 0, f"{OPTIONS}.top_k", self.top_k, "it counts tokens", "use 0 for all")
