@@ -166,8 +166,17 @@ class Workflow:
                 f"repeat {repeat.name} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: "
                 f"let one decide of {sorted(upstream)}"
             )
-        if repeat is not None and repeat.before and self.stages[repeat.before].granularities != (WHOLE,):
-            yield f"repeat {repeat.name}: {repeat.before} waits for all rounds: give it granularities=(WHOLE,)"
+        if repeat is not None and repeat.before:
+            yield from self._problems_behind(f"repeat {repeat.name}", repeat.before)
+
+    def _problems_behind(self, where: str, before: str) -> Iterator[str]:
+        if self.stages[before].granularities != (WHOLE,) or self.loop_of(before) is not None:
+            yield f"{where}: {before} waits for all rounds: give it granularities=(WHOLE,), and leave it out of loops"
+        if aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
+            yield (
+                f"{where}: {sorted(aside)} are neither before nor behind {before}, so that it is open whether they are "
+                "repeated: lead an edge from or to them"
+            )
 
     def _problems_of(self, loop: Loop) -> Iterator[str]:
         where = f"loop {loop.name}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,8 @@ from plan_cases import parse
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning import search
 from rlinf_embodied.planning.check import check
-from rlinf_embodied.planning.drift import predict, replan
+from rlinf_embodied.planning.drift import replan
 from rlinf_embodied.planning.explain import rank
-from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
@@ -290,12 +288,6 @@ def test_a_stage_between_that_takes_no_weights_gains_by_a_second_iteration(few_m
     assert rank(pricer, max_staleness=3).best.plan.staleness == 2
 
 
-def test_on_the_same_devices_nothing_is_gained() -> None:
-    pricer, _ = halves()
-    plan = parse("env+policy on all > actor on all", 4, pricer.workflow)
-    assert [seconds_of(plan, pricer, k) for k in (0, 1, 2)] == pytest.approx([40.0] * 3)
-
-
 def test_switches_are_made_in_every_iteration() -> None:
     """Rollout and actor alternate on two devices: 32 + 48 s, and out and in, 1 + 2 s, for either side of a switch."""
     switched = {"offload_s": 1.0, "onload_s": 2.0}
@@ -356,15 +348,6 @@ def test_memory_bounds_how_far_a_front_runs_ahead(few_moves) -> None:
         assert entry.peak_bytes <= 10e9
     with pytest.raises(PlanError, match=r"GB short: .* or a smaller staleness"):
         rank(pricer, min_staleness=3, max_staleness=3)
-
-
-def test_a_plan_of_the_search_can_be_written_read_and_planned_again(few_moves) -> None:
-    pricer = flat()
-    best = rank(pricer, max_staleness=1).best
-    written = json.loads(json.dumps(to_dict(best.plan)))
-    again = resolve("again", [written], 2, pricer.workflow)
-    assert (again.items, again.staleness) == (best.plan.items, 1)
-    assert predict(pricer, again).iteration_s == pytest.approx(best.iteration_s)
 
 
 def test_a_better_plan_keeps_the_staleness(few_moves) -> None:

@@ -72,6 +72,7 @@ CHAIN = (Edge("a", "b"), Edge("b", "c"))
             CHAIN,
             r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
         ),
+        (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
         (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
     ],
 )
