@@ -57,10 +57,10 @@ def by_hand(iterations: int, rounds: int = 1) -> list[float]:
     return totals
 
 
-def make(name: str, session: Session, graph: Workflow, transport: str = "adaptive") -> Executor:
+def make(name: str, session: Session, graph: Workflow) -> Executor:
     devices, (env, policy, actor, shards) = PLANS[name]
     variants = looped(env, policy, shards, actor=actor)
-    cluster = Cluster("test", "cpu", devices, devices, 0, transport=transport)
+    cluster = Cluster("test", "cpu", devices, devices, 0)
     return Executor(graph, resolve(name, variants, devices, graph), session, cluster)
 
 

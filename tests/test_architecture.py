@@ -81,7 +81,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
                 "experiments/bench/soak.py",  # looks at it
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
-                    for name in (*("health", "ray_cluster", "ray_files", "ray_session", "ray_worker"),)
+                    for name in (*("health", "ray_cluster", "ray_session", "ray_worker"),)
                 ),
                 "rlinf_embodied/tools/disturbances.py",  # does it harm
             ],

@@ -245,7 +245,6 @@ BAD_INPUT = [
     (VLA, "wandb.resume=must", "wandb.resume is 'must'|wandb.id|give wandb.id=<id>"),
     (VLA, "eval.seed=-5", "eval.seed is -5|apart from training's|use 9000"),
     (VLA, "cluster=h100", "cluster is 'h100'|choose from"),
-    (VLA, "cluster=serial cluster.transport=object_store", "cluster.transport is 'object_store'|cluster.session=ray"),
     (VLA, "plan=/nowhere.yaml", "/nowhere.yaml cannot be read|existing YAML file"),
     (TRANSITIONS, "algorithm=sak", "algorithm is 'sak'|did you mean algorithm=sac?"),
     (TRANSITIONS, "algorithm.batch_size=255", "algorithm.batch_size is 255|2 blocks|use 254"),

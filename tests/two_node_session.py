@@ -7,10 +7,9 @@ import json
 from ray.cluster_utils import Cluster as RayCluster
 
 from rlinf_embodied.config import ClusterConfig
-from rlinf_embodied.errors import ConfigError, LostNodeError, PlanError
+from rlinf_embodied.errors import ConfigError, LostNodeError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.runtime import ray_cluster
 from rlinf_embodied.runtime.host import StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import find_cluster
@@ -27,7 +26,7 @@ def main() -> None:
         find_cluster(ClusterConfig(name="ray", address=nodes.address, num_devices=3))
     except ConfigError as error:
         found["too many"] = str(error)
-    session, other = RaySession(), RaySession()
+    session = RaySession()
     stages = {
         "reader": StageSpec("reader", "light_fakes.Reader", None),
         "learner": StageSpec("learner", "light_fakes.Learner", 1000),
@@ -40,16 +39,7 @@ def main() -> None:
     found["versions"] = [executor.run(StepContext(k)).reports["reader"][0] for k in range(2)]
     found["planned"] = [cluster.node_id(k) for k in range(2)]
     found["real"] = executor.facts["where"]
-    found["routes"] = sorted({str(way) for route in executor.routes if route.kind == "weights" for way in route.blocks})
-    ray_cluster._RESERVE_S = 1.0
-    try:
-        other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
-    except PlanError as error:
-        found["held"] = str(error)
     session.close()
-    ray_cluster._RESERVE_S = 60.0
-    other.start([WorkerSpec(0, "cpu", node=cluster.node_id(0))])
-    other.close()
     last = RaySession()
     specs = [WorkerSpec(k, "cpu", node=cluster.node_id(k)) for k in range(2)]
     last.start(specs)

@@ -83,7 +83,6 @@ class Cluster:
     description: str = ""
     groups: tuple[NodeGroup, ...] = ()  # (): one node with all of the above
     links: Links = Links()
-    transport: str = "adaptive"  # or "object_store": see runtime/transport.py
     emulated: bool = False  # only described: stages sleep instead of computing
     device_module: str | None = None  # that makes the kind known to torch, see device.py
     nodes: tuple[str, ...] = ()  # Ray's id of each node, in the order of the groups; (): all is on this machine
@@ -118,11 +117,6 @@ class Cluster:
         """The devices that are cores beside accelerators: of stages that run on nothing else."""
         groups = zip(self.node_groups(), self.group_devices(), strict=True)
         return tuple(k for group, devices in groups if self._is_other(group) and group.kind == "cpu" for k in devices)
-
-    @property
-    def always_store(self) -> bool:
-        """Whether all data goes through the object store, as if no two stages shared a worker."""
-        return self.transport == "object_store"
 
     def group_devices(self) -> tuple[range, ...]:
         """Returns the numbers of the devices of each group."""
@@ -232,7 +226,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
-    cluster = replace(cluster, transport=config.transport.value, device_module=config.device_module)
+    cluster = replace(cluster, device_module=config.device_module)
     if config.device_memory_bytes is not None:  # a cluster has that of all of its cores
         shares = cluster.num_devices if cluster.kind == "cpu" else 1
         cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)

@@ -86,7 +86,6 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
         ),
         description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
         groups=groups,
-        transport=config.transport.value,
         device_module=config.device_module,
         nodes=tuple(node.node_id for part in parts for node, _ in part),
     )

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
 _LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
-
-
-class TransportMode(StrEnum):
-    """How data gets from stage to stage."""
-
-    adaptive = "adaptive"  # chosen per edge from the placement: what can stay in its process does
-    object_store = "object_store"  # always through the object store, as if no two stages shared a process
 
 
 def require_staleness(path: str, value: int) -> None:
@@ -93,7 +85,6 @@ class ClusterConfig:
     hang_after_s: float = 25.0  # a worker hangs without progress for this much longer than twice what it ever took
     first_progress_s: float = 600.0  # and where it has made no progress before: starts, set-ups, first calls
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
-    transport: TransportMode = TransportMode.adaptive
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/described_cluster.py
     links: dict[str, float] = field(default_factory=dict)
@@ -124,13 +115,6 @@ class ClusterConfig:
             self.speeds,
             "it is for the devices of this machine (cluster=local)",
             "leave it out",
-        )
-        require(
-            self.transport is TransportMode.adaptive or self.session == "ray",
-            "cluster.transport",
-            self.transport.value,
-            "one process (cluster.session=serial) has no object store",
-            "use cluster.session=ray or cluster.transport=adaptive",
         )
         require(
             self.address is None or self.address == "auto" or _is_address(self.address),

@@ -288,8 +288,6 @@ class Evaluation:
         if self._target is not None and best is not None:
             self._max_failures = max(self._wanted, max_failures(self._num_episodes, best))
         result = self.executor.run(StepContext(step))
-        if self._videos is not None:
-            self.executor.collect(self._opener, self._videos)
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731

@@ -296,7 +296,7 @@ class EmbodiedJob:
         for learner in (*self.learners, *self._replay(executor)):
             executor.call(learner, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge.source, edge.target)
+            executor.sync_weights(edge)
         carry_over = executor.call(self.learner, "load_carry_over", step_context, str(checkpoint))[0]
         if carry_over:
             executor.call(ENV, "import_state", step_context, carry_over)

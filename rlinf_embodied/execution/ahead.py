@@ -174,4 +174,4 @@ class Ahead:
                 context = self._next(follow)
         executor.import_states(executor.states_of(learners), step_context)
         for edge in executor.workflow.weight_edges:
-            executor.sync_weights(edge.source, edge.target)
+            executor.sync_weights(edge)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.ahead import Ahead, Follow
@@ -26,9 +25,8 @@ from rlinf_embodied.execution.hosts import Hosts
 from rlinf_embodied.execution.iteration import Iteration, IterationResult
 from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
-from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
-from rlinf_embodied.runtime.session import Ref, SerialSession, Session, of_type
+from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
 
 _FOLLOW = Follow()
@@ -41,10 +39,7 @@ class Executor:
         """Starts the workers and builds every stage where the plan puts it."""
         self.workflow, self.plan, self._session, self._cluster = workflow, plan, session, cluster
         self._hosts = Hosts(workflow, plan, cluster)
-        self._handover = transport.handover(workflow, plan, cluster)
-        self._loops = Loops(workflow, self._hosts, self._handover, session)
-        one_process = isinstance(session, SerialSession)
-        self.routes = transport.routes(workflow, plan, cluster, self._handover, one_process=one_process)
+        self._loops = Loops(workflow, self._hosts, session)
         self._repeated, self._steps = repeated(schedule(plan.items, workflow), workflow)
         self.back = tuple(name for name in workflow.order() if name in workflow.back())
         self.front = tuple(name for name in workflow.order() if name not in self.back)
@@ -78,10 +73,7 @@ class Executor:
         return self._hosts.workers(stage)
 
     def _add_stage(self, name: str) -> list[object]:
-        spec = self.workflow.stages[name]
-        if self._cluster.nodes:
-            self._session.provide(self.workers(name), spec.config)
-        return self._session.add_stage(spec, self._hosts.contexts(name))
+        return self._session.add_stage(self.workflow.stages[name], self._hosts.contexts(name))
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
@@ -101,7 +93,7 @@ class Executor:
             self._run_rounds(self.workflow.repeat, state)
         self._run_steps(self._steps, state)
         for edge in self.workflow.weight_edges:
-            self.sync_weights(edge.source, edge.target, state)
+            self.sync_weights(edge, state)
         self.collect_receipts(state)
         return state.result
 
@@ -157,7 +149,7 @@ class Executor:
             self._enter([stage], state)
         chunk = range(step.chunk * size, (step.chunk + 1) * size)
         step_context = replace(state.step_context, chunk=step.chunk, num_chunks=step.num_chunks)
-        sources, keep = self.workflow.sources(stage), self._handover.stays[stage]
+        sources, keep = self.workflow.sources(stage), self._hosts.stays[stage]
         calls = []
         for worker in self.workers(stage):
             blocks = tuple(block for block in self._hosts.blocks(stage, worker) if block in chunk)
@@ -194,19 +186,15 @@ class Executor:
         calls = [(worker, call, payloads) for worker in self.workers(call.stage)]
         return self._session.submit(calls, self.workflow.stages[call.stage].collective)
 
-    def collect(self, stage: str, path: Path, *, of_first: bool = False) -> int:
-        """Brings what the workers of a stage (or its first one) wrote to the driver's node; returns how many files."""
-        return self._session.collect(self.workers(stage)[: 1 if of_first else None], path)
-
-    def sync_weights(self, source: str, target: str, state: Iteration | None = None) -> None:
-        """Sends the weights of `source` to those workers of `target` that do not share them already."""
+    def sync_weights(self, edge: WeightEdge, state: Iteration | None = None) -> None:
+        """Sends weights to those workers of the edge's target that do not share them already."""
         step_context = state.step_context if state else StepContext(0)
-        receivers = self._handover.weights[source, target][1]
+        receivers = self._hosts.receivers(edge)
         if receivers:
-            sent = self.send_weights(source, target, receivers, step_context)
+            sent = self.send_weights(edge.source, edge.target, receivers, step_context)
             if state:
                 state.result.spans.extend(span for receipt in sent for span in receipt.spans)
-                state.result.reports[f"{target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
+                state.result.reports[f"{edge.target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
 
     def send_weights(
         self, source: str, target: str, receivers: Sequence[int], step_context: StepContext
@@ -232,7 +220,7 @@ class Executor:
 
         `everywhere`: also in workers that share them with their source.  Without a `state` it is waited for here.
         """
-        receivers = self.workers(edge.target) if everywhere else self._handover.weights[edge.source, edge.target][1]
+        receivers = self.workers(edge.target) if everywhere else self._hosts.receivers(edge)
         step_context = state.step_context if state else StepContext(0)
         calls = [(worker, Call(edge.target, "install_weights", step_context), [weights]) for worker in receivers]
         answers = [refs[-1] for refs in self._session.submit(calls)]

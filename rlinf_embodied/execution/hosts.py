@@ -1,11 +1,17 @@
-"""Which workers host the stages of a workflow and their blocks, as a plan says."""
+"""Which workers host the stages of a workflow and their blocks, as a plan says, and what leaves its worker.
+
+Data that is consumed only in the worker that made it stays there, by reference.  All other data goes through the object
+store of a node, packed as numpy, and from there to the stores of other nodes.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StageContext
-from rlinf_embodied.workflow.graph import Workflow
+from rlinf_embodied.workflow.graph import WeightEdge, Workflow
 
 
 def shards_of(blocks: tuple[int, ...], num_shards: int) -> tuple[tuple[int, ...], ...]:
@@ -30,6 +36,22 @@ class Hosts:
             for block, worker in enumerate(owners):
                 blocks[worker].append(block)
             self._blocks[stage] = {worker: tuple(own) for worker, own in blocks.items()}
+        self.fused = {name for name, loop in workflow.loops.items() if plan.is_fused(loop, workflow)}  # one call each
+        self.stays = {stage: self._staying(stage) for stage in workflow.stages}  # blocks that do not leave their worker
+        read = {edge.source for edge in workflow.edges}
+        for loop in (workflow.loops[name] for name in self.fused):  # one call keeps the same blocks of all its sides
+            kept = [self.stays[side] for side in loop.sides if side in read]
+            self.stays |= dict.fromkeys(loop.sides, frozenset.intersection(*kept) if kept else frozenset())
+
+    def _staying(self, stage: str) -> frozenset[int]:
+        """Returns the blocks of a stage whose data is consumed only where it was made."""
+        consumers = [self.owners[edge.target] for edge in self._workflow.edges if edge.source == stage]
+        owners: Sequence[int] = self.owners[stage] if consumers else ()
+        return frozenset(b for b, maker in enumerate(owners) if all(where[b] == maker for where in consumers))
+
+    def receivers(self, edge: WeightEdge) -> list[int]:
+        """Returns the workers that get weights sent: those of the edge's target that do not share them."""
+        return sorted(set(self.owners[edge.target]) - set(self.owners[edge.source]))
 
     def workers(self, stage: str) -> list[int]:
         """Returns the workers that host a stage, in the order of its group's ranks."""
@@ -52,7 +74,7 @@ class Hosts:
         """Returns the context of each worker of a stage, in the order of ranks; groups come later."""
         cluster, workers = self._cluster, self.workers(name)
         owners = tuple(workers.index(owner) for owner in self.owners[name])
-        parts = self._plan.shards(name, self._workflow, cluster)
+        parts = self._plan.shards(name, self._workflow)
         return [
             StageContext(
                 worker=worker,

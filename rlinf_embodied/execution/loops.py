@@ -20,7 +20,6 @@ from rlinf_embodied.planning.plan import Step
 from rlinf_embodied.runtime import relay
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, Session
-from rlinf_embodied.runtime.transport import Handover
 from rlinf_embodied.workflow.graph import Loop, Workflow
 
 
@@ -35,19 +34,19 @@ def repeated(steps: tuple[Step, ...], workflow: Workflow) -> tuple[tuple[Step, .
 class Loops:
     """The loops of one workflow under one plan."""
 
-    def __init__(self, workflow: Workflow, hosts: Hosts, handover: Handover, session: Session) -> None:
-        self._workflow, self._hosts, self._handover, self._session = workflow, hosts, handover, session
+    def __init__(self, workflow: Workflow, hosts: Hosts, session: Session) -> None:
+        self._workflow, self._hosts, self._session = workflow, hosts, session
 
     def run(self, loop: Loop, num_shards: int, state: Iteration) -> None:
         """Submits all calls of a loop."""
-        if loop.name in self._handover.fused:
+        if loop.name in self._hosts.fused:
             self._run_fused(loop, state)
         else:
             self._run_stepwise(loop, num_shards, state)
 
     def _run_fused(self, loop: Loop, state: Iteration) -> None:
         calls, sources = [], self._outside(loop)
-        keep = self._handover.stays[loop.opener]
+        keep = self._hosts.stays[loop.opener]
         for worker in self._hosts.workers(loop.opener):
             blocks = self._hosts.blocks(loop.opener, worker)
             inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
@@ -99,9 +98,8 @@ class Loops:
         calls = []
         for worker, shards in relayed.items():
             blocks = self._hosts.blocks(loop.answerer, worker)
-            keep = frozenset() if self._handover.everything else frozenset(blocks)
             call = Call(
-                *(loop.answerer, "relay", state.step_context, blocks, 1, keep),
+                *(loop.answerer, "relay", state.step_context, blocks, 1, frozenset(blocks)),
                 partner=loop.opener,
                 chunk_steps=loop.chunk_steps,
                 relay=tuple(shards),
@@ -125,7 +123,7 @@ class Loops:
         step_context: StepContext | None = None,
     ) -> dict[int, list[Ref]]:
         """Submits a call of a loop's stage for a shard to all workers that hold blocks of it; returns its results."""
-        keep = self._handover.stays[stage] if method == "close" else frozenset()
+        keep = self._hosts.stays[stage] if method == "close" else frozenset()
         calls = []
         for worker in self._hosts.workers(stage):
             blocks = tuple(block for block in self._hosts.blocks(stage, worker) if block in shard)

@@ -70,6 +70,6 @@ def restore(executor: Executor, snapshot: Snapshot) -> None:
     """
     executor.import_states(snapshot.states, StepContext(snapshot.iteration))
     for edge in executor.workflow.weight_edges:
-        executor.sync_weights(edge.source, edge.target)
+        executor.sync_weights(edge)
     if executor.ahead is not None:
         executor.ahead.begin_again_with(snapshot.earlier)

@@ -96,11 +96,11 @@ def save(
             f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free "
             "space on the disk or use another run.dir, then resume"
         ) from error
-    arrived(target, keep)
+    _point_to(target, keep)
 
 
-def arrived(target: Path, keep: int) -> None:
-    """Points `latest` at a checkpoint that is complete, written here or brought from another node; drops old ones."""
+def _point_to(target: Path, keep: int) -> None:
+    """Points `latest` at a checkpoint that is complete, and drops old ones."""
     try:  # it is there under its name, and `find_latest` does without the link
         point_latest(target)
         for path, _ in complete(target.parent)[:-keep]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.plan import Item, Place, owners
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
@@ -46,12 +45,12 @@ class Layouts:
             self._known[key] = _layout(cut, owners(place, blocks, size, batch))
         return self._known[key]
 
-    def fused(self, item: Item, cluster: Cluster) -> bool:
+    def fused(self, item: Item) -> bool:
         """Returns whether a loop is one call per worker: both sides have the same blocks on the same devices."""
         if item.places not in self._fused:
             same = {owners(place, self._workflow.num_blocks) for place in item.places}
             self._fused[item.places] = len(same) == 1
-        return self._fused[item.places] and not cluster.always_store
+        return self._fused[item.places]
 
 
 def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:

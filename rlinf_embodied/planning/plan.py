@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.workflow.graph import Loop, Workflow
 
 Devices = tuple[int, ...]
@@ -92,15 +91,15 @@ class Plan:
         """Returns the device that owns each block, by stage."""
         return {stage: self.owners(stage, workflow) for stage in workflow.stages}
 
-    def is_fused(self, loop: Loop, workflow: Workflow, cluster: Cluster) -> bool:
+    def is_fused(self, loop: Loop, workflow: Workflow) -> bool:
         """Returns whether a loop is one call per worker: both sides of each block are in one worker."""
         places = self.places()
-        return not cluster.always_store and len({owners(places[s], workflow.num_blocks) for s in loop.sides}) == 1
+        return len({owners(places[s], workflow.num_blocks) for s in loop.sides}) == 1
 
-    def shards(self, stage: str, workflow: Workflow, cluster: Cluster) -> int:
+    def shards(self, stage: str, workflow: Workflow) -> int:
         """Returns in how many parts a stage gets its blocks: the shards of its loop, one where that is one call."""
         loop = workflow.loop_of(stage)
-        return 1 if loop is None or self.is_fused(loop, workflow, cluster) else self.item_of(stage).shards
+        return 1 if loop is None or self.is_fused(loop, workflow) else self.item_of(stage).shards
 
     def excluded(self) -> dict[str, frozenset[str]]:
         """Returns for each stage those that may not be in memory together with it."""

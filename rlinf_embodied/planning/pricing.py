@@ -155,7 +155,7 @@ class Pricer:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
             loop = self.workflow.loop_of(item.places[0].stage)
-            whole = loop is not None and self.layouts.fused(item, self.cluster)
+            whole = loop is not None and self.layouts.fused(item)
             for place in item.places:
                 parts = 1 if whole else item.shards if loop else item.chunks
                 layout = self.layouts.of(place, parts, shards=loop is not None)

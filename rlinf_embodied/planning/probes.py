@@ -60,7 +60,7 @@ class Probe:
 
     def shards(self, stage: str) -> int:
         """Returns in how many parts a stage is called."""
-        return self.plan.shards(stage, self.workflow, self.cluster)
+        return self.plan.shards(stage, self.workflow)
 
     def cell(self, stage: str) -> Cell:
         """Returns the items that the busiest device of a stage gets per call, and the number of its devices."""

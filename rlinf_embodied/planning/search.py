@@ -104,7 +104,7 @@ class Search:
         if item not in self._busy:
             found: dict[int, float] = {}
             loop = self.work.loop_of(item.places[0].stage)
-            fused = loop is not None and self.pricer.layouts.fused(item, self.cluster)
+            fused = loop is not None and self.pricer.layouts.fused(item)
             for place in item.places:
                 streams = self.pricer.profile.stages[place.stage].finish_quantiles
                 parts = 1 if fused or streams else item.shards if loop else item.chunks

@@ -181,7 +181,7 @@ class Simulator:
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _is_fused(self, item: Item) -> bool:
-        return self.pricer.layouts.fused(item, self.pricer.cluster)
+        return self.pricer.layouts.fused(item)
 
     def _loop(self, loop: Loop, item: Item, exclusive: Exclusive, clocks: Clocks) -> None:
         opener = clocks.layouts[loop.opener]
@@ -233,8 +233,7 @@ class Simulator:
     def _weights(self, source: str, target: str, exclusive: Exclusive, clocks: Clocks) -> float:
         """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
         sources, targets = clocks.layouts[source].hosts, clocks.layouts[target].hosts
-        sharing = set() if self.pricer.cluster.always_store else set(sources)
-        receivers = [device for device in targets if device not in sharing]
+        receivers = [device for device in targets if device not in set(sources)]
         measured = self.pricer.profile.weights.get((source, target))
         if not receivers:
             return 0.0

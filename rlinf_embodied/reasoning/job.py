@@ -268,7 +268,7 @@ class ReasoningJob:
             if stage in executor.workflow.stages:
                 executor.call(stage, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge.source, edge.target)
+            executor.sync_weights(edge)
         if executor.ahead is not None:
             executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(load_state(checkpoint)), step_context)
         return progress

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rlinf_embodied.runtime.worker_state import Status
 
 _STOPPED_S = 10.0  # nobody stops a worker for a good reason
+_HELD = "the machine is busy, or on a cluster another run holds its device (`ray status` shows it)"
 _SETUP = ".setup"  # of a stage
 _SLOWER = 2.0  # than ever before: calls differ in length
 
@@ -132,7 +133,7 @@ def _fault(call: Pending, of: Watched, history: History, limits: Limits, now: fl
         return f"is stopped (SIGSTOP) for {stopped_s:.0f} s, asked for {call.call}" if late else ""
     if not of.pid:
         late = waited > first_s
-        return f"has not started within {waited:.0f} s (cluster.first_progress_s={first_s:g})" if late else ""
+        return f"has not started within {waited:.0f} s (cluster.first_progress_s={first_s:g}): {_HELD}" if late else ""
     if of.silent_since is not None:
         silent_s = now - of.silent_since
         cause = "C code in it holds the interpreter's lock, or its node is gone"

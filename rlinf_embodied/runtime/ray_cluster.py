@@ -2,7 +2,7 @@
 
     driver ----ray.nodes()----> ids, addresses, what each was given to Ray with
        ----a task per node----> GPUs, cores, memory, versions (NodeFacts)
-       ----placement group----> one bundle per node, with the cores or GPUs of all of its workers: all or nothing
+       ----an actor per device> on the device's node, which holds a core or a GPU of it with Ray
 
 On a cluster of this machine alone nothing is held: the plan knows what there is, and Ray would only hold back workers
 beyond its count of cores.
@@ -15,15 +15,14 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import (
@@ -36,14 +35,14 @@ from rlinf_embodied.cluster.hardware import (
 )
 from rlinf_embodied.cluster.nodes import NodeFacts, RayNode, require_alike
 from rlinf_embodied.device import is_accelerator, kind_of
-from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.host import WorkerSpec
 from rlinf_embodied.runtime.stop_signals import kept_from_others
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
-_KNOCK_S, _RESERVE_S = 5.0, 30.0
+_KNOCK_S = 5.0
 _PACKAGES = ("rlinf_embodied", "envs", "policies")
 _FACTS: dict[str, NodeFacts] = {}  # by node id: a node is asked once
 _DRIVER = {  # what Ray reads when it starts or is joined
@@ -228,71 +227,8 @@ def _ask(nodes: list[dict], timeout_s: float) -> None:
             ) from error
 
 
-# ----------------------------------------------------------------------------------------------------------- placement
-class Placement:
-    """The places of a session's workers; they are held until `release`."""
-
-    def __init__(self) -> None:
-        self._groups: list[PlacementGroup] = []
-        self._options: dict[int, dict[str, object]] = {}
-
-    def reserve(self, workers: Sequence[WorkerSpec]) -> None:
-        """Holds the devices of new workers, all of them or none.
-
-        Raises:
-            PlanError: a node has too little left; names it and what it lacks.
-        """
-        placed = [spec for spec in workers if spec.node is not None and spec.worker not in self._options]
-        if not placed:
-            return
-        bundles = bundles_of(placed)
-        nodes = list(bundles)
-        selectors = [{"ray.io/node-id": node} for node in nodes]
-        group = placement_group(list(bundles.values()), strategy="PACK", bundle_label_selector=selectors)
-        if not group.wait(_RESERVE_S):
-            remove_placement_group(group)
-            raise PlanError(_too_little(bundles))
-        self._groups.append(group)
-        for spec in placed:
-            where = PlacementGroupSchedulingStrategy(group, nodes.index(str(spec.node)))
-            self._options[spec.worker] = {**_resources(spec), "scheduling_strategy": where}
-
-    def options(self, spec: WorkerSpec) -> dict[str, object]:
-        """Returns how Ray is asked for a worker's process, also for one that takes the place of a lost one."""
-        alone = {**_resources(spec), "num_cpus": 0, "scheduling_strategy": on_node(here())}
-        return self._options.get(spec.worker, alone)
-
-    def release(self) -> None:
-        """Gives everything back."""
-        for group in self._groups:
-            remove_placement_group(group)
-        self._groups, self._options = [], {}
-
-
-def _resources(spec: WorkerSpec) -> dict[str, int]:
+def place(spec: WorkerSpec) -> dict[str, object]:
+    """Returns how Ray is asked for a worker's process: on the node of its device, which it holds there."""
     on_gpu = kind_of(spec.device) in RAY_GPUS
-    return {"num_cpus": int(not on_gpu), "num_gpus": int(on_gpu)}
-
-
-def bundles_of(workers: Sequence[WorkerSpec]) -> dict[str, dict[str, float]]:
-    """Returns what the workers of each node need of it, by node id: {"4f...": {"CPU": 2.0}}."""
-    found: dict[str, dict[str, float]] = {}
-    for spec in workers:
-        bundle = found.setdefault(str(spec.node), {})
-        name = "GPU" if _resources(spec)["num_gpus"] else "CPU"
-        bundle[name] = bundle.get(name, 0.0) + 1.0
-    return found
-
-
-def _too_little(bundles: Mapping[str, Mapping[str, float]]) -> str:
-    known = {node["NodeID"]: node for node in ray.nodes()}
-    lines = []
-    for node_id, bundle in bundles.items():
-        node = known.get(node_id, {})
-        has = node.get("Resources", {}) if node.get("Alive") else {}
-        needs = " and ".join(f"{number:.0f} of its {has.get(name, 0):.0f} {name}s" for name, number in bundle.items())
-        lines.append(f"{node.get('NodeManagerAddress', node_id)} {needs}")
-    return (
-        f"cluster=ray: the plan needs {', '.join(lines)}, and within {_RESERVE_S:.0f} s not all of them were free: "
-        "another run holds them (`ray status` shows it), or a node is gone; wait, or use cluster.num_devices=<fewer>"
-    )
+    held = {"num_cpus": int(not on_gpu and spec.node is not None), "num_gpus": int(on_gpu)}
+    return {**held, "scheduling_strategy": on_node(spec.node or here())}

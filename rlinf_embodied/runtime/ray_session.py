@@ -18,26 +18,33 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.experimental import get_object_locations
 
-from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.errors import LostNodeError
+from rlinf_embodied.errors import LostNodeError, LostWorkerError
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
-from rlinf_embodied.runtime.health import Health
+from rlinf_embodied.runtime.health import Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import Placement, lost_nodes, start_ray
-from rlinf_embodied.runtime.ray_files import RayFiles, paths_in
+from rlinf_embodied.runtime.ray_cluster import here, lost_nodes, on_node, start_ray, task_variables
 from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
 _LOG = logging.getLogger(__name__)
+
+
+class _Keeper:
+    """A Ray actor that holds copies of values in its node's store, which may drop those that nobody holds."""
+
+    def keep(self, refs: list[ray.ObjectRef]) -> None:
+        """Holds these values, and no others any more."""
+        self._kept = ray.get(refs)
 
 
 class RaySession:
@@ -56,8 +63,7 @@ class RaySession:
         self._starts: dict[Ref, int] = {}  # of workers that start
         self._groups = 0  # that were made so far
         self._owns_ray = not ray.is_initialized()
-        self._placement = Placement()
-        self._files = RayFiles()
+        self._keepers: dict[str, ActorHandle] = {}  # by node
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         if self._owns_ray:
             start_ray(object_store_bytes)
@@ -66,11 +72,9 @@ class RaySession:
     # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:
         new = [spec for spec in workers if spec.worker not in self._actors]
-        self._placement.reserve(new)
-        self._files.prepare({spec.node for spec in new if spec.node is not None}, portable.library_path())
         for spec in new:
             self._specs[spec.worker] = spec
-            self._actors[spec.worker] = launch(spec, self._placement.options(spec))
+            self._actors[spec.worker] = launch(spec)
             self._health.workers[spec.worker] = Watched(spec.worker)
             started = self._actors[spec.worker].start.remote(spec, os.getcwd())
             self._health.note(started, spec.worker, "start")
@@ -137,8 +141,9 @@ class RaySession:
         for worker in tuple(self._actors):
             self._end(worker)
         self._nodes.clear()
-        self._files.close()
-        self._placement.release()
+        for keeper in self._keepers.values():
+            ray.kill(keeper)
+        self._keepers.clear()
 
     def processes(self) -> dict[int, int]:
         """Returns the process ids of the workers that run on this machine, by worker."""
@@ -178,15 +183,30 @@ class RaySession:
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session: they lie in the stores of their nodes, and where there are several, on another node, too."""
         self._health.wait(refs, "a snapshot", local=False)
-        self._files.keep(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), set(self._nodes.values()))
+        nodes = sorted({*self._nodes.values(), here()}) if self._nodes else []
+        if len(nodes) > 1:
+            self._copy(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), nodes)
 
-    def provide(self, workers: Sequence[int], config: object) -> None:
-        nodes = [self._nodes[worker] for worker in workers if worker in self._nodes]
-        for path in paths_in(config) if nodes else ():
-            self._files.provide(path, nodes)
+    def _copy(self, refs: list[ray.ObjectRef], nodes: Sequence[str]) -> None:
+        """Has each value held on one node where it was not made, each node in turn."""
+        chosen: dict[str, list[ray.ObjectRef]] = {node: [] for node in nodes}
+        for number, (ref, value) in enumerate(get_object_locations(refs).items()):
+            others = [node for node in nodes if node not in value["node_ids"]]
+            if value["node_ids"] and others:  # Ray keeps small values with their owner, the driver
+                chosen[others[number % len(others)]].append(ref)
+        held = [self._keeper(node).keep.remote(mine) for node, mine in chosen.items()]
+        try:
+            ray.get(held)
+        except RayError as error:
+            self._keepers.clear()  # new ones are started when they are needed
+            raise LostWorkerError(f"a node that keeps copies of snapshots is lost ({first_line(error)})") from error
 
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        return self._files.collect(path, [self._nodes[worker] for worker in workers if worker in self._nodes])
+    def _keeper(self, node: str) -> ActorHandle:
+        if node not in self._keepers:
+            there, variables = on_node(node), {"env_vars": task_variables()}
+            made = ray.remote(_Keeper).options(num_cpus=0, scheduling_strategy=there, runtime_env=variables)
+            self._keepers[node] = cast(ActorHandle, made.remote())
+        return self._keepers[node]
 
     # ------------------------------------------------------------------------------------------------------------- end
     def clear(self) -> None:

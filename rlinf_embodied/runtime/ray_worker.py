@@ -17,12 +17,12 @@ from ray.exceptions import RayError
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
+from rlinf_embodied.errors import DataError
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.health import GROUP, translated
 from rlinf_embodied.runtime.host import Call, LocalRef, Receipt, StageContext, StepContext, WorkerHost, WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import worker_variables
-from rlinf_embodied.runtime.ray_files import work_in
+from rlinf_embodied.runtime.ray_cluster import place, worker_variables
 from rlinf_embodied.runtime.relay import Part, Ref
 from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
 from rlinf_embodied.runtime.worker_state import Status, WorkerState
@@ -48,10 +48,10 @@ class Started:
     node: str  # the name of the machine
 
 
-def launch(spec: WorkerSpec, placement: Mapping[str, object]) -> ActorHandle:
+def launch(spec: WorkerSpec) -> ActorHandle:
     """Starts a worker, and returns before it is there; its first call must be `start`."""
     remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
-        **placement,
+        **place(spec),
         max_restarts=0,
         max_task_retries=0,
         runtime_env={"env_vars": worker_variables(spec.threads, spec.device)},
@@ -72,7 +72,13 @@ class _Worker:
     # --------------------------------------------------------------------------------------------- calls, in one thread
     def start(self, spec: WorkerSpec, folder: str) -> Started:
         """Makes the host in the thread of the calls: the current device is a thread's."""
-        work_in(folder)
+        try:
+            os.chdir(folder)  # a relative path means the same as in the driver
+        except OSError as error:
+            raise DataError(
+                f"node {socket.gethostname()} does not have the driver's folder {folder} ({error}): start the run in a "
+                "folder on a file system that all nodes share"
+            ) from error
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec, self._state, alone=True)

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol, TypeVar, cast
 
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
@@ -84,24 +83,6 @@ class Session(Protocol):
 
         Raises:
             LostNodeError: a node is gone; the session has no workers any more, and can start others.
-        """
-        ...
-
-    def provide(self, workers: Sequence[int], config: object) -> None:
-        """Lets these workers read the files and folders that a config names, wherever they run, under the same paths.
-
-        Raises:
-            DataError: one cannot be written there; names the path and the node.
-        """
-        ...
-
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        """Brings what these workers wrote below a folder, on their own nodes, to the same path on the driver's.
-
-        Returns how many files came.
-
-        Raises:
-            DataError: it cannot be written here.
         """
         ...
 
@@ -185,13 +166,6 @@ class SerialSession:
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """Everything has run already."""
         return list(refs)
-
-    def provide(self, workers: Sequence[int], config: object) -> None:
-        """See Session; they are here."""
-
-    def collect(self, workers: Sequence[int], path: Path) -> int:
-        """It is here."""
-        return 0
 
     def secure(self, refs: Sequence[Ref]) -> None:
         """See Session; they are here."""

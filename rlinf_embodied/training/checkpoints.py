@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlinf_embodied.errors import CheckpointWriteError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.checkpoint import arrived, step_folder
+from rlinf_embodied.learning.checkpoint import step_folder
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Job, Progress
 from rlinf_embodied.training.recovery import Recovery
@@ -56,17 +56,13 @@ class Checkpoints:
 
     # ------------------------------------------------------------------------------------------------------ writing
     def write(self, root: Path) -> bool:
-        """Has a checkpoint written below a folder of them, on the driver's disk; returns whether the disk had room.
+        """Has a checkpoint written below a folder of them; returns whether the disk had room.
 
-        One that was written on another node is brought from there, where a copy stays.  What fails on the way leaves a
-        checkpoint that is damaged, which a resuming run passes over.  A full disk ends no training: it is noted as
-        `unwritten`, and the next iteration's end tries again.
+        A full disk ends no training: it is noted as `unwritten`, and the next iteration's end tries again.
         """
-        target, executor = step_folder(root, self.progress.iteration), self._running.executor
+        target = step_folder(root, self.progress.iteration)
         try:
-            self._job.save(executor, root, self.progress)
-            if executor.collect(self._job.learner, target, of_first=True):
-                arrived(target, self._job.config.checkpoint.keep)
+            self._job.save(self._running.executor, root, self.progress)
         except CheckpointWriteError as error:
             _LOG.warning("%s. Training continues, and tries again after each iteration", error)
             self.saved, self.unwritten = None, error

@@ -148,17 +148,6 @@ class Planning:
         check_staleness(plan.name, asked.max_staleness, self._workflow)
         return replace(plan, staleness=asked.max_staleness)
 
-    @property
-    def edge_bytes_per_item(self) -> Mapping[tuple[str, str], float]:
-        """What each edge carries, as far as it was measured."""
-        return {} if self._pricer is None else self._pricer.profile.edge_bytes_per_item
-
-    @property
-    def weights_bytes(self) -> Mapping[tuple[str, str], float]:
-        """What a version takes that goes along a weight edge, as far as it was measured."""
-        known = {} if self._pricer is None else self._pricer.profile.weights
-        return {edge: weights.bytes for edge, weights in known.items()}
-
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(
         self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int

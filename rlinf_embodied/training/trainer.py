@@ -27,7 +27,6 @@ from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
-from rlinf_embodied.runtime import transport
 from rlinf_embodied.runtime.session import Session, find_cluster, find_remaining, make_session
 from rlinf_embodied.runtime.stop_signals import StopRequest, ends_when_asked
 from rlinf_embodied.telemetry.boards import require_boards, start_boards
@@ -183,10 +182,6 @@ class Trainer:
             policy_folder = checkpoint = outliving(checkpoint, self._folder.path)
         text = str(policy_folder)
         executor = Executor(job.workflow(text), self._planning.plan, running.session, self._cluster)
-        routes = transport.with_bytes(executor.routes, self._planning.edge_bytes_per_item)
-        self._folder.write_json("transports.json", [asdict(route) for route in routes])
-        if routes and snapshot is None:
-            self._view.note(f"transports\n{transport.lines(routes)}")
         if checkpoint is not None:
             self._checkpoints.load(executor, checkpoint)
         job.prepare(executor, self._view.progress)

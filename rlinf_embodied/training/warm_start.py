@@ -78,7 +78,6 @@ def make_policy(
     executor = Executor.on_all_devices(workflow, session, cluster)
     train(executor)
     executor.call(stage, "save_policy", StepContext(0), str(folder.absolute()))
-    executor.collect(stage, folder, of_first=True)
     session.clear()
 
 

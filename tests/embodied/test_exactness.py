@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from placements import switching
-from runs import GRPO, clone, cluster, digest, executor_for, iterate, tiny, trees
+from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.runtime.transport import Transport
 
 PLANS = {
     "collocated on 1": (1, trees("all", "all", "all")),
@@ -150,15 +144,3 @@ def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant
     found, found_metrics = trained(tiny(*VARIANTS[variant][0]), plan, ray_session)
     assert found == expected
     assert found_metrics == metrics
-
-
-@pytest.mark.ray
-def test_sending_everything_through_the_object_store_changes_no_bit(alone, ray_session) -> None:
-    config, (devices, tree) = tiny(), PLANS["collocated on 1"]
-    workflow = training_workflow(config, str(clone(config)))
-    stored = replace(cluster(devices), transport="object_store")
-    executor = Executor(workflow, resolve("stored", tree, devices, workflow), ray_session, stored)
-    metrics = iterate(executor, 3)
-    assert {way for route in executor.routes for way in route.blocks} == {Transport.shared_memory}
-    assert digest(executor) == by_one_worker(alone, "ppo")[0]
-    assert metrics == by_one_worker(alone, "ppo")[1]

@@ -320,11 +320,6 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     assert {"versions", "git_revision", "hardware", "command"} <= set(manifest)
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert (plan["name"], plan["num_devices"]) == ("collocated", 2)
-    transports = json.loads((tmp_path / "transports.json").read_text())
-    assert [route["edge"] for route in transports] == [
-        *("env -> policy", "policy -> env", "policy -> actor", "env -> actor", "actor ~> policy")
-    ]
-    assert {way for route in transports for way in route["blocks"]} == {"in_process"}
     rows = metric_rows(tmp_path)
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4]
     assert [row["global_step"] for row in rows][-1] == summary["env_steps"]

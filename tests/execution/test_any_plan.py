@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from any_plan import alone, any_plans, features, outcome, random_workflow
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Kind
 from rlinf_embodied.runtime.session import SerialSession
@@ -29,8 +28,7 @@ def test_the_plans_are_of_all_kinds() -> None:
     assert sum(work.stages[place.stage].collective for work, _, place in given) >= 30
     assert sum(work.stages[place.stage].blocks_per_batch > 1 for work, _, place in given) >= 5
     assert sum(plan.item_of(place.stage).chunks > 1 for _, plan, place in given) >= 10
-    cluster = Cluster("test", "cpu", 3, 3, 0)
-    fused = [plan.is_fused(work.loops["l"], work, cluster) for work, plan, place in given if place.stage == "env"]
+    fused = [plan.is_fused(work.loops["l"], work) for work, plan, place in given if place.stage == "env"]
     assert sum(fused) >= 5
     assert sum(not one for one in fused) >= 5
     assert sum(bool(plan.exclusive) for _, plan in plans) >= 200

@@ -5,10 +5,15 @@ from collections.abc import Sequence
 
 import pytest
 from counted_runs import PLANS, by_hand, make, totals, workflow
+from placements import leaves
 
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import WorkerError
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
+from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -37,14 +42,11 @@ class Listening(SerialSession):
 
 
 @pytest.mark.parametrize(
-    ("transport", "methods"), [("adaptive", {"loop"}), ("object_store", {"open", "step", "close"})]
+    ("plan", "methods"), [("collocated on 2", {"loop"}), ("one env, policy on all", {"open", "step", "close"})]
 )
-def test_a_loop_within_workers_is_one_call_unless_everything_goes_through_the_store(
-    transport: str, methods: set[str]
-) -> None:
+def test_a_loop_within_workers_is_one_call(plan: str, methods: set[str]) -> None:
     session = Listening()
-    executor = make("collocated on 2", session, workflow(), transport)
-    assert totals(executor, 2) == by_hand(2)
+    assert totals(make(plan, session, workflow()), 2) == by_hand(2)
     assert session.methods & {"loop", "open", "step", "close"} == methods
 
 
@@ -69,3 +71,22 @@ def test_spans_cover_every_stage() -> None:
     result = make("disaggregated on 2", SerialSession(), workflow()).run(StepContext(0))
     assert {span.stage for span in result.spans} == {"env", "policy", "actor"}
     assert all(span.end_s >= span.start_s for span in result.spans)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("maker", "taker", "other", "stays"),
+    [([0, 1], [0, 1], [0, 1], {0, 1, 2, 3}), ([1], [0, 1], [0, 1], {2, 3}), ([0], [0], [1], set())],
+)
+def test_what_is_consumed_only_where_it_was_made_is_the_object_itself(
+    maker: list[int], taker: list[int], other: list[int], stays: set[int], ray_session: Session
+) -> None:
+    kinds = {"maker": "Maker", "taker": "Taker", "other": "Taker"}
+    stages = {name: StageSpec(name, f"fakes.{kind}", None) for name, kind in kinds.items()}
+    graph = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
+    plan = resolve("test", leaves(maker=maker, taker=taker, other=other), 2, graph)
+    executor = Executor(graph, plan, ray_session, Cluster("test", "cpu", 2, 2, 0))
+    result = executor.run(StepContext(5))
+    for stage in ("taker", "other"):
+        got = {block: value for report in result.all_of(stage, dict) for block, value in report.items()}
+        assert got == {block: (block in stays, [block, 5]) for block in range(4)}

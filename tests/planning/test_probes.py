@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from plan_cases import cluster, embodied, replace_cluster
+from plan_cases import cluster, embodied
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
 from rlinf_embodied.execution.meter import Reading, without_waiting
@@ -103,12 +103,10 @@ def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None
         check(probe.plan, probe.workflow)
 
 
-def test_calls_are_as_large_as_the_executor_makes_them_where_everything_goes_through_the_store() -> None:
+def test_calls_are_as_large_as_the_executor_makes_them() -> None:
     apart = disaggregated(workflow(8), 2)
     assert Probe("x", workflow(8), apart, cluster(2)).cell("env") == (4, 1)
     assert Probe("x", workflow(8), collocated(workflow(8), 2), cluster(2)).cell("env") == (4, 2)
-    stored = replace_cluster(cluster(2), transport="object_store")
-    assert Probe("x", workflow(8), apart, stored).cell("policy") == (4, 1)
 
 
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:

@@ -1,4 +1,4 @@
-"""Two nodes of a Ray cluster on one machine; tests/two_nodes.py runs the same where nothing is shared."""
+"""Two nodes of a Ray cluster on one machine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime import session as sessions
-from rlinf_embodied.runtime.host import WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import bundles_of, join
+from rlinf_embodied.runtime.ray_cluster import join
 
 TESTS = Path(__file__).resolve().parents[1]
-
-
-def test_the_devices_of_a_node_are_held_together() -> None:
-    workers = [WorkerSpec(0, "cpu", node="a"), WorkerSpec(1, "cpu", node="b"), WorkerSpec(2, "cpu", node="b")]
-    assert bundles_of(workers) == {"a": {"CPU": 1.0}, "b": {"CPU": 2.0}}
-    assert bundles_of([WorkerSpec(0, "cuda:0", node="a")]) == {"a": {"GPU": 1.0}}
 
 
 def test_an_address_at_which_nobody_listens_is_refused_at_once(monkeypatch) -> None:
@@ -76,11 +69,9 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
     assert found["versions"] == [[0], [1]]
     assert found["real"] == found["planned"]
     assert len(set(found["planned"])) == 2
-    assert found["routes"] == ["network"]
     assert "num_devices is 3, but the Ray cluster at" in found["too many"]
     assert found["gone"] == found["was there"]
     assert (len(found["gone"]), found["left"]) == (1, 1)
-    assert "1 of its 1 CPUs, and within 1 s not all of them were free: another run holds them" in found["held"]
 
 
 @pytest.mark.parametrize(("asked", "left", "gets"), [(8, 64, 8), (8, 4, 4), (None, 4, 4)])
