@@ -187,7 +187,7 @@ class Trainer:
         job.prepare(executor, self._view.progress)
         if snapshot is not None:
             snapshots.restore(executor, snapshot)
-        startup.mark("stages", executor.setup_s)
+        startup.mark("stages")
         running.executor, running.folder, running.checkpoint = executor, policy_folder, checkpoint
         running.evaluation = job.evaluation(running.session, self._cluster, text, self._folder)
         running.checking = None if job.goal is None else job.checking(running.session, self._cluster, text)
