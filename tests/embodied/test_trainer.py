@@ -102,7 +102,7 @@ def test_the_best_evaluation_is_kept_beside_the_last_checkpoints(straight, monke
         interrupt_in(patch, 2)
         train(four(tmp_path, "eval.every=1", "checkpoint.keep=1"), code=130)
     summary = train(four(tmp_path, "eval.every=1", "checkpoint.keep=1"))
-    assert summary["best_evaluation"] == {"score": scores[kept], "iteration": kept}
+    assert summary["best"] == {"score": scores[kept], "iteration": kept}
     assert [path.name for path in (tmp_path / "best").glob("step_*")] == [f"step_{kept:06d}"]
     assert checkpoint.verify(tmp_path / "best/latest").step == kept
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 4
@@ -155,7 +155,7 @@ def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(
 ) -> None:
     told = score_checks(monkeypatch, scores)
     summary = train(four(tmp_path, *GOAL))
-    assert (summary["iterations"], summary["best_check"]["iteration"]) == (4, kept)
+    assert (summary["iterations"], summary["best"]["iteration"]) == (4, kept)
     assert told[0] is None
     assert told[-1] == max(score for score in scores[:-1] if score is not None)
     assert ["check/success_at_end" in row for row in metric_rows(tmp_path)] == [s is not None for s in scores[1:]]
@@ -173,7 +173,7 @@ def test_the_best_check_of_another_folder_is_not_returned_to(monkeypatch, tmp_pa
     train(four(tmp_path / "b", *GOAL, f"resume={tmp_path / 'a/best/step_000000'}", "run.num_iterations=2"))
     assert told == [None, 0.9, 0.9, None, 0.2, 0.2]
     summary = json.loads((tmp_path / "b/summary.json").read_text())
-    assert summary["best_check"] == {"score": 0.3, "iteration": 2}
+    assert summary["best"] == {"score": 0.3, "iteration": 2}
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path) -> None:
