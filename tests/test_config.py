@@ -207,7 +207,7 @@ BAD_INPUT = [
         *(VLA, "algorithm=grpo algorithm.group_size=4 env.auto_reset=true"),
         "env.auto_reset is True|set env.auto_reset=false",
     ),
-    (VLA, "warm_start.teacher=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
+    (VLA, "warm_start.demonstrations=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
     (VLA, "run.seed=-1", "run.seed is -1|[0, 2^31)|use 0"),
     (VLA, "run.exact=maybe", "run.exact is 'maybe'|off, exact, portable"),
     (VLA, "wandb.resume=must", "wandb.resume is 'must'|wandb.id|give wandb.id=<id>"),
@@ -352,7 +352,7 @@ def test_a_path_may_hold_any_character(tmp_path: Path, name: str):
     assert compose_evaluate([f"checkpoint={folder}", "env=point_reach"]).checkpoint == str(folder)
     files = compose_math([f"data.files.all={folder}", f"policy.folder={folder}"]).data.files
     assert dict(files) == {"all": str(folder)}
-    assert compose_train([f"warm_start.teacher={name}"]).warm_start.teacher == name
+    assert compose_train([f"warm_start.checkpoint={name}"]).warm_start.checkpoint == name
 
 
 def test_a_file_may_stand_where_a_language_preset_could(tmp_path: Path):
