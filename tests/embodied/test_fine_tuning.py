@@ -58,6 +58,7 @@ def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_lea
     assert not any(any(part) for part in parts(41, share=0.0))
 
 
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------------------------------- a run
 def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Path, tmp_path: Path) -> None:
     published = openvla_folders.write_published(tmp_path / "published", action=2)

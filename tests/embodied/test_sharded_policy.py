@@ -103,6 +103,7 @@ def test_exact_runs_refuse_more_than_one_worker() -> None:
         executor_for(config, TOGETHER, 2, SerialSession(), clone(config))
 
 
+@pytest.mark.slow
 def test_a_critic_on_features_has_weights_of_its_own_and_is_trained_whole() -> None:
     config = config_of(*SHARDED, "policy.critic=observation")
     metrics = iterate(executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)

@@ -47,6 +47,7 @@ def test_a_file_that_is_replaced_as_a_whole_stays_as_it_was(tmp_path: Path) -> N
     assert (tmp_path / "plan.json").read_text() == "{}"
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_so_goes_on_and_gives_what_an_undisturbed_one_gives(tmp_path: Path, monkeypatch) -> None:
     straight = train(tiny(f"run.dir={tmp_path / 'straight'}", *SHORT))
     folder, run_iteration = tmp_path / "full", EmbodiedJob.run_iteration
