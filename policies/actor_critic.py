@@ -157,7 +157,6 @@ class ActorCritic(KeptInFolder, Policy):
         return Evaluation(*scored, values=net.values(hidden) if net.sees else None)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]."""
         return self.module.values(self.module.hidden(features))
 
     # ------------------------------------------------------------------------------------------------------- training

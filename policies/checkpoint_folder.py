@@ -110,11 +110,6 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None, options_type: 
         for column, values in columns.items():
             for kind in ("mean", "std"):
                 tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
-    except PermissionError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read by this user ({error}): have its owner run chmod -R a+rX {folder}, or give "
-            "another checkpoint folder"
-        ) from error
     except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
     if wanted is not None:
@@ -159,7 +154,6 @@ class KeptInFolder:
     module: nn.Module
 
     def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod

@@ -91,7 +91,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns the state as it is."""
         return {"state": observation.proprio}
 
     @torch.no_grad()
@@ -105,7 +104,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs [B, C, A] of what was drawn."""
         mean, log_std = self.module(features["state"])
         return Evaluation(*self._distribution.scored(mean, log_std, record["drawn"], temperature, entropy_gradient))
 
@@ -126,7 +124,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         return self._distribution.scored(mean, log_std, drawn, 1.0)[0].sum(-1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns all parameters."""
         return list(self.module.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:

@@ -123,12 +123,10 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
         logits = self.module.logits(features["state"])
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q], the clock included."""
         assert privileged is not None, "a privileged critic was handed no privileged state"
         return self.module.value(self.module.privileged_scale(privileged))
 
@@ -138,7 +136,6 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
         return [*self.module.means.parameters(), self.module.log_std]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the parameters of the value head."""
         return list(self.module.value.parameters())
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:

@@ -168,7 +168,6 @@ class TinyVLA(VisionPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
         logits = self._logits(self._hidden(features))
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 

@@ -99,7 +99,6 @@ class VisionPolicy(KeptInFolder, ImitationPolicy):
         raise NotImplementedError
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the parameters of the value head."""
         return list(self.module.value.parameters())
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:

@@ -237,7 +237,6 @@ class OpenVLAPolicy(ImitationPolicy):
         return self.module.critic(hidden[:, 0].float())
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]."""
         if self.config.critic is Critic.privileged:
             assert privileged is not None, "a privileged critic was handed no privileged state"
             return self.module.critic(self.module.privileged_scale(privileged))

@@ -50,15 +50,15 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
     before: dict[str, object] | None = None  # the evaluation of the starting policy
     reached: float | None = None  # the goal that a check found reached
-    best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
-    best_evaluation: dict[str, float] | None = None  # the same of evaluations, where there are no checks
+    best: dict[str, float] | None = None  # "score" and "iteration" of the best check, or of the best evaluation of a
+    # run without checks; its weights are kept
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
     staleness: int | None = None  # of its plans; None: no iteration has run
 
 
 class Evaluated(Protocol):
-    """What an evaluation found; its text is one line for people."""
+    """The result of an evaluation; its text is one line for people."""
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -67,7 +67,7 @@ class Evaluated(Protocol):
 
     @property
     def score(self) -> float | None:
-        """Higher is better; None where it ended early, because it could only be worse than the best so far."""
+        """Higher is better; None if it ended early, because it could only be worse than the best so far."""
         ...
 
     def summary(self) -> dict[str, object]:
@@ -80,7 +80,7 @@ class Evaluated(Protocol):
 
 
 class Checked(Evaluated, Protocol):
-    """What a check of the run's goal found."""
+    """The result of a check of the run's goal."""
 
     @property
     def reached(self) -> bool:
@@ -106,7 +106,7 @@ class Checking(Protocol):
     executor: Executor
 
     def run(self, step: int, best: float | None = None) -> Checked:
-        """Checks the weights as they are now; `best`: the highest score so far."""
+        """Checks the weights as they are now; `best` is the highest score so far."""
         ...
 
 
@@ -191,10 +191,6 @@ class Job(Protocol):
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
-        ...
-
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """Returns notices about an iteration, in addition to its numbers; called once per iteration."""
         ...
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:

@@ -10,7 +10,7 @@ import torch
 
 from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from tests.observations import env_spec, observed
 
@@ -87,14 +87,3 @@ def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) 
 def test_what_it_cannot_see_is_refused(config: PolicyConfig, env: EnvSpec, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         StatePolicy(config, env, 0)
-
-
-def test_a_folder_that_another_user_may_not_read_is_not_called_damaged(policy, monkeypatch, tmp_path) -> None:
-    policy.save(tmp_path)
-
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("policies.checkpoint_folder.load_file", refuse)
-    with pytest.raises(CheckpointError, match=r"cannot be read by this user .*model.safetensors.* chmod -R a\+rX"):
-        StatePolicy.from_folder(tmp_path, config=CONFIG)

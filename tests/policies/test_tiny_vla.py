@@ -52,32 +52,6 @@ def state_of(policy: TinyVLA) -> dict[str, torch.Tensor]:
 
 # ------------------------------------------------------------------------------------------------------------- protocol
 # ------------------------------------------------------------------------------------------------------------- sampling
-def test_log_probs_and_entropy_are_those_of_a_normalised_distribution(policy: TinyVLA) -> None:
-    features = policy.encode(observe(2))
-    every = torch.stack(
-        [policy.evaluate(features, {"tokens": torch.full((2, CHUNK, ACTION), v)}, 0.6).log_probs for v in range(BINS)],
-        dim=-1,
-    )
-    entropy = policy.evaluate(features, {"tokens": torch.zeros(2, CHUNK, ACTION, dtype=torch.long)}, 0.6).entropy
-    assert torch.allclose(every.exp().sum(-1), torch.ones(2, CHUNK, ACTION), atol=1e-5)
-    assert torch.allclose(entropy, -(every.exp() * every).sum(-1), atol=1e-4)
-
-
-def test_sampling_follows_the_distribution(policy: TinyVLA) -> None:
-    rows = 2048
-    one = policy.encode(observe(1))
-    features = {name: value.expand(rows, *value.shape[1:]) for name, value in one.items()}
-    tokens = policy.act(features, noise(rows), 0.6).record["tokens"][:, 0, 0]
-    expected = torch.tensor(
-        [
-            policy.evaluate(one, {"tokens": torch.full((1, CHUNK, ACTION), v)}, 0.6).log_probs[0, 0, 0].exp().item()
-            for v in range(BINS)
-        ]
-    )
-    seen = torch.bincount(tokens, minlength=BINS) / rows
-    # five standard deviations of a binomial share
-    assert ((seen - expected).abs() <= 5 * (expected * (1 - expected) / rows).sqrt() + 1e-6).all()
-    assert (tokens[:64] != tokens[0]).any()
 
 
 def test_the_greedy_action_is_the_mean_of_the_distribution_within_two_bins_of_the_likeliest(policy: TinyVLA) -> None:

@@ -9,36 +9,7 @@ from conftest import REPOSITORY
 
 from experiments.bench.recipe import __main__ as bench_recipe
 from experiments.bench.recipe.__main__ import command
-from experiments.bench.recipe.outcomes import Outcome, verdicts
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.telemetry.metrics import wilson
-
-
-def evaluated(once: int, at_end: int, number: int = 300) -> dict:
-    return {
-        "success_once": once / number,
-        "success_once_interval": list(wilson(once, number)),
-        "success_at_end": at_end / number,
-        "success_at_end_interval": list(wilson(at_end, number)),
-        "num_episodes": number,
-    }
-
-
-OUTCOMES = [
-    Outcome(1000, evaluated(270, 240), evaluated(297, 290), 50_000, 8, 1.0, 2.0, 0.1, 9.0, "a", 480),
-    Outcome(1001, evaluated(290, 285), evaluated(296, 295), 80_000, 12, 1.1, 3.0, 0.2, 10.0, "b", 480),
-    Outcome(1002, evaluated(280, 270), evaluated(300, 299), 60_000, 9, 1.2, 2.5, 0.1, 11.0, "c", 480),
-]
-
-
-def test_the_verdicts_count_seeds_whose_failures_were_halved() -> None:
-    said = " ".join(verdicts(OUTCOMES))
-    assert "halved in 3 of 3 seeds (success_once), 3 (success_at_end)" in said
-    assert "worst 98.7 %, median 99.0 %" in said
-    assert "at most 2.3 points below" in said
-    assert "+3.3 to +16.7 points" in said
-    worse = [Outcome(1, evaluated(290, 290), evaluated(294, 296), 1, 1, 1.0, 1.0, 0.0, 1.0, "a", 480)]
-    assert "halved in 0 of 1 seeds (success_once), 1 (success_at_end)" in " ".join(verdicts(worse))
 
 
 @pytest.mark.parametrize("recipe", bench_recipe.RECIPES)
