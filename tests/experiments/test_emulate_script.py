@@ -53,7 +53,7 @@ def test_a_launch_lists_its_probes_starts_within_two_minutes_and_predicts_what_i
     assert code == 0, err
     data = json.loads(out.read_text())
     launch, (plan,) = data["launch"], data["plans"]
-    assert [probe["probe"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated", "collocated on 1"]
+    assert [probe["probe"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated"]
     assert max(probe["blocks per device"] for probe in launch["probes"]) <= 4
     assert launch["profile_s"] + launch["plan_s"] < 120
     (predicted_s,) = launch["predicted_s"].values()
