@@ -31,7 +31,7 @@ from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import here, lost_nodes, on_node, start_ray, task_variables
+from rlinf_embodied.runtime.ray_cluster import here, is_up, lost_nodes, on_node, start_ray, task_variables
 from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
@@ -62,7 +62,7 @@ class RaySession:
         self._specs: dict[int, WorkerSpec] = {}
         self._starts: dict[Ref, int] = {}  # of workers that start
         self._groups = 0  # that were made so far
-        self._owns_ray = not ray.is_initialized()
+        self._owns_ray = not is_up()
         self._keepers: dict[str, ActorHandle] = {}  # by node
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         if self._owns_ray:
