@@ -1,12 +1,11 @@
 """Trains twice, once undisturbed and once while workers are killed, stopped and made to fail, and compares the weights.
 
-python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chaos [nodes=1]
-python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos [nodes=1]
+python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chaos
+python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos
 
-A schedule drawn from the seed says which fault meets whom, and in which phase (rlinf_embodied/tools/chaos.py); the
-next one comes when the run has recovered from the one before.  With nodes=2 the disturbed run has two Ray nodes, and
-the last fault is the end of one of them.  Other keys are those of the training, for example plan=collocated.  Exit
-code 0: all faults came, and the weights are the same, bit for bit; 1: not so; 2: wrong input.
+A schedule drawn from the seed says which worker fails in which phase (rlinf_embodied/tools/chaos.py).  Other keys are
+those of the training, for example plan=collocated.  Exit code 0: all faults came, and the weights are the same, bit for
+bit; 1: not so; 2: wrong input.
 """
 
 from collections.abc import Sequence

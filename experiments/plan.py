@@ -79,7 +79,7 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
     if raw.get("type") == TYPE:
         return {name: meta_network(path, only).to(dtype) for name, only in (("expert", True), ("full", False))}
-    found = {"full": empty_network(config_of(raw, str(path))).to(dtype)}
+    found: dict[str, nn.Module] = {"full": empty_network(config_of(raw, str(path))).to(dtype)}
     if memory.lora.rank:
         adapted = empty_network(config_of(raw, str(path))).to(dtype)
         with torch.device("meta"):

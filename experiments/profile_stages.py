@@ -2,16 +2,15 @@
 
 python experiments/profile_stages.py env=maniskill_pick policy=tiny_vla run.dir=runs/profile
 python experiments/profile_stages.py workflow=reasoning algorithm=ppo run.dir=runs/profile_math
-python experiments/profile_stages.py env=maniskill_pick block_sizes=8,16,32 run.dir=runs/sizes
 
 The keys are those of train_vla.py, or with workflow=reasoning those of train_llm_math.py.  The profile goes to
 <run.dir>/profile.json and to the cache, where plan=auto finds it as long as hardware, library versions and the sections
-that the stages' times depend on stay as they are.  It is always measured again.  `block_sizes` measures with each of
-these sizes of blocks instead, and compares the best plans.
+that the stages' times depend on stay as they are.  It is always measured again.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math, compose_train, split
@@ -23,21 +22,34 @@ class Options:
     """Keys in addition to those of the training."""
 
     workflow: str = "embodied"  # or reasoning
-    block_sizes: str = ""  # rows, such as 8,16,32
+
+
+def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
+    own, overrides = split(Options, words)
+    return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
+
+
+def profile_stages(config: TrainConfig | MathConfig) -> None:
+    from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
+    from rlinf_embodied.reasoning.job import ReasoningJob
+    from rlinf_embodied.runtime.session import find_cluster, open_session
+    from rlinf_embodied.telemetry.live import LiveView
+    from rlinf_embodied.telemetry.run_folder import RunFolder
+    from rlinf_embodied.telemetry.tables import text_table
+    from rlinf_embodied.training.planning import measured_profile
+
+    job = ReasoningJob(config) if isinstance(config, MathConfig) else EmbodiedJob(config)
+    job.require_checkpoint(None)
+    cluster = find_cluster(config.cluster)
+    folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
+    with open_session(config.cluster) as session, LiveView(1) as view:
+        start = str(job.starting_policy(session, cluster, view.progress, folder.path))
+        session.clear()
+        profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress, folder.path)
+        folder.write_text("profile.json", path.read_text(encoding="utf-8"))
+        view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}, seconds and MB:"))
+        view.note(f"{folder.path / 'profile.json'}, kept as {path}")
 
 
 if __name__ == "__main__":
-    sizes: list[str] = []
-
-    def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
-        own, overrides = split(Options, words)
-        sizes.extend([own.block_sizes] if own.block_sizes else [])
-        return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
-
-    def profile(config: TrainConfig | MathConfig) -> None:
-        # it imports torch: only once the rest of the input is known to be right
-        from rlinf_embodied.tools.stage_profiles import profile_stages, sizes_in
-
-        profile_stages(config, sizes_in(sizes))
-
-    main(profile, TrainConfig, compose_job)
+    main(profile_stages, TrainConfig, compose_job)

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from policies.action_distributions import DISTRIBUTIONS
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import KeptInFolder, seeded
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput, PolicySpec, Record
-from rlinf_embodied.randomness import words
 
 _LIMIT = 10.0  # deviations at which a standardised state is clipped
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # channels, kernel, stride: Mnih et al. 2015, on images of 84 pixels
@@ -128,8 +127,7 @@ class ActorCritic(KeptInFolder, Policy):
         self._distribution = kind(env.chunk, env.action_dim)
         choices, noise = self._distribution.choices, self._distribution.noise
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, choices, noise)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+        with seeded(seed):
             self.module: ActorCriticNet = ActorCriticNet(env, options, self._distribution.has_std)
 
     # ------------------------------------------------------------------------------------------------------ inference
@@ -159,7 +157,6 @@ class ActorCritic(KeptInFolder, Policy):
         return Evaluation(*scored, values=net.values(hidden) if net.sees else None)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]."""
         return self.module.values(self.module.hidden(features))
 
     # ------------------------------------------------------------------------------------------------------- training

@@ -9,56 +9,17 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from policies.checkpoint_folder import seeded
 from rlinf_embodied.config import LoraSettings
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.randomness import words
 
 _BASE, _ADAPTER = ".base_layer.", ".lora_"  # parts of names that peft makes
-
-
-def add_adapters(model: PreTrainedModel, settings: LoraSettings, seed: int) -> nn.Module:
-    """Returns the model wrapped by peft, only adapters trainable, drawn from the seed; its outputs are unchanged.
-
-    Raises:
-        ConfigError: peft is not installed, the model has no module of the names to adapt, or they name a tied head.
-    """
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError as error:
-        raise ConfigError(
-            "policy.lora is set, but the package peft is not installed: pip install 'rlinf-embodied[lora]', or "
-            "leave policy.lora out"
-        ) from error
-    targets = "all-linear" if settings.targets == ["all-linear"] else list(settings.targets)
-    config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType] - a float works as well
-        target_modules=targets,
-        lora_dropout=0.0,
-        task_type="CAUSAL_LM",
-    )
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
-            adapted = get_peft_model(model, config).eval()
-    except ValueError as error:
-        raise ConfigError(
-            f"policy.lora.targets is {settings.targets}, but it must name linear modules of the model ({error}): "
-            "use [all-linear]"
-        ) from error
-    ends = model.get_input_embeddings(), model.get_output_embeddings()
-    if model.config.tie_word_embeddings and any(hasattr(end, "base_layer") for end in ends):
-        raise ConfigError(
-            f"policy.lora.targets is {settings.targets}, but the model's head and embeddings are one matrix, to which "
-            "an adapter of one of them cannot be merged: use [all-linear], which leaves both out"
-        )
-    return adapted
 
 
 def inject_adapters(
     module: nn.Module, settings: LoraSettings, seed: int, path: str, without_gradient: Iterable[nn.Module] = ()
 ) -> None:
-    """Puts adapters into a module that is no transformers model; only they are trained, its outputs stay as they are.
+    """Puts adapters into a module; only they are trained, its outputs stay as they are.
 
     Args:
         module: is changed in place.
@@ -68,7 +29,7 @@ def inject_adapters(
         without_gradient: parts that no gradient reaches; their layers get no adapters.
 
     Raises:
-        ConfigError: peft is not installed, or a target names no linear layer that a gradient reaches.
+        ConfigError: peft is not installed, a target names no linear layer that a gradient reaches, or a tied head.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -82,12 +43,20 @@ def inject_adapters(
     trained = [name for name, part in linear.items() if id(part) not in still]
     _require_targets(list(linear), trained, settings.targets, path)
     wanted = [name for name in trained if _is_target(name, settings.targets)]
+    tied = isinstance(module, PreTrainedModel) and module.config.tie_word_embeddings
+    if tied and any(linear[name] is module.get_output_embeddings() for name in wanted):
+        raise ConfigError(
+            f"{path}.targets is {settings.targets}, but the model's head and embeddings are one matrix, to which an "
+            "adapter of one of them cannot be merged: use [all-linear], which leaves both out"
+        )
     config = LoraConfig(r=settings.rank, lora_alpha=settings.alpha, target_modules=wanted, lora_dropout=0.0)  # pyright: ignore[reportArgumentType] - a float works as well
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(int(words(seed, "adapters")) >> 1)
+    with seeded(seed, "adapters"):
         inject_adapter_in_model(config, module)
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(_ADAPTER in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # peft gives adapters the precision of their layer
+    module.eval()
 
 
 def _require_targets(linear: Sequence[str], trained: Sequence[str], targets: Sequence[str], path: str) -> None:

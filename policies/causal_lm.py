@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
-from policies.adapters import add_adapters, merged_model
+from policies.adapters import inject_adapters, merged_model
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import no_progress_bars, read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
@@ -50,7 +50,9 @@ class CausalLM:
         text = model.config.get_text_config()
         context = getattr(text, "max_position_embeddings", None)
         self.spec = LanguageSpec(text.model_type, text.vocab_size, context, pad_id, eos_ids)
-        self.module: nn.Module = model if lora is None else add_adapters(model, lora, seed)
+        if lora is not None:
+            inject_adapters(model, lora, seed, "policy.lora")
+        self.module: nn.Module = model
         self.codec = TextCodec(tokenizer, context)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         # where one token ends and pads, it must stay possible

@@ -7,8 +7,9 @@ dataset_statistics.json   what it standardises its inputs with, {task: {column: 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -22,6 +23,7 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import NoOptions, typed
+from rlinf_embodied.randomness import words
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
@@ -51,6 +53,14 @@ class SavedPolicy:
             raise CheckpointError(
                 f"{self.folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
             ) from error
+
+
+@contextlib.contextmanager
+def seeded(seed: int, purpose: str = "policy") -> Iterator[None]:
+    """Draws first weights from the seed within the block; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(words(seed, purpose)) >> 1)
+        yield
 
 
 def read_json(path: Path, action: str) -> dict[str, Any]:
@@ -100,11 +110,6 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None, options_type: 
         for column, values in columns.items():
             for kind in ("mean", "std"):
                 tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
-    except PermissionError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read by this user ({error}): have its owner run chmod -R a+rX {folder}, or give "
-            "another checkpoint folder"
-        ) from error
     except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
     if wanted is not None:
@@ -149,7 +154,6 @@ class KeptInFolder:
     module: nn.Module
 
     def save(self, folder: Path) -> None:
-        """Writes config.json, model.safetensors and dataset_statistics.json (Hugging Face folder form)."""
         write_folder(folder, self.config, self.env, self.module)
 
     @classmethod

@@ -12,16 +12,19 @@ class Standardise(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, size: int, limit: float) -> None:
-        """Takes the number of columns, and how many deviations a value may lie off before it is clipped."""
+    def __init__(self, size: int, limit: float = 10.0) -> None:
+        """Takes the number of columns, and how many standard deviations a value may lie off before it is clipped.
+
+        RL leaves the range of the demonstrations, and a frozen scale must not blow up there.
+        """
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
         self.limit = limit
 
     @torch.no_grad()
-    def set(self, mean: Tensor, std: Tensor, floor: float) -> None:
-        """Takes the statistics [size]; deviations below `floor` count as `floor`, constant columns are not scaled."""
+    def set(self, mean: Tensor, std: Tensor, floor: float = 0.01) -> None:
+        """Takes the statistics [size]; a std below `floor` counts as `floor`, constant columns are not scaled."""
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std < 1e-6, torch.ones_like(std), std.clamp(min=floor)))
 

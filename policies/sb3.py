@@ -93,29 +93,22 @@ class StableBaselinesPolicy(Policy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Refuses: such a policy is evaluated in episodes, and not trained."""
         raise self._only_acts()
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Refuses, as `evaluate` does."""
         raise self._only_acts()
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns nothing: it is not trained here."""
         return []
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns nothing: it is not trained here."""
         return []
 
     def save(self, folder: Path) -> None:
-        """Refuses, as `evaluate` does."""
         raise self._only_acts()
 
     def _only_acts(self) -> CheckpointError:
-        return CheckpointError(
-            f"{self._path} is a policy of Stable-Baselines3, which is evaluated here and not trained"
-        )
+        return CheckpointError(f"{self._path} is a policy of Stable-Baselines3: it is evaluated here, and not trained")
 
     @classmethod
     def from_folder(
@@ -138,21 +131,16 @@ class StableBaselinesPolicy(Policy):
 
 
 def _normaliser(path: Path) -> VecNormalize | None:
-    """Returns the statistics in a file, None where there is none.
-
-    Raises:
-        CheckpointError: it holds something else.
-    """
     if not path.exists():
         return None
     try:
         with path.open("rb") as file:
             found = pickle.load(file)
-    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
+        if not isinstance(found, VecNormalize):
+            raise TypeError(f"it holds a {type(found).__name__}")
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError) as error:
         raise CheckpointError(
             f"{path} cannot be read ({error!r}): save it by VecNormalize.save, or remove it"
         ) from error
-    if not isinstance(found, VecNormalize):
-        raise CheckpointError(f"{path} holds a {type(found).__name__}: save it by VecNormalize.save, or remove it")
     found.training = False
     return found

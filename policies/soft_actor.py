@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.action_distributions import SquashedGaussian
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import KeptInFolder, seeded
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
@@ -28,7 +28,6 @@ from rlinf_embodied.interfaces.policies import (
     Record,
     ReparameterizedPolicy,
 )
-from rlinf_embodied.randomness import words
 
 _INSIDE = 1 - 1e-5  # the largest action that has a density
 _LOG_STD = (-20.0, 2.0)  # as Haarnoja et al. bound it
@@ -87,13 +86,11 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         self._distribution = SquashedGaussian(env.chunk, env.action_dim)
         noise = self._distribution.noise
         self.spec = PolicySpec(config.name, env.chunk, env.action_dim, env.action_dim, noise)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+        with seeded(seed):
             self.module: SoftActorNet = SoftActorNet(options, env)
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
-        """Returns the state as it is."""
         return {"state": observation.proprio}
 
     @torch.no_grad()
@@ -107,7 +104,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs [B, C, A] of what was drawn."""
         mean, log_std = self.module(features["state"])
         return Evaluation(*self._distribution.scored(mean, log_std, record["drawn"], temperature, entropy_gradient))
 
@@ -128,7 +124,6 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
         return self._distribution.scored(mean, log_std, drawn, 1.0)[0].sum(-1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Returns all parameters."""
         return list(self.module.parameters())
 
     def value_parameters(self) -> list[nn.Parameter]:

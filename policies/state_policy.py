@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import KeptInFolder, seeded
 from policies.critic import Standardise, ValueHead
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
@@ -28,10 +29,7 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
-from rlinf_embodied.randomness import words
 
-_FLOOR = 0.01  # least deviation that inputs are divided by
-_LIMIT = 10.0  # deviations
 _FIRST_MEANS = 0.01  # scale of the last layer's first weights: the first means are about 0
 
 
@@ -63,18 +61,14 @@ class StateNet(nn.Module):
         """
         super().__init__()
         seen, width, actions = env.privileged_dim - CLOCK_COLUMNS, options.hidden_size, env.chunk * env.action_dim
-        self.privileged_scale = Standardise(env.privileged_dim, _LIMIT)
-        layers: list[nn.Module] = []
-        for size in [seen, *[width] * (options.num_layers - 1)]:
-            layers += [nn.Linear(size, width), nn.Tanh()]
-        last = nn.Linear(width, actions)
-        for layer, gain in [(layer, 2**0.5) for layer in layers if isinstance(layer, nn.Linear)] + [
-            (last, _FIRST_MEANS)
-        ]:
-            if orthogonal:
-                nn.init.orthogonal_(layer.weight, gain)
-                nn.init.zeros_(layer.bias)
-        self.means = nn.Sequential(*layers, last, nn.Unflatten(1, (env.chunk, env.action_dim)))
+        self.privileged_scale = Standardise(env.privileged_dim)
+        sizes = [seen, *[width] * options.num_layers, actions]
+        linear = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        for layer in linear if orthogonal else ():
+            nn.init.orthogonal_(layer.weight, _FIRST_MEANS if layer is linear[-1] else 2**0.5)
+            nn.init.zeros_(layer.bias)
+        hidden = [part for layer in linear[:-1] for part in (layer, nn.Tanh())]
+        self.means = nn.Sequential(*hidden, linear[-1], nn.Unflatten(1, (env.chunk, env.action_dim)))
         self.log_std = nn.Parameter(torch.full((env.chunk, env.action_dim), options.initial_std).log())
         self.register_buffer("centres", torch.linspace(-1.0, 1.0, options.num_bins), persistent=False)
         self.value = ValueHead(env.privileged_dim, options.critic_hidden_size)
@@ -103,8 +97,7 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
         self.config, self.env = config, env
         self.options = typed(config.options, self.options_type, "policy.options")
         self.spec = token_spec(config, env)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed or 0, "policy")) >> 1)
+        with seeded(seed or 0):
             net = StateNet(self.options, env, orthogonal=seed is not None)
         self.module: StateNet = net.eval()
 
@@ -130,12 +123,10 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
         logits = self.module.logits(features["state"])
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q], the clock included."""
         assert privileged is not None, "a privileged critic was handed no privileged state"
         return self.module.value(self.module.privileged_scale(privileged))
 
@@ -145,13 +136,12 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
         return [*self.module.means.parameters(), self.module.log_std]
 
     def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the parameters of the value head."""
         return list(self.module.value.parameters())
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Sets what the privileged state is standardised with; other inputs are not looked at."""
         if name == "privileged":
-            self.module.privileged_scale.set(mean, std, _FLOOR)
+            self.module.privileged_scale.set(mean, std)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""

@@ -19,24 +19,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import seeded
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.transformer import Transformer
-from policies.vision import MAPS, Pool, Stem, image_features, of_cameras
+from policies.vision import IMAGES, MAPS, Pool, Stem, VisionPolicy, of_cameras, require_seen
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
-from rlinf_embodied.randomness import words
+from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, token_spec
 
-_FLOORS = {"proprio": 0.01, "vision": 1e-3, "privileged": 0.01}  # least deviations that inputs are divided by
 _REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
-_LIMIT = 10.0  # deviations; RL leaves the demonstrations' range, and a frozen scale must not blow up there
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,8 +73,8 @@ class TinyVLANet(nn.Module):
         num_cameras, d = len(env.cameras), options.hidden_size
         self.stem = Stem(num_cameras, options.stem_width)
         self.pool = Pool(options.stem_width, options.keypoints, env.image_sizes)
-        self.vision_scale = Standardise(num_cameras * self.pool.out_features, _LIMIT)
-        self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
+        self.vision_scale = Standardise(num_cameras * self.pool.out_features)
+        self.proprio_scale = Standardise(env.proprio_dim)
         self.words = nn.Embedding(WordTokenizer(options.instruction_length).size, d)
         self.cameras = nn.ModuleList([_adapter(self.pool.out_features, d) for _ in range(num_cameras)])
         self.body = _adapter(env.proprio_dim, d)
@@ -87,7 +83,7 @@ class TinyVLANet(nn.Module):
         self.head: nn.Module = nn.Linear(d, env.action_dim * options.num_bins)
         self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
         privileged = critic is Critic.privileged
-        self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
+        self.privileged_scale = Standardise(env.privileged_dim if privileged else 0)
         self.value = ValueHead(env.privileged_dim if privileged else d, options.critic_hidden_size)
 
     def hidden(self, pooled: Tensor, proprio: Tensor, tokens: Tensor) -> Tensor:
@@ -101,12 +97,8 @@ class TinyVLANet(nn.Module):
         return self.transformer(sequence)[:, -self.queries.shape[0] :]
 
 
-class TinyVLA(KeptInFolder, ImitationPolicy):
-    """The policy behind the `Policy` protocol.
-
-    Features: "proprio" [B, P], "tokens" int64 [B, L], and of each camera either "maps.<name>" (stem frozen) or the raw
-    "images.<name>".
-    """
+class TinyVLA(VisionPolicy):
+    """The policy behind the `Policy` protocol; frozen eyes give "maps.<name>" of each camera."""
 
     _net = TinyVLANet
     options_type: ClassVar[type[TinyVLAOptions]] = TinyVLAOptions
@@ -117,35 +109,19 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         Raises:
             ConfigError: the env has no cameras, or a privileged critic has no privileged state to look at.
         """
-        _check(config, env)
+        require_seen(config, env)
         self.config, self.env = config, env
         self.options = typed(config.options, self.options_type, "policy.options")
         self.spec = token_spec(config, env)
         self._tokenizer = WordTokenizer(self.options.instruction_length)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
+        with seeded(seed):
             net = self._net(self.options, config.critic, env)
         self.module: TinyVLANet = net.eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
-    def encode(self, observation: Observation) -> Features:
-        """Returns what RL caches: feature maps where the stem is frozen, else the images themselves."""
-        return self.encode_frozen(observation) if self.options.freeze_stem else self.encode_trainable(observation)
-
-    @torch.no_grad()
-    def encode_frozen(self, observation: Observation) -> Features:
-        """Returns features that hold the stem's maps; the stem gets no gradient through them."""
-        names = [MAPS + name for name in observation.images]
-        maps = self.module.stem(of_cameras(image_features(observation)))
-        return dict(zip(names, maps, strict=True)) | self._without_images(observation)
-
-    def encode_trainable(self, observation: Observation) -> Features:
-        """Returns features that hold the images, so that the stem runs, and learns, with the rest."""
-        return image_features(observation) | self._without_images(observation)
-
-    def _without_images(self, observation: Observation) -> Features:
-        tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
-        return {"proprio": observation.proprio, "tokens": tokens}
+    def _seen(self, images: Features) -> Features:
+        names = [name.replace(IMAGES, MAPS, 1) for name in images]
+        return dict(zip(names, self.module.stem(of_cameras(images)), strict=True))
 
     def pooled(self, features: Features) -> Tensor:
         """Returns pooled vision before it is standardised, float32 [B, K * D]."""
@@ -176,21 +152,11 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        """Returns log-probs and entropy [B, C, A] of given "tokens"."""
         logits = self._logits(self._hidden(features))
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
-
-        A critic on the policy's own hidden states reads them without a gradient: the value loss trains its head only.
-        """
-        if self.config.critic is Critic.privileged:
-            assert privileged is not None, "a privileged critic was handed no privileged state"
-            return self.module.value(self.module.privileged_scale(privileged))
-        with torch.no_grad():
-            hidden = self._hidden(features)
-        return self.module.value(hidden)
+    def _read_by_critic(self, features: Features) -> Tensor:
+        return self._hidden(features)
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -199,29 +165,12 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
             exclude=("value.", "object_position.", *(("stem.",) if self.options.freeze_stem else ()))
         )
 
-    def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the parameters of the value head."""
-        return list(self.module.value.parameters())
-
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains: the whole policy with its helper head, or all of the policy but the stem."""
         return self._parameters(exclude=("value.",) if whole else ("value.", "object_position.", "stem."))
 
     def _parameters(self, exclude: tuple[str, ...]) -> list[nn.Parameter]:
         return [p for name, p in self.module.named_parameters() if not name.startswith(exclude)]
-
-    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what inputs are standardised with.
-
-        Args:
-            name: "proprio" [P], "vision" [K * D] (see `pooled`) or "privileged" [Q]; the last one is ignored by a
-                critic that does not see privileged state.
-            mean: of the data that the policy starts from.
-            std: likewise.
-        """
-        scale = getattr(self.module, f"{name}_scale")
-        if scale.mean.numel() > 0:
-            scale.set(mean, std, _FLOORS[name])
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar).
@@ -252,16 +201,3 @@ class TinyVLA(KeptInFolder, ImitationPolicy):
         place = (actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)
         distance = place[..., None] - torch.arange(self.options.num_bins, device=actions.device)
         return F.softmax(-2.0 * distance.square(), dim=-1)
-
-
-def _check(config: PolicyConfig, env: EnvSpec) -> None:
-    if not env.cameras:
-        raise ConfigError(
-            f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera, or "
-            "use policy=state, which acts on the state"
-        )
-    if config.critic is Critic.privileged and env.privileged_dim == 0:
-        raise ConfigError(
-            f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "
-            "set policy.critic=observation"
-        )

@@ -1,4 +1,4 @@
-"""The eyes: one convolutional tower per camera, and the pooling that turns its maps into a few numbers per camera.
+"""Policies that see: what they share, and small eyes, a convolutional tower per camera and pooling of its maps.
 
 images [B, H, W', 3] of each camera --stem--> maps [B, W, H/8, W'/8] --pool--> [B, K, W + 2 * keypoints]
              (frozen and cached in RL)                            mean of the map | where each keypoint is, x and y
@@ -9,16 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features
+from policies.checkpoint_folder import KeptInFolder
+from policies.tokenizer import WordTokenizer
+from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 
 IMAGES, MAPS = "images.", "maps."  # how the names of cameras' features begin
 _STRIDES = (2, 2, 2, 1)
 _NORM_GROUPS = 8
+_VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
 
 
 def _tower(width: int) -> nn.Sequential:
@@ -44,6 +50,88 @@ def image_features(observation: Observation) -> Features:
 def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
     """Returns the features whose names begin like this, one for each camera; [] if there are none."""
     return [value for name, value in features.items() if name.startswith(beginning)]
+
+
+class VisionPolicy(KeptInFolder, ImitationPolicy):
+    """What policies share whose eyes may be frozen and whose value head is `module.value`.
+
+    Features: "proprio" [B, P], "tokens" int64 [B, L], and what the eyes made of the images (frozen), or the raw
+    "images.<name>" of each camera.  Options have `freeze_stem`.
+    """
+
+    options: Any
+    module: Any  # with `value`, and scales named as statistics are
+    _tokenizer: WordTokenizer
+
+    def encode(self, observation: Observation) -> Features:
+        """Returns what RL caches: what frozen eyes made of the images, else the images themselves."""
+        return self.encode_frozen(observation) if self.options.freeze_stem else self.encode_trainable(observation)
+
+    @torch.no_grad()
+    def encode_frozen(self, observation: Observation) -> Features:
+        """Returns features that hold what the eyes made of the images; the eyes get no gradient through them."""
+        return self._seen(image_features(observation)) | self._without_images(observation)
+
+    def _seen(self, images: Features) -> Features:
+        """Returns what the eyes make of the images of each camera."""
+        raise NotImplementedError
+
+    def encode_trainable(self, observation: Observation) -> Features:
+        """Returns features that hold the images, so that the eyes run, and learn, with the rest."""
+        return image_features(observation) | self._without_images(observation)
+
+    def _without_images(self, observation: Observation) -> Features:
+        tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
+        return {"proprio": observation.proprio, "tokens": tokens}
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
+
+        A critic on the policy's own hidden states reads them without a gradient: the value loss trains its head only.
+        """
+        if self.config.critic is Critic.privileged:
+            assert privileged is not None, "a privileged critic was handed no privileged state"
+            return self.module.value(self.module.privileged_scale(privileged))
+        with torch.no_grad():
+            hidden = self._read_by_critic(features)
+        return self.module.value(hidden)
+
+    def _read_by_critic(self, features: Features) -> Tensor:
+        """Returns the hidden states [B, C, d] that a critic on observations reads."""
+        raise NotImplementedError
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.module.value.parameters())
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Sets what inputs are standardised with.
+
+        Args:
+            name: "proprio" [P], "vision" (see `pooled`) or "privileged" [Q]; what the policy does not see is ignored.
+            mean: of the data that the policy starts from.
+            std: likewise.
+        """
+        scale = getattr(self.module, f"{name}_scale", None)
+        if scale is not None and scale.mean.numel() > 0:
+            scale.set(mean, std, *([_VISION_FLOOR] if name == "vision" else []))
+
+
+def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
+    """Checks that an env shows what a policy and its critic look at.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not env.cameras:
+        raise ConfigError(
+            f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera, or "
+            "use policy=state, which acts on the state"
+        )
+    if config.critic is Critic.privileged and env.privileged_dim == 0:
+        raise ConfigError(
+            f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "
+            "set policy.critic=observation"
+        )
 
 
 class Stem(nn.Module):

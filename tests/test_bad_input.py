@@ -73,12 +73,12 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (PLAN, "profile={deep}", ["deep.json is no valid JSON", "measure it again"]),
     (PLAN, "profile={huge}", ["items_per_device is 1", "finite", "measure it again"]),
     (PLAN, "cluster=h100x7", ["cluster is 'h100x7'", "emulated_h100x8", "path to a .yaml file"]),
-    (PLAN, "cluster={half_a_node}", ["half_a_node.yaml.nodes[0].num_nodes is 0.5", "whole number", "correct the file"]),
+    (PLAN, "cluster={half_a_node}", ["num_nodes is 0.5 in", "half_a_node.yaml", "Integer"]),
     (PLAN, "cluster={no_yaml}", ["no valid YAML", "correct the file"]),
     (PLAN, "workflow=reasoning", ["workflow=reasoning is asked for", "of embodied", "use a profile"]),
-    (PLAN, "model=none", ["model is 'none'", "openvla_7b", "path to a config.json"]),
+    (PLAN, "model=none", ["model is 'none'", "openvla_7b", "path to a .json file"]),
     (PLAN, "model=openvla_7b memory.num_devices=[0]", ["memory.num_devices is [0]", "use [1,2,4,8]"]),
-    (EMULATE, "plan=none", ["plan is 'none'", "path to a plan file"]),
+    (EMULATE, "plan=none", ["plan is 'none'", "path to a .yaml file"]),
 ]
 FOLDERS: list[tuple[str, str, list[str]]] = [
     # checkpoints
@@ -103,7 +103,6 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
         "run.dir={ruined}",
         ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to begin anew"],
     ),
-    (VLA, "run.dir={elsewhere}", ["process 17 on alpha since", "its lease ends in", "use another run.dir"]),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation
     (EVALUATE, "", ["a checkpoint folder is needed", "policy=expert"]),
@@ -157,7 +156,6 @@ HARM = {
     "leaves": _leaves,
     "linked": _linked,
     "ruined": _ruined,
-    "elsewhere": lambda path: (path.parents[1] / ".lock").write_text("process 17 on alpha since 2026-01-31 12:00:00"),
 }
 
 

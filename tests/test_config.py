@@ -20,7 +20,6 @@ from rlinf_embodied.compose import (
 from rlinf_embodied.config import (
     Backend,
     EnvConfig,
-    EvaluateConfig,
     Exactness,
     GRPOConfig,
     MathConfig,
@@ -63,9 +62,8 @@ SFT = ["algorithm=sft", "data=x"]
     ("compose", "overrides", "says"),
     [
         (compose_train, [*SFT, "run.num_iterations=3"], "run.num_iterations is 3, .* algorithm.epochs"),
-        (compose_train, [*SFT, "algorithm.held_out=1"], r"algorithm.held_out is 1.0, but it is a share .*use 0.1"),
+        (compose_train, [*SFT, "algorithm.held_out=1"], "algorithm.held_out is 1.0, .* lie in .0, 0.5.: use 0.1"),
         (compose_train, [*SFT, "algorithm.head_lr=0"], "algorithm.head_lr is 0.0, but it must be positive"),
-        (compose_train, [*SFT, "algorithm.schedule=cosin"], "algorithm.schedule is 'cosin', .* one of one_cycle"),
         (compose_train, [*SFT, "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
         (compose_export, ["policy=expert"], "out is not given, but the command needs it"),
         (compose_export, ["out=x"], "checkpoint is None, but a checkpoint folder is needed"),
@@ -93,12 +91,6 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     assert isinstance(config, MathConfig)
     assert config.num_blocks * config.rows_per_block == config.num_rows
     assert config.num_blocks % config.blocks_per_batch == 0
-
-
-@pytest.mark.parametrize("group", groups(EvaluateConfig))
-def test_evaluation_takes_the_choices_of_its_groups(group):
-    for name in choices(group):
-        assert isinstance(compose_evaluate(["policy=expert", f"{group}={name}", *NEEDS.get(name, [])]), EvaluateConfig)
 
 
 def test_the_default_is_the_demo():
@@ -150,12 +142,6 @@ def test_exactness_is_a_choice_that_also_takes_true_and_false(text: list[str], c
     assert compose_train(text).run.exact is chosen
 
 
-def test_a_file_from_before_there_was_a_choice_of_exactness_is_read(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(compose_train([])).replace("exact: portable", "exact: true"))
-    assert load(path, TrainConfig).run.exact is Exactness.exact
-
-
 def test_grpo_brings_whole_episodes_and_follows_the_horizon():
     config = compose_train(["algorithm=grpo", "env.horizon=60", "env.chunk=4"])
     assert type(config.algorithm) is GRPOConfig
@@ -169,8 +155,7 @@ BAD_INPUT = [
     (VLA, "plan=colocated", "plan is 'colocated'|did you mean plan=collocated?|disaggregated|.yaml file"),
     (VLA, "algorithm=pp0", "algorithm is 'pp0'|did you mean algorithm=ppo?|grpo"),
     (VLA, "env=3", "env is '3'|choose from"),
-    (VLA, "env=none.yaml", "none.yaml cannot be read|existing YAML file"),
-    (VLA, "env=maniskill", "env.task is not given|give env.task=<name>|PickCube-v1, PushCube-v1"),
+    (VLA, "env=maniskill", "env.task is not given|give env.task=<name>"),
     (VLA, "env.num_env=1", "env.num_env is unknown|did you mean env.num_envs?|horizon"),
     (VLA, "num_envs=1", "num_envs is unknown|did you mean env.num_envs?"),
     (VLA, "+env.num_env=1", "env.num_env is unknown"),
@@ -179,33 +164,21 @@ BAD_INPUT = [
     (VLA, "env.num_envs", "'env.num_envs' has no value|use env.num_envs=<value>"),
     (VLA, "env.cameras=[", "env.cameras is '['|cannot be read|lists are [a,b]"),
     (VLA, "env.chunk=1,2", "env.chunk is '1,2'|int|use a whole number"),
-    (VLA, "env.num_envs=1.5", "env.num_envs is 1.5|int|use a whole number"),
     (VLA, "env.num_envs=null", "env.num_envs is None|not Optional"),
     (VLA, "run.dry=maybe", "run.dry is 'maybe'|bool|true or false"),
     (VLA, "env.cameras=3", "env.cameras is 3|list[str]|[a,b]"),
-    (VLA, "env.backend=gpuu", "env.backend is 'gpuu'|auto, batched, cpu, stock, gpu"),
     (VLA, "algorithm.target_kl=x", "algorithm.target_kl is 'x'|float | None|a number or null"),
     (VLA, "env.horizon=${nope}", "env.horizon|nope|use a whole number"),
     (VLA, "env.num_envs=70", "env.num_envs is 70|multiple of env.block_size=16|use 64"),
     (VLA, "env.chunks_per_rollout=8", "env.chunks_per_rollout is 8|may take 10 chunk-steps|env.carry_over=true"),
     (VLA, "env.chunk=51", "env.chunk is 51|env.horizon=50|smaller env.chunk"),
     (VLA, "env.execute_steps=-1", "env.execute_steps is -1|env.chunk=5|at most that many"),
-    (VLA, "algorithm.gamma=1.5", "algorithm.gamma is 1.5|[0, 1]"),
     (VLA, "algorithm.reduction=fast", "algorithm.reduction is 'fast'|run.exact=true|set run.exact=false"),
     (VLA, "algorithm.dual_clip=1", "algorithm.dual_clip is 1.0|1 + algorithm.clip_high=0.2|use 3.0, or null"),
-    (VLA, "algorithm.max_log_ratio=0", "algorithm.max_log_ratio is 0.0|use 20.0"),
-    (VLA, "algorithm.tis_cap=0", "algorithm.tis_cap is 0.0|positive|null"),
-    (VLA, "algorithm.precision=bf16", "algorithm.precision is 'bf16'|float32, bfloat16"),
     (VLA, "eval.seed=1073741824", "eval.seed is 1073741824|2^30"),
-    (VLA, "cluster.session=threads", "cluster.session is 'threads'|ray or serial"),
     (VLA, "cluster.object_store_bytes=1000", "cluster.object_store_bytes is 1000|at least 78643200"),
-    (VLA, "checkpoint.keep=0", "checkpoint.keep is 0|at least 1|use 3"),
-    (VLA, "plan=/nowhere/plan.yaml", "/nowhere/plan.yaml cannot be read|existing YAML file"),
-    (VLA, "env=/nowhere/env.yaml", "/nowhere/env.yaml cannot be read|existing YAML file"),
-    (VLA, "env.num_env=8", "env.num_env is unknown|did you mean env.num_envs?"),
     (VLA, "env.hold_steps=99", "env.hold_steps is 99|lies in [0, env.horizon|use "),
     (VLA, "env.camera_eye=[0,0,1]", "env.camera_eye is [0.0, 0.0, 1.0]|needs both or neither|give both"),
-    (VLA, "policy=tinyvla", "policy is 'tinyvla'|did you mean policy=tiny_vla?"),
     (VLA, "hierarchy.every=-1", "hierarchy.every is -1|number of chunk-steps|use 5, or 0"),
     (VLA, "hierarchy.every=5", "hierarchy is 'with none of them'|chooses from one of|hierarchy.goal_low=[-1,-1]"),
     (VLA, "hierarchy.every=5 hierarchy.instructions=[go]", "hierarchy.instructions is ['go']|one is no choice"),
@@ -229,23 +202,15 @@ BAD_INPUT = [
         *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
         "hierarchy.frozen is True|never follows its goal|warm_start.checkpoint=<dir>",
     ),
-    (VLA, "algorithm.lr_end_fraction=2", "algorithm.lr_end_fraction is 2.0|[0, 1]"),
     (VLA, "algorithm=grpo algorithm.group_size=3 env.auto_reset=false", "env.block_size is|group_size=3|multiple"),
     (
         *(VLA, "algorithm=grpo algorithm.group_size=4 env.auto_reset=true"),
         "env.auto_reset is True|set env.auto_reset=false",
     ),
     (VLA, "warm_start.teacher=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
-    (VLA, "warm_start.num_demos=1", "warm_start.num_demos is 1|at least one|use 480"),
-    (VLA, "warm_start.region=[1,0,0,1]", "warm_start.region is [1.0, 0.0, 0.0, 1.0]|rectangle|null for the whole"),
-    (VLA, "warm_start.noise=[-1]", "warm_start.noise is [-1.0]|none is negative|use [0.0]"),
     (VLA, "run.seed=-1", "run.seed is -1|[0, 2^31)|use 0"),
-    (VLA, "run.until_success=2", "run.until_success is 2.0|share of episodes|use 0.97"),
     (VLA, "run.exact=maybe", "run.exact is 'maybe'|off, exact, portable"),
     (VLA, "wandb.resume=must", "wandb.resume is 'must'|wandb.id|give wandb.id=<id>"),
-    (VLA, "eval.seed=-5", "eval.seed is -5|apart from training's|use 9000"),
-    (VLA, "cluster=h100", "cluster is 'h100'|choose from"),
-    (VLA, "plan=/nowhere.yaml", "/nowhere.yaml cannot be read|existing YAML file"),
     (TRANSITIONS, "algorithm=sak", "algorithm is 'sak'|did you mean algorithm=sac?"),
     (TRANSITIONS, "algorithm.batch_size=255", "algorithm.batch_size is 255|2 blocks|use 254"),
     (TRANSITIONS, "algorithm.capacity=32", "algorithm.capacity is 32|an iteration gathers|64"),
@@ -254,11 +219,6 @@ BAD_INPUT = [
     (TRANSITIONS, "algorithm=dagger data=x algorithm.expert_steps=0", "data is 'x'|learns from what it gathers"),
     (TRANSITIONS, "algorithm=rlpd data=x", "algorithm.expert_steps is 4000|holds the demonstrations|use 0"),
     (TRANSITIONS, "algorithm=dagger algorithm.expert_steps=0", "expert_steps is 0|begins with|use 2000"),
-    (TRANSITIONS, "algorithm.demonstration_share=2", "algorithm.demonstration_share is 2.0|share|use 0.5"),
-    (TRANSITIONS, "algorithm=iql data=x algorithm.expectile=1", "algorithm.expectile is 1.0|(0, 1)|use 0.7"),
-    (TRANSITIONS, "algorithm.gamma=1", "algorithm.gamma is 1.0|[0, 1)|use 0.99"),
-    (TRANSITIONS, "algorithm.tau=0", "algorithm.tau is 0.0|(0, 1]|use 0.005"),
-    (TRANSITIONS, "algorithm.target_critics=3", "algorithm.target_critics is 3|num_critics=2|at most 2"),
     (TRANSITIONS, "algorithm.clip_low=1", "algorithm.clip_low is unknown|algorithm has _target_"),
     (TRANSITIONS, "env.chunk=5", "env.chunk is 5|a transition is one env step|use env.chunk=1"),
     (TRANSITIONS, "env.cameras=[rgb_array]", "env.cameras is ['rgb_array']|see a state|use env.cameras=[]"),
@@ -270,13 +230,9 @@ BAD_INPUT = [
         *(MATH, "algorithm=drgrpo"),
         "algorithm is 'drgrpo'|did you mean algorithm=dr_grpo?|dapo, dr_grpo, grpo, grpo_annealed",
     ),
-    (MATH, "policy=tinylm", "policy is 'tinylm'|did you mean policy=tiny_lm?"),
-    (MATH, "plan=pipeline", "plan is 'pipeline'|did you mean plan=pipelined?|.yaml file"),
     (MATH, "env=maniskill_pick", "env is unknown|the top level has cluster, plan"),
     (MATH, "data.levl=x", "data.levl is unknown|did you mean data.level?"),
     (MATH, "algorithm.groupsize=3", "algorithm.groupsize is unknown|did you mean algorithm.group_size?"),
-    (MATH, "algorithm.loss_level=tokens", "algorithm.loss_level is 'tokens'|token, sequence, constant, sum"),
-    (MATH, "generation.engine=vlm", "generation.engine is 'vlm'|transformers, vllm"),
     (MATH, "data=jsonl policy.folder=x", "data.files is {}|use data.files.all=<file>"),
     (
         *(MATH, "data.files.all=x.jsonl"),
@@ -291,30 +247,16 @@ BAD_INPUT = [
     (MATH, "algorithm.group_size=1", "algorithm.group_size is 1|grpo compares|use 8, or algorithm=ppo"),
     (MATH, "algorithm=ppo algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling is True|algorithm=dapo"),
     (MATH, "algorithm=dapo algorithm.drop_zero_variance_groups=false", "algorithm.drop_zero_variance_groups is False"),
-    (MATH, "algorithm.tis_cap=0", "algorithm.tis_cap is 0.0|positive|null"),
-    (MATH, "algorithm.gamma=2", "algorithm.gamma is 2.0|[0, 1]"),
-    (MATH, "generation.temperature=0", "generation.temperature is 0.0|use 1.0"),
-    (MATH, "generation.top_p=0", "generation.top_p is 0.0|(0, 1]"),
     (MATH, "generation.max_new_tokens=1", "generation.max_new_tokens is 1|at least 2, or eval.forced_prefix=false"),
-    (MATH, "algorithm.beta2=1", "algorithm.beta2 is 1.0|[0, 1)"),
     (MATH, "warm_start.betas=[0.9]", "warm_start.betas is [0.9]|two numbers|use [0.9,0.98]"),
-    (MATH, "warm_start.lr=0", "warm_start.lr is 0.0|positive"),
     (MATH, "warm_start.num_examples=8", "warm_start.num_examples is 8|warm_start.batch_size=32"),
-    (MATH, "algorithm.reduction=fast", "algorithm.reduction is 'fast'|set run.exact=false"),
-    (MATH, "algorithm.dual_clip=1.2", "algorithm.dual_clip is 1.2|1 + algorithm.clip_high=0.28|use 3.0, or null"),
-    (MATH, "algorithm.max_log_ratio=100", "algorithm.max_log_ratio is 100.0|overflows|use 20.0"),
-    (MATH, "algorithm=ppp", "algorithm is 'ppp'|did you mean algorithm=ppo?"),
     (MATH, "reward.concurrency=4", "reward.concurrency is 4|it needs a custom function|use 1"),
     (MATH, "reward.waits=true", "reward.waits is True|without reward._target_"),
     (MATH, "cluster.cpu_devices=2", "cluster.cpu_devices is 2|only training and evaluation in simulators"),
-    (MATH, "cluster.waiting_devices=-1", "cluster.waiting_devices is -1|not negative"),
     (MATH, "cluster=ray cluster.waiting_devices=1", "cluster.waiting_devices is 1|on this machine"),
-    (MATH, "data.files.train=x.jsonl", "data.files is|a file each|add the missing one"),
     (MATH, "generation.rows_per_block=5", "generation.rows_per_block|5|use "),
     (MATH, "generation.engine=vllm", "generation.engine is 'vllm'|run.exact=false"),
     (MATH, "run.until_success=0.9", "run.until_success is 0.9|leave it out"),
-    (MATH, "warm_start.betas=[1]", "warm_start.betas is [1.0]|two numbers|use [0.9,0.98]"),
-    (MATH, "plan=disagregated", "plan is 'disagregated'|did you mean"),
     (
         *(MATH, "generation.rows_per_block=48 generation.rows_per_batch=96"),
         "generation.rows_per_block is 48|= 256 completions|use 32",
@@ -371,15 +313,6 @@ def test_a_smaller_run_has_smaller_batches(prompts, rows_per_block, rows_per_bat
     assert (config.num_blocks, config.prompts_per_block, config.blocks_per_batch) == blocks
 
 
-def test_impossible_combinations_of_grpo_are_refused():
-    with pytest.raises(ConfigError, match=r"env\.block_size is 4, .* make the block a multiple of the group"):
-        compose_train(["algorithm=grpo", "env.block_size=4"])
-    with pytest.raises(ConfigError, match=r"env\.auto_reset is True.*set env\.auto_reset=false"):
-        compose_train(["algorithm=grpo", "env.auto_reset=true"])
-    with pytest.raises(ConfigError, match=r"algorithm\.min_groups is 6.*hold 4 groups"):
-        compose_train(["algorithm=grpo", "env.num_envs=32"])
-
-
 def test_an_env_file_is_an_override(tmp_path: Path):
     path = tmp_path / "my robot.yaml"
     path.write_text("_target_: my_robot.make_env\ntask: Reach\ncameras: []\nhorizon: 60\n")
@@ -408,25 +341,8 @@ def test_a_plan_file_is_an_override(tmp_path: Path):
     assert compose_train(["plan=collocated"]).plan.file is None
 
 
-ODD_NAMES = [
-    "a b",
-    "größe",
-    "日本",
-    "a,b",
-    "a=b (1)",
-    "[x] {y}",
-    "it's",
-    'say "x"',
-    "a#b&c",
-    "007",
-    "true",
-    "a\\b's",
-    "x'",
-]
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
+@pytest.mark.parametrize("name", ["größe 日本, a=b (1) [x] {y} a#b&c", 'it\'s \\ "x"', "x'", "true"])
+def test_a_path_may_hold_any_character(tmp_path: Path, name: str):
     folder = tmp_path / name
     folder.mkdir()
     variants = [{"min_devices": 2, "items": ["actor on all"]}]
@@ -444,13 +360,10 @@ def test_a_path_may_hold_any_sign(tmp_path: Path, name: str):
 def test_a_file_may_stand_where_a_language_preset_could(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text("variants: [{min_devices: 1, items: [prompts+generation+reward+actor on all]}]")
     assert compose_math([f"plan={tmp_path / 'mine.yaml'}"]).plan.name == "mine"
-    (tmp_path / "wide.yaml").write_text("# @package _global_\nalgorithm: {lr: 0.1}\nrun: {seed: 3}\n")
-    with pytest.raises(ConfigError, match=r"algorithm is .*wide.yaml', which sets run as well"):
-        compose_math([f"algorithm={tmp_path / 'wide.yaml'}"])
 
 
-@pytest.mark.parametrize("quote", ["'", '"'])
-def test_a_path_may_be_quoted(tmp_path: Path, quote: str):
+def test_a_path_may_be_quoted(tmp_path: Path):
+    quote = "'"
     (tmp_path / "my plan.yaml").write_text("variants: [{min_devices: 1, items: [actor on all]}]")
     given = {"run.dir": tmp_path / "größe (1)", "plan": tmp_path / "my plan.yaml"}
     config = compose_train([f"{key}={quote}{path}{quote}" for key, path in given.items()])
@@ -509,11 +422,3 @@ def test_evaluation_takes_the_env_of_the_checkpoint_below_its_own_overrides(tmp_
     env = compose_evaluate(mine).env
     assert (env.task, env.obs_size, env.num_envs, env.robot) == ("PushCube-v1", 48, 16, "panda_wristcam")
     assert compose_evaluate([*mine, "env=maniskill_pick"]).env.task == "PickCube-v1"
-
-
-def test_evaluation_needs_a_policy():
-    with pytest.raises(ConfigError, match="a checkpoint folder is needed"):
-        compose_evaluate([])
-    with pytest.raises(ConfigError, match="policy is 'exprt'"):
-        compose_evaluate(["policy=exprt"])
-    assert compose_evaluate(["policy=random"]).policy == "random"

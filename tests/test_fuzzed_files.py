@@ -20,7 +20,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.planning.notation import parse, resolve
 from rlinf_embodied.planning.profile import load_profile, parse_profile
-from rlinf_embodied.tools.described_cluster import described_cluster
+from rlinf_embodied.tools.plans import described_cluster
 
 FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = st.one_of(
@@ -97,21 +97,8 @@ def test_files_of_any_bytes(tmp_path, text: bytes) -> None:
 WORKFLOW, _ = embodied((1.0, 0.0), (1.0, 0.0), (1.0, 0.0))
 PLAN = {"items": ["env on 0:1/2 | policy on 1 in 2 shards", "actor on all"], "exclusive": ["actor / env+policy"]}
 PIECES = [
-    "env",
-    "policy",
-    "actor",
-    " on ",
-    "all",
-    "0-1",
-    "1/2:1",
-    "+",
-    " | ",
-    " > ",
-    " in ",
-    "2",
-    " chunks",
-    "(3:5)",
-    "?",
+    *("env", "policy", "actor", " on ", "all", "0-1", "1/2:1"),
+    *("+", " | ", " > ", " in ", "2", " chunks", "(3:5)", "?"),
 ]
 
 

@@ -18,7 +18,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -28,52 +27,31 @@ from rlinf_embodied.data.problems import Problem
 
 URL = "JUDGE_URL"  # the variable that says where the judge is
 _TIMEOUT_S = 60.0
-_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each further try
-_LONGEST_PAUSE_S = 30.0  # that a judge may ask for
-_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)  # answers of a server that may do better soon
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # before each further attempt
 
 
 def judged(completion: str, problem: Problem) -> float:
     """Returns what the judge says of a completion.
 
     Raises:
-        ConnectionError: it could not be asked, although that was tried several times.
+        urllib.error.HTTPError: the judge refuses the request.
+        ConnectionError: no answer after several attempts, or server errors only.
     """
     body = json.dumps({"completion": completion, "answer": problem.answer}).encode()
     request = urllib.request.Request(os.environ[URL], body, {"Content-Type": "application/json"})
-    return float(json.loads(asked(request))["score"])
-
-
-def asked(request: urllib.request.Request, sleep: Callable[[float], object] = time.sleep) -> bytes:
-    """Returns a server's answer; asks again after a while where it is late, away, busy, or fails.
-
-    Any other refusal, such as 401 or 404, would be the same the next time.
-
-    Raises:
-        urllib.error.HTTPError: it refuses what it is asked.
-        ConnectionError: it did not answer although it was asked several times; says how often, and the last reason.
-    """
-    for pause_s in (*_PAUSES_S, None):
+    error: Exception | None = None
+    for pause_s in (0.0, *_PAUSES_S):
+        time.sleep(pause_s)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                return answer.read()
-        except urllib.error.HTTPError as error:
-            if error.code not in _TRANSIENT:
+                return float(json.loads(answer.read())["score"])
+        except (OSError, http.client.HTTPException) as failure:  # no connection, or no whole answer in time
+            if isinstance(failure, urllib.error.HTTPError) and failure.code < 500:
                 raise
-            why, wanted_s = f"HTTP {error.code} {error.reason}", _retry_after_s(error)
-        except (OSError, http.client.HTTPException) as error:  # no connection, no name, or no whole answer in time
-            why, wanted_s = str(error) or type(error).__name__, 0.0
-        if pause_s is not None:
-            sleep(max(pause_s, wanted_s))
+            error = failure
     raise ConnectionError(
-        f"{request.full_url} was asked {len(_PAUSES_S) + 1} times within {sum(_PAUSES_S):.0f} s and more, and last it "
-        f"was: {why}; see that it is up, and that {URL} says where"
-    )
-
-
-def _retry_after_s(error: urllib.error.HTTPError) -> float:
-    text = error.headers.get("Retry-After", "")
-    return min(float(text), _LONGEST_PAUSE_S) if text.isdigit() else 0.0
+        f"{request.full_url} did not answer in {len(_PAUSES_S) + 1} attempts, last: {error}"
+    ) from error
 
 
 @dataclass(kw_only=True)

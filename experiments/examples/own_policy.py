@@ -43,7 +43,7 @@ class ProprioPolicy(KeptInFolder, ImitationPolicy):
         self.spec = token_spec(config, env)
         self.options = typed(config.options, Options, "policy.options")
         width, num_bins = self.options.width, self.options.num_bins
-        self._scale = Standardise(env.proprio_dim, limit=10.0)
+        self._scale = Standardise(env.proprio_dim)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._actor = network(env.proprio_dim, width, env.chunk, env.action_dim, num_bins)
@@ -84,7 +84,7 @@ class ProprioPolicy(KeptInFolder, ImitationPolicy):
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Takes the mean and deviation of what random actions see."""
         if name == "proprio":
-            self._scale.set(mean, std, floor=0.01)
+            self._scale.set(mean, std)
 
 
 def network(inputs: int, width: int, *outputs: int) -> nn.Sequential:

@@ -17,9 +17,8 @@ from policies.openvla.config import WHOLE, OpenVLAConfig
 from rlinf_embodied.errors import CheckpointError
 
 PREPROCESSOR = "preprocessor_config.json"
-STRATEGIES = ("resize-naive", "letterbox", "resize-crop")
 CHANNELS_PER_IMAGE = 6
-_GREY = [0.5, 0.5, 0.5]
+_STRATEGY = "resize-naive"  # as in openvla-7b
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,42 +27,24 @@ class ImageProcessor:
 
     Attributes:
         image_size: pixels per side S.
-        strategy: how an image becomes a square: squashed, padded, or cropped.
         means: of each tower and channel, float32 [2, 3], for values in [0, 1].
         stds: the same.
-        fill: grey values of the padding.
     """
 
     image_size: int
-    strategy: str
     means: Tensor
     stds: Tensor
-    fill: tuple[int, ...]
 
     def squared(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns an image, uint8 [H, W, 3], as [S, S, 3]."""
-        return np.array(self._square(Image.fromarray(image)))
+        """Returns an image, uint8 [H, W, 3], squashed to [S, S, 3]."""
+        shown, size = Image.fromarray(image), (self.image_size, self.image_size)
+        return np.array(shown if shown.size == size else shown.resize(size, Image.Resampling.BICUBIC))
 
     def normalised(self, images: Tensor) -> Tensor:
         """Returns pixel values, float32 [B, K * 6, S, S], of squared images, uint8 [B, K, S, S, 3], on their device."""
         values = images.permute(0, 1, 4, 2, 3)[:, :, None].to(torch.float32).div(255)  # [B, K, 1, 3, S, S]
         means, stds = (column[:, :, None, None].to(images.device) for column in (self.means, self.stds))
         return ((values - means) / stds).flatten(1, 3)
-
-    def _square(self, image: Image.Image) -> Image.Image:
-        size = self.image_size
-        if self.strategy == "resize-crop":
-            scale = size / min(image.size)
-            wide, high = (size if side == min(image.size) else int(side * scale) for side in image.size)
-            left, top = round((wide - size) / 2.0), round((high - size) / 2.0)
-            resized = image.resize((wide, high), Image.Resampling.BICUBIC)
-            return resized.crop((left, top, left + size, top + size))
-        if self.strategy == "letterbox":
-            left, top = (int((max(image.size) - side) / 2) for side in image.size)
-            padded = Image.new("RGB", (image.width + 2 * left, image.height + 2 * top), self.fill)
-            padded.paste(image, (left, top))
-            image = padded
-        return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BICUBIC)
 
 
 def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
@@ -80,7 +61,6 @@ def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
     try:
         strategy, (means, stds) = raw["image_resize_strategy"], _normalisation(raw)
         sizes = {int(side) for size in raw["input_sizes"] for side in size[1:]}
-        grey = tuple(int(value * 255) for value in (raw.get("means") or [_GREY])[0])
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is no image processor of OpenVLA ({error!r}): copy it again") from error
     if sizes != {config.image_size}:
@@ -88,12 +68,11 @@ def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
             f"{path}: input_sizes has sides of {sorted(sizes)} pixels, but image_sizes of config.json is "
             f"{config.image_size}: both must belong to one checkpoint, copy them again"
         )
-    if strategy not in STRATEGIES:
+    if strategy != _STRATEGY:
         raise CheckpointError(
-            f"{path}: image_resize_strategy is {strategy!r}, but it must be one of {', '.join(STRATEGIES)}: "
-            "give another folder"
+            f"{path}: image_resize_strategy is {strategy!r}, but only {_STRATEGY!r} is built: give another folder"
         )
-    return ImageProcessor(config.image_size, strategy, means, stds, grey)
+    return ImageProcessor(config.image_size, means, stds)
 
 
 def _normalisation(raw: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
+from policies.checkpoint_folder import seeded
 from policies.critic import Standardise, ValueHead
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of, require_dim
 from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
@@ -42,9 +43,6 @@ from rlinf_embodied.interfaces.policies import (
     token_spec,
 )
 from rlinf_embodied.learning.gradients import checkpoint_blocks
-from rlinf_embodied.randomness import words
-
-_STATE_LIMIT, _STATE_FLOOR = 10.0, 0.01  # of the critic's standardised state; see Standardise
 
 
 class OpenVLAModule(nn.Module):
@@ -53,7 +51,7 @@ class OpenVLAModule(nn.Module):
     def __init__(self, model: OpenVLAOFT, critic: nn.Module, privileged_dim: int) -> None:
         super().__init__()
         self.model, self.critic = model, critic
-        self.privileged_scale = Standardise(privileged_dim, _STATE_LIMIT)
+        self.privileged_scale = Standardise(privileged_dim)
 
 
 class OpenVLAPolicy(ImitationPolicy):
@@ -131,8 +129,7 @@ class OpenVLAPolicy(ImitationPolicy):
     def _critic(self, model: OpenVLAOFT) -> nn.Module:
         """Returns a value head, with weights that are the same each time."""
         config, env = self.config, self.env
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(0, "critic")) >> 1)
+        with seeded(0, "critic"):
             if config.critic is Critic.privileged:
                 return ValueHead(env.privileged_dim, self.options.critic_hidden_size)
             return _ChunkValueHead(model.network.dim, self.options.critic_hidden_size, env.chunk)
@@ -240,7 +237,6 @@ class OpenVLAPolicy(ImitationPolicy):
         return self.module.critic(hidden[:, 0].float())
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]."""
         if self.config.critic is Critic.privileged:
             assert privileged is not None, "a privileged critic was handed no privileged state"
             return self.module.critic(self.module.privileged_scale(privileged))
@@ -266,7 +262,7 @@ class OpenVLAPolicy(ImitationPolicy):
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
         """Sets what a critic's privileged state is standardised with; the network has statistics of its own."""
         if name == "privileged":
-            self.module.privileged_scale.set(mean, std, _STATE_FLOOR)
+            self.module.privileged_scale.set(mean, std)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed cross-entropy of the demonstrated tokens, a mean over the C * A of a row.

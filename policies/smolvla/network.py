@@ -94,7 +94,8 @@ class VLMWithExpert(nn.Module):
 
     def __init__(self, options: SmolVLAOptions) -> None:
         super().__init__()
-        text, expert = _text_config(options), _expert_config(options)
+        text = _llama_config(options, options.hidden_size, options.intermediate_size)
+        expert = _llama_config(options, options.expert_size, options.expert_intermediate_size)
         self.vlm = SmolVLMForConditionalGeneration(_vlm_config(options, text))
         self.lm_expert = LlamaModel(expert)
         self.lm_expert.set_input_embeddings(nn.Identity())  # everything enters as embeddings
@@ -227,14 +228,6 @@ def _scaled(images: Tensor, side: int, dtype: torch.dtype) -> Tensor:
     if pixels.shape[-2:] == (side, side):
         return pixels
     return F.interpolate(pixels, size=(side, side), mode="bilinear", align_corners=False)
-
-
-def _text_config(options: SmolVLAOptions) -> LlamaConfig:
-    return _llama_config(options, options.hidden_size, options.intermediate_size)
-
-
-def _expert_config(options: SmolVLAOptions) -> LlamaConfig:
-    return _llama_config(options, options.expert_size, options.expert_intermediate_size)
 
 
 def _llama_config(options: SmolVLAOptions, width: int, intermediate: int) -> LlamaConfig:

@@ -12,22 +12,18 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import KeptInFolder
+from policies.checkpoint_folder import seeded
 from policies.critic import Standardise, ValueHead
 from policies.flow import Flow
 from policies.smolvla.network import Prefix, SmolVLANet
 from policies.smolvla.shape import SmolVLAOptions
 from policies.tokenizer import WordTokenizer
-from policies.vision import image_features, of_cameras
+from policies.vision import VisionPolicy, of_cameras, require_seen
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record
-from rlinf_embodied.randomness import words
-
-_FLOOR, _LIMIT = 0.01, 10.0  # least deviation that inputs are divided by; deviations beyond which they are clipped
+from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
 
 
 class SmolVLAModule(nn.Module):
@@ -38,16 +34,15 @@ class SmolVLAModule(nn.Module):
         super().__init__()
         privileged = config.critic is Critic.privileged
         self.model = SmolVLANet(options)
-        self.proprio_scale = Standardise(env.proprio_dim, _LIMIT)
-        self.privileged_scale = Standardise(env.privileged_dim if privileged else 0, _LIMIT)
+        self.proprio_scale = Standardise(env.proprio_dim)
+        self.privileged_scale = Standardise(env.privileged_dim if privileged else 0)
         self.value = ValueHead(env.privileged_dim if privileged else options.expert_size, options.critic_hidden_size)
 
 
-class SmolVLA(KeptInFolder, ImitationPolicy):
+class SmolVLA(VisionPolicy):
     """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
 
-    Features: "proprio" [B, P], "tokens" int64 [B, L], and either "vision" [B, K * T, d] (stem frozen) or the raw
-    "images.<name>" of each camera.
+    Frozen eyes give "vision" [B, K * T, d].
     """
 
     options_type = SmolVLAOptions
@@ -58,36 +53,20 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
         Raises:
             ConfigError: an option breaks a rule, or the env does not suit the network.
         """
-        self._options = typed(config.options, SmolVLAOptions, "policy.options")
-        self._tokenizer = WordTokenizer(self._options.instruction_length)
-        _check(config, env, self._options, self._tokenizer)
+        self.options = typed(config.options, SmolVLAOptions, "policy.options")
+        self._tokenizer = WordTokenizer(self.options.instruction_length)
+        _check(config, env, self.options, self._tokenizer)
         self.config, self.env = config, env
-        self.flow = Flow(env.chunk, env.action_dim, self._options.steps)
+        self.flow = Flow(env.chunk, env.action_dim, self.options.steps)
         self.spec, self.imitation_noise = self.flow.spec(config.name), self.flow.imitation_noise()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "policy")) >> 1)
-            module = SmolVLAModule(self._options, config, env)
+        with seeded(seed):
+            module = SmolVLAModule(self.options, config, env)
         module.model.freeze_others(module.model.trained(language=self._learns, vision=self._learns))
         self.module: SmolVLAModule = module.eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
-    def encode(self, observation: Observation) -> Features:
-        """Returns what RL caches: the images' tokens where the eyes are frozen, else the images themselves."""
-        return self.encode_frozen(observation) if self._options.freeze_stem else self.encode_trainable(observation)
-
-    @torch.no_grad()
-    def encode_frozen(self, observation: Observation) -> Features:
-        """Returns features that hold the images' tokens; the eyes get no gradient through them."""
-        vision = self.module.model.see(of_cameras(image_features(observation)))
-        return {"vision": vision} | self._without_images(observation)
-
-    def encode_trainable(self, observation: Observation) -> Features:
-        """Returns features that hold the images, so that the eyes run, and learn, with the rest."""
-        return image_features(observation) | self._without_images(observation)
-
-    def _without_images(self, observation: Observation) -> Features:
-        tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
-        return {"proprio": observation.proprio, "tokens": tokens}
+    def _seen(self, images: Features) -> Features:
+        return {"vision": self.module.model.see(of_cameras(images))}
 
     def _prefix(self, features: Features) -> Prefix:
         model = self.module.model
@@ -109,20 +88,11 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
         velocity = partial(self.module.model.velocity, self._prefix(features))
         return self.flow.evaluate(velocity, record["chain"], temperature)
 
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].
-
-        A critic on observations reads the expert's hidden states of a chunk of zeros at the time of data, without a
-        gradient: the value loss trains its head only.
-        """
-        if self.config.critic is Critic.privileged:
-            assert privileged is not None, "a privileged critic was handed no privileged state"
-            return self.module.value(self.module.privileged_scale(privileged))
+    def _read_by_critic(self, features: Features) -> Tensor:
+        """Returns the expert's hidden states of a chunk of zeros at the time of data."""
         proprio = features["proprio"]
-        with torch.no_grad():
-            empty = proprio.new_zeros(len(proprio), self.spec.chunk, self._options.max_action_dim)
-            hidden = self.module.model.hidden(self._prefix(features), empty, empty.new_zeros(len(proprio)))
-        return self.module.value(hidden)
+        empty = proprio.new_zeros(len(proprio), self.spec.chunk, self.options.max_action_dim)
+        return self.module.model.hidden(self._prefix(features), empty, empty.new_zeros(len(proprio)))
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -130,11 +100,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
 
         Without policy.options.expert_only that is the language model, and without policy.options.freeze_stem the eyes.
         """
-        return self._trained(vision=not self._options.freeze_stem)
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        """Returns the parameters of the value head."""
-        return list(self.module.value.parameters())
+        return self._trained(vision=not self.options.freeze_stem)
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
         """Returns what cloning trains; without policy.options.expert_only, the eyes, too, if it is the whole policy."""
@@ -146,13 +112,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
     @property
     def _learns(self) -> bool:
         """Whether more than the expert does."""
-        return not self._options.expert_only
-
-    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what "proprio" [P] or, with a privileged critic, "privileged" [Q] is standardised with."""
-        scale = getattr(self.module, f"{name}_scale", None)
-        if scale is not None and scale.mean.numel() > 0:
-            scale.set(mean, std, _FLOOR)
+        return not self.options.expert_only
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed flow-matching loss over the B rows (scalar): |v - (x_1 - x_0)|^2, a mean over C * A.
@@ -167,16 +127,7 @@ class SmolVLA(KeptInFolder, ImitationPolicy):
 
 
 def _check(config: PolicyConfig, env: EnvSpec, options: SmolVLAOptions, tokenizer: WordTokenizer) -> None:
-    if not env.cameras:
-        raise ConfigError(
-            f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera, or "
-            "use policy=state, which acts on the state"
-        )
-    if config.critic is Critic.privileged and env.privileged_dim == 0:
-        raise ConfigError(
-            f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "
-            "set policy.critic=observation"
-        )
+    require_seen(config, env)
     sizes = {
         "max_state_dim": (env.proprio_dim, f"numbers in the state of {env.task}"),
         "max_action_dim": (env.action_dim, f"numbers in an action of {env.task}"),

@@ -2,10 +2,11 @@
 
 Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group.
 """
-# ruff: noqa: F722, UP037 - jaxtyping's axes are strings, not forward references
+# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -172,36 +173,26 @@ def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, "
 
 
 # -------------------------------------------------------------------------------------------------------- normalisation
-# Two passes, each a sum per block: blocks are added in a fixed order (learning/reduce.py), so that mean and std have
-# the same bits however the blocks are spread over workers.
-def advantage_sums(advantages: Float[Tensor, "*axes"], valid: Bool[Tensor, "*axes"]) -> Float[Tensor, "2"]:
-    """Returns [count, sum] over valid entries, float64."""
-    kept = torch.where(valid, advantages, 0.0).to(torch.float64)
-    return torch.stack([valid.sum().to(torch.float64), kept.sum()])
+def standardized(
+    blocks: Mapping[int, tuple[Tensor, Tensor]],
+    sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
+    eps: float = 1e-8,
+) -> dict[int, Tensor]:
+    """Returns (A - mean) / (std + eps), with mean and standard deviation (of the population) over all blocks.
 
-
-def squared_deviations(
-    advantages: Float[Tensor, "*axes"], valid: Bool[Tensor, "*axes"], mean: float
-) -> Float[Tensor, "1"]:
-    """Returns [sum of (A - mean)^2] over valid entries, float64."""
-    deviations = torch.where(valid, advantages.to(torch.float64) - mean, 0.0)
-    return deviations.square().sum()[None]
-
-
-def mean_of(sums: Float[Tensor, "2"]) -> float:
-    """Returns the mean from [count, sum] over all blocks; 0 without entries."""
-    count, total = sums.tolist()
-    return total / max(count, 1.0)
-
-
-def std_of(sums: Float[Tensor, "2"], deviations: Float[Tensor, "1"]) -> float:
-    """Returns the standard deviation (of the population) from the sums of both passes over all blocks."""
-    return (float(deviations[0]) / max(float(sums[0]), 1.0)) ** 0.5
-
-
-def normalize(advantages: Float[Tensor, "*axes"], mean: float, std: float, eps: float = 1e-8) -> Float[Tensor, "*axes"]:
-    """Returns (A - mean) / (std + eps)."""
-    return (advantages - mean) / (std + eps)
+    Args:
+        blocks: advantages of each block of this worker, and which entries are valid, of one shape.
+        sum_blocks: adds up what each block gives over all workers, in a fixed order (`Reducer.sum_blocks`), so that the
+            result has the same bits however the blocks are spread.
+        eps: keeps equal advantages from dividing by 0.
+    """
+    kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}
+    count, total = sum_blocks({b: torch.stack([v.sum().to(torch.float64), kept[b]]) for b, (_, v) in blocks.items()})
+    number = max(float(count), 1.0)
+    mean = float(total) / number
+    squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
+    std = (float(sum_blocks(squares)[0]) / number) ** 0.5
+    return {b: (a - mean) / (std + eps) for b, (a, _) in blocks.items()}
 
 
 # -------------------------------------------------------------------------------------------------------------- rewards

@@ -81,11 +81,7 @@ class CriticsAlgorithm(Algorithm):
     _needs: str  # why the policy needs `sample` or `log_density`
 
     def __init__(self, training: Training) -> None:
-        """Makes critics that are a function of the seed, and targets that equal them.
-
-        Raises:
-            ConfigError: the policy's actions are not differentiable.
-        """
+        """Makes critics that are a function of the seed, and targets that equal them."""
         super().__init__(training)
         usable = isinstance(training.policy, ReparameterizedPolicy)
         training.require_policy(usable, self._needs, "use policy=soft_actor (docs/control.md)")

@@ -34,7 +34,7 @@ from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
-from rlinf_embodied.learning.optimizer import scheduled
+from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.update import Fitted, Shuffle, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
@@ -72,11 +72,7 @@ class _Imitating(Algorithm):
     """An algorithm that minimises the policy's imitation loss."""
 
     def __init__(self, training: Training) -> None:
-        """Checks the policy.
-
-        Raises:
-            ConfigError: it cannot imitate.
-        """
+        """Checks the policy."""
         super().__init__(training)
         usable = isinstance(training.policy, ImitationPolicy)
         training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")
@@ -191,7 +187,7 @@ class FineTuning(_Imitating):
         passes = lambda b, index: [Pass(float(len(index)), partial(loss, data[b], epoch, b, index))]  # noqa: E731
         for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
             step = epoch * number + k
-            learner.lr = scheduled(algorithm.schedule, step, epochs * number, lr, algorithm.warmup)
+            learner.lr = one_cycle(step, epochs * number, lr, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
         return {
             "losses/imitation_loss": fitted.loss,

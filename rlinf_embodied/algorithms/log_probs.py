@@ -74,9 +74,6 @@ def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*a
     """Does the work of `sample_tokens` for a caller that has the log-probs of all values already.
 
     They need not sum to 1: what is left after a restriction is scaled by its own total.
-
-    Raises:
-        ObjectiveError: as `sample_tokens`.
     """
     cumulated = log_probs.exp().to(torch.float64).cumsum(-1)
     total = cumulated[..., -1]

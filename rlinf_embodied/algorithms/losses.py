@@ -9,6 +9,7 @@ weight or advantage may lack trailing axes of the ratio (a coarser credit level)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -173,23 +174,25 @@ def value_loss(
     return ValueLoss(0.5 * errors.sum(), mask.sum())
 
 
-def explained_variance_sums(
-    values: Float[Tensor, "*axes"], returns: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
-) -> Float[Tensor, "5"]:
-    """Returns [count, sum R, sum R^2, sum (R - V), sum (R - V)^2] over the entries that the mask keeps, float64."""
-    targets = torch.where(mask, returns, 0.0).to(torch.float64)
-    errors = targets - torch.where(mask, values, 0.0).to(torch.float64)
-    return torch.stack(
-        [mask.sum().to(torch.float64), targets.sum(), targets.square().sum(), errors.sum(), errors.square().sum()]
-    )
+def explained_variance(
+    blocks: Mapping[int, tuple[Tensor, Tensor, Tensor]], sum_blocks: Callable[[Mapping[int, Tensor]], Tensor]
+) -> float:
+    """Returns 1 - Var(R - V) / Var(R) over all blocks; NaN where the returns do not vary.
 
-
-def explained_variance(sums: Float[Tensor, "5"]) -> float:
-    """Returns 1 - Var(R - V) / Var(R) from sums over all blocks; NaN where the returns do not vary."""
-    count, target, target_sq, error, error_sq = sums.tolist()
+    Args:
+        blocks: values V, returns R and which entries count, of each block of this worker, of one shape.
+        sum_blocks: adds up what each block gives over all workers (`Reducer.sum_blocks`).
+    """
+    sums = {}
+    for block, (values, returns, mask) in blocks.items():
+        targets = torch.where(mask, returns, 0.0).to(torch.float64)
+        errors = targets - torch.where(mask, values, 0.0).to(torch.float64)
+        parts = [targets.sum(), targets.square().sum(), errors.sum(), errors.square().sum()]
+        sums[block] = torch.stack([mask.sum().to(torch.float64), *parts])
+    count, target, target_sq, error, error_sq = sum_blocks(sums).tolist()
     if count == 0:
-        return float("nan")
+        return math.nan
     variance = target_sq / count - (target / count) ** 2
     residual = error_sq / count - (error / count) ** 2
     # below the rounding of float64 sums, "variance" is noise
-    return 1 - residual / variance if variance > 1e-12 * max(1.0, target_sq / count) else float("nan")
+    return 1 - residual / variance if variance > 1e-12 * max(1.0, target_sq / count) else math.nan

@@ -12,10 +12,8 @@ depend on the size of its batch).  Axes as in batch.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,61 +27,43 @@ from rlinf_embodied.interfaces.policies import Features, Record
 Score = Callable[[Features, Record], Tensor]  # rows of one call -> training's log-probs, float32 [B, C, K]
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """Differences of two sets of log-probs as sums over the tokens at hand, scalars; blocks add up exactly."""
-
-    count: Tensor  # tokens
-    abs_sum: Tensor  # sum of |training - rollout|
-    abs_max: Tensor  # largest |training - rollout|; 0 without tokens
-    kl_sum: Tensor  # sum of rho - 1 - log rho
-    ratio_sum: Tensor  # sum of rho; its mean is 1 in expectation where both have the same support
-
-    def metrics(self) -> dict[str, float]:
-        """Returns means in nats per token; NaN without tokens."""
-        count = float(self.count) or float("nan")
-        return {
-            "mismatch_mean": float(self.abs_sum) / count,
-            "mismatch_max": float(self.abs_max),
-            "mismatch_kl": float(self.kl_sum) / count,
-            "mismatch_ratio": float(self.ratio_sum) / count,
-        }
-
-    def stacked(self) -> Float[Tensor, "5"]:
-        """Returns the five sums in their order, float64 on the CPU."""
-        every = (self.count, self.abs_sum, self.abs_max, self.kl_sum, self.ratio_sum)
-        return torch.stack([value.to(torch.float64) for value in every]).cpu()
-
-    @classmethod
-    def of(cls, stacked: Float[Tensor, "5"]) -> Mismatch:
-        """Returns what was stacked."""
-        return cls(*stacked.unbind())
-
-    def __add__(self, other: Mismatch) -> Mismatch:
-        return Mismatch(
-            self.count + other.count,
-            self.abs_sum + other.abs_sum,
-            torch.maximum(self.abs_max, other.abs_max),
-            self.kl_sum + other.kl_sum,
-            self.ratio_sum + other.ratio_sum,
-        )
-
-
 @torch.no_grad()
 def mismatch(
     training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
-) -> Mismatch:
-    """Returns the difference between log-probs of the same tokens; masked entries may hold anything.
+) -> Float[Tensor, "5"]:
+    """Returns how two sets of log-probs of the same tokens differ, float64: sums over the entries that the mask keeps.
 
-    The KL estimate is k3 = rho - 1 - log rho of tokens drawn from pi_rollout: unbiased for KL(rollout || training),
-    never negative (Schulman 2020, "Approximating KL divergence").  Sums run in float64.
+    [number, sum of |training - rollout|, largest of these (0 without entries), sum of k3, sum of rho]
+
+    k3 = rho - 1 - log rho of tokens drawn from pi_rollout is an estimate of KL(rollout || training), unbiased and never
+    negative (Schulman 2020, "Approximating KL divergence"); the mean of rho is 1 in expectation.
     """
     log_ratio = torch.where(mask, training - rollout, 0.0).to(torch.float64)
     distance = log_ratio.abs()
     largest = distance.max() if distance.numel() else distance.new_zeros(())
     kl = (torch.expm1(log_ratio) - log_ratio).sum()
     ratio = torch.where(mask, log_ratio.exp(), 0.0).sum()
-    return Mismatch(mask.sum(), distance.sum(), largest, kl, ratio)
+    return torch.stack([mask.sum().to(torch.float64), distance.sum(), largest, kl, ratio])
+
+
+def joined(parts: Iterable[Float[Tensor, "5"]]) -> Float[Tensor, "5"]:
+    """Returns the mismatch of all that several were measured on."""
+    stacked = torch.stack(list(parts)).cpu()
+    total = stacked.sum(0)
+    total[2] = stacked[:, 2].max()
+    return total
+
+
+def mismatch_metrics(found: Float[Tensor, "5"]) -> dict[str, float]:
+    """Returns means in nats per token; NaN without tokens."""
+    count, distance, largest, kl, ratio = found.tolist()
+    mean = lambda value: value / count if count else math.nan  # noqa: E731
+    return {
+        "losses/mismatch_mean": mean(distance),
+        "losses/mismatch_max": largest,
+        "losses/mismatch_kl": mean(kl),
+        "losses/mismatch_ratio": mean(ratio),
+    }
 
 
 @torch.no_grad()
@@ -115,10 +95,10 @@ def _scored(score: Score, columns: PolicyColumns) -> Tensor:
     return torch.stack([score(at(columns.features, h), at(columns.record, h)) for h in steps])
 
 
-def mismatch_of_rollouts(rollouts: Rollouts) -> Mismatch:
-    """Returns the difference between a block's two sets of log-probs, over all choices of valid actions."""
-    made = (mask_at_level(env.valid, Level.token, c.log_probs.shape[-1]) for c, env in rollouts)
-    return reduce(add, (mismatch(*_sides(c), mask) for (c, _), mask in zip(rollouts, made, strict=True)))
+def mismatch_of_rollouts(rollouts: Rollouts) -> Tensor:
+    """Returns the mismatch of a block's two sets of log-probs, over all choices of valid actions."""
+    masks = (mask_at_level(env.valid, Level.token, c.log_probs.shape[-1]) for c, env in rollouts)
+    return joined(mismatch(*_sides(c), mask) for (c, _), mask in zip(rollouts, masks, strict=True))
 
 
 def capped(rollouts: Rollouts, level: Level, cap: float) -> Tensor:
@@ -133,26 +113,21 @@ def capped(rollouts: Rollouts, level: Level, cap: float) -> Tensor:
 
 
 @torch.no_grad()
-def mismatch_of_samples(score: Score, samples: TrainingBlock, index: Tensor, size: int) -> Mismatch:
-    """Returns how far training's log-probs of some samples are from those that were recorded.
+def mismatch_of_samples(score: Score, samples: TrainingBlock, index: Tensor, size: int) -> Tensor:
+    """Returns the mismatch of training's log-probs of some samples, int64 [R], and those that were recorded.
 
-    Args:
-        score: see Score.
-        samples: a block's, of which nothing was scored again.
-        index: int64 [R], which of them.
-        size: rows in a call.
+    Calls of `score` have `size` rows: a row's last bits depend on the size of its batch.
     """
-    return reduce(add, (_mismatch_of_call(score, samples, part, size) for part in index.split(size)))
+    return joined(_mismatch_of_call(score, samples, part, size) for part in index.split(size))
 
 
-def _mismatch_of_call(score: Score, samples: TrainingBlock, index: Tensor, size: int) -> Mismatch:
+def _mismatch_of_call(score: Score, samples: TrainingBlock, index: Tensor, size: int) -> Tensor:
     if not len(index):
-        nothing = torch.zeros(0)
-        return mismatch(nothing, nothing, nothing > 0)
+        return torch.zeros(5, dtype=torch.float64)
     rows = samples.rows(torch.cat([index, index[:1].expand(size - len(index))]))  # padded with copies of its first row
     now, kept = score(rows.features, rows.record), len(index)
-    made = mask_at_level(rows.valid, Level.token, now.shape[-1])
-    return mismatch(now[:kept], rows.old_log_probs[:kept], made[:kept])
+    mask = mask_at_level(rows.valid, Level.token, now.shape[-1])
+    return mismatch(now[:kept], rows.old_log_probs[:kept], mask[:kept])
 
 
 def _sides(columns: PolicyColumns) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -21,10 +20,11 @@ from torch import Tensor
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, require_unit_ratio
+from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
 from rlinf_embodied.algorithms.off_policy import (
-    Mismatch,
     capped,
+    joined,
+    mismatch_metrics,
     mismatch_of_rollouts,
     mismatch_of_samples,
     with_old_log_probs,
@@ -64,12 +64,7 @@ class OnPolicy(Algorithm):
     algorithm: OnPolicyConfig
 
     def __init__(self, training: Training) -> None:
-        """Makes the learners.
-
-        Raises:
-            ObjectiveError: the policy has nothing to train.
-            ConfigError: there is no critic to train, or the policy cannot be sharded.
-        """
+        """Makes the learners."""
         super().__init__(training)
         algorithm = self.algorithm
         self._any_row: tuple[Features, Record] | None = None  # of a sharded update
@@ -92,11 +87,7 @@ class OnPolicy(Algorithm):
         """Returns the samples of each block of this worker, with advantages and weights."""
 
     def update(self, step_context: StepContext, data: Mapping[int, Rollouts]) -> dict[str, float]:
-        """See Algorithm.
-
-        Raises:
-            ObjectiveError: the ratio is not 1 at the start.
-        """
+        """See Algorithm."""
         if self.algorithm.sharding is not Sharding.none:
             columns, _ = next(iter(data.values()))[0]
             first = lambda part: {name: value[0, :1] for name, value in part.items()}  # noqa: E731
@@ -175,12 +166,8 @@ class OnPolicy(Algorithm):
 
     def _explained_variance(self, samples: _Samples) -> float:
         """Returns how much of the returns' variance the values before the update explain."""
-        sums = {}
-        for block, rows in samples.blocks.items():
-            assert rows.values is not None
-            assert rows.returns is not None
-            sums[block] = explained_variance_sums(rows.values, rows.returns, rows.valid)
-        return explained_variance(self.training.reducer.sum_blocks(sums))
+        columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in samples.blocks.items()}
+        return explained_variance(columns, self.training.reducer.sum_blocks)
 
     # ---------------------------------------------------------------------------------------------------------- ratio
     @torch.no_grad()
@@ -200,9 +187,6 @@ class OnPolicy(Algorithm):
         """Measures how far training's log-probs are from those recorded, before any step of the policy.
 
         With a cap over all valid actions; without one, on each block's first minibatch with samples.
-
-        Raises:
-            ObjectiveError: a token's differ by more than rounding explains.
         """
         cap, score, size = self.algorithm.tis_cap, self._score_as_sampled, self.training.block_size
         if cap is None:
@@ -211,15 +195,14 @@ class OnPolicy(Algorithm):
             found = {b: mismatch_of_samples(score, samples.blocks[b], index, size) for b, index in first.items()}
         else:
             found = {b: mismatch_of_rollouts(parts) for b, parts in rollouts.items()}
-        stacked = self.training.reducer.gather_blocks({b: part.stacked() for b, part in found.items()})
-        total = reduce(add, (Mismatch.of(part) for part in stacked.values()))
-        largest, tolerance = float(total.abs_max), self.algorithm.ratio_tolerance
+        total = joined(self.training.reducer.gather_blocks(found).values())
+        largest, tolerance = float(total[2]), self.algorithm.ratio_tolerance
         exact = self.algorithm.precision is Precision.float32 and not is_accelerator(self.training.context.device)
         if step_context.staleness == 0 and (tolerance is not None or exact):
             require_unit_ratio(largest, _RATIO_TOLERANCE if tolerance is None else tolerance)
         metrics = {"losses/initial_log_ratio": largest}
         if cap is not None:
-            metrics |= {f"losses/{name}": value for name, value in total.metrics().items()}
+            metrics |= mismatch_metrics(total)
             counts = {b: capped(parts, self.algorithm.ratio_level, cap) for b, parts in rollouts.items()}
             above, every = torch.stack(list(self.training.reducer.gather_blocks(counts).values())).sum(0).tolist()
             metrics["losses/importance_capped"] = above / max(every, 1)

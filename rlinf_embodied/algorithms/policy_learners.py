@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.config import OnPolicyConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup
@@ -52,13 +52,8 @@ class Learners:
 
 
 def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
-    """Returns learners of the policy that other stages read.
-
-    Raises:
-        ObjectiveError: the policy has nothing to train.
-        ConfigError: PPO has no critic to train.
-    """
-    actor, critic = _actor(policy), _critic(policy, algorithm)
+    """Returns learners of the policy that other stages read."""
+    actor, critic = policy.policy_parameters(), _critic(policy, algorithm)
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]
     joint = len(head) < len(critic) or algorithm.one_optimizer
@@ -81,7 +76,6 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
         zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
 
     Raises:
-        ObjectiveError: the policy has nothing to train.
         ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
     """
     from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
@@ -92,7 +86,7 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     alone = context.group.size == 1 or not training.exact
     require(alone, "algorithm.sharding", algorithm.sharding.value, rule, action)
     critic = _critic(view, algorithm)
-    disjoint = {id(p) for p in _actor(view)}.isdisjoint(id(p) for p in critic)
+    disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
     rule = "the critic shares parameters with the policy, and is trained whole"
     require(disjoint, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
     policy = training.copy()
@@ -108,13 +102,6 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     if critic:
         made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, training.reducer)
     return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
-
-
-def _actor(policy: Policy) -> Sequence[nn.Parameter]:
-    found = policy.policy_parameters()
-    if not found:
-        raise ObjectiveError("policy_parameters() is empty: the policy loss would train nothing; check policy.*")
-    return found
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:

@@ -9,16 +9,12 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import (
-    advantage_sums,
     chunk_major,
     chunk_steps,
     gae,
-    mean_of,
     next_values,
-    normalize,
     spread_final_values,
-    squared_deviations,
-    std_of,
+    standardized,
     time_major,
 )
 from rlinf_embodied.algorithms.batch import (
@@ -33,7 +29,6 @@ from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import Critic, Level, OnPolicyConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
-from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import StepContext
 
 
@@ -44,7 +39,9 @@ class PPO(OnPolicy):
         """Returns samples whose advantages have mean 0 and standard deviation 1 over all blocks of all workers."""
         critic = self.training.settings.critic
         raw = {block: ppo_block(self.policy, parts, self.algorithm, critic) for block, parts in rollouts.items()}
-        return normalize_blocks(raw, self.training.reducer)
+        made = {b: (t.advantages, t.valid) for b, t in raw.items()}
+        advantages = standardized(made, self.training.reducer.sum_blocks)
+        return {b: replace(t, advantages=advantages[b]) for b, t in raw.items()}
 
 
 @torch.no_grad()
@@ -127,12 +124,3 @@ def _first_value(policy: Policy, observation: Observation, chunk: int, critic: C
     privileged = observation.privileged
     repeated = None if privileged is None else privileged[:, None].expand(-1, chunk, -1)
     return policy.value(features, repeated)[:, 0]
-
-
-def normalize_blocks(blocks: Mapping[int, TrainingBlock], reducer: Reducer) -> dict[int, TrainingBlock]:
-    """Returns the blocks with advantages of mean 0 and standard deviation 1 over all blocks of all workers."""
-    sums = reducer.sum_blocks({b: advantage_sums(t.advantages, t.valid) for b, t in blocks.items()})
-    mean = mean_of(sums)
-    squares = reducer.sum_blocks({b: squared_deviations(t.advantages, t.valid, mean) for b, t in blocks.items()})
-    std = std_of(sums, squares)
-    return {b: replace(t, advantages=normalize(t.advantages, mean, std)) for b, t in blocks.items()}

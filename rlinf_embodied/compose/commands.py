@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.compose.composition import compose
+from rlinf_embodied.compose.overrides import split_override
 from rlinf_embodied.config import (
     EnvConfig,
     EvaluateAnswersConfig,
@@ -48,16 +49,13 @@ def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAns
     Raises:
         ConfigError: as for `compose`; there is no such checkpoint.
     """
-    answers = compose_answers(overrides)
-    if answers is not None:
-        return answers
     folder = _folder(overrides)
     if folder is not None and not folder.exists():
         raise ConfigError(
             f"checkpoint is {str(folder)!r}, but there is no such folder: give a checkpoint folder, for example "
             "<run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
         )
-    return compose_evaluate(overrides)
+    return compose_answers(overrides) or compose_evaluate(overrides)
 
 
 def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
@@ -70,27 +68,28 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
         ConfigError: as for `compose`.
     """
     saved = _json(overrides, "evaluation.json") or _plain_model(overrides)
-    if saved.get("workflow") != "reasoning":
+    sections = {name: saved.get(name) for name in ("data", "policy", "generation", "reward")}
+    if saved.get("workflow") != "reasoning" or not _fits(EvaluateAnswersConfig, sections):
         return None
-    try:
-        sections = {name: saved[name] for name in ("data", "policy", "generation", "reward")}
-        OmegaConf.merge(OmegaConf.structured(EvaluateAnswersConfig), sections)
-    except (KeyError, OmegaConfBaseException):
-        return None  # loading the checkpoint explains what is wrong with it
     return compose(EvaluateAnswersConfig, overrides, sections)
 
 
 def _env_section(overrides: Sequence[str]) -> dict[str, object]:
     """Returns the env section of the checkpoint; nothing if there is none that can be read."""
+    section = _json(overrides, "evaluation.json").get("env")
+    return {"env": section} if _fits(EnvConfig, section) else {}
+
+
+def _fits(schema: type, section: object) -> bool:
+    """Returns whether a saved section can be used; if not, loading the checkpoint explains what is wrong with it."""
     try:
-        section = _json(overrides, "evaluation.json")["env"]
-        OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(EnvConfig), section))
-        return {"env": section}
-    except (ValueError, KeyError, TypeError, OmegaConfBaseException, ConfigError):
-        return {}  # loading the checkpoint explains what is wrong with it
+        config = OmegaConf.merge(OmegaConf.structured(schema), section)
+        return section is not None and (schema is EvaluateAnswersConfig or bool(OmegaConf.to_object(config)))
+    except (ValueError, TypeError, OmegaConfBaseException, ConfigError):
+        return False
 
 
-def _plain_model(overrides: Sequence[str]) -> Mapping[str, Any]:
+def _plain_model(overrides: Sequence[str]) -> dict[str, Any]:
     """Returns sections for a causal language model as save_pretrained writes it; {} if the folder holds none."""
     kinds = _json(overrides, "config.json").get("architectures") or []
     if not any("ForCausalLM" in str(kind) or "LMHead" in str(kind) for kind in kinds):
@@ -101,8 +100,8 @@ def _plain_model(overrides: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _folder(overrides: Sequence[str]) -> Path | None:
-    folders = [text.partition("=")[2].strip("'\"") for text in overrides if text.startswith("checkpoint=")]
-    return Path(folders[-1]).expanduser() if folders else None
+    folder = dict(map(split_override, overrides)).get("checkpoint")
+    return Path(folder).expanduser() if folder else None
 
 
 def _json(overrides: Sequence[str], name: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, make_dataclass
+from dataclasses import fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,16 +18,17 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.compose.overrides import SWITCHES, did_you_mean, explained, keys, read_override
+from rlinf_embodied.compose.overrides import did_you_mean, explained, keys, read_override, split_override
 from rlinf_embodied.config import (
     AlgorithmConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
     ExportConfig,
     MathConfig,
+    PPOConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.checks import require
@@ -44,11 +45,6 @@ _FILES: dict[type, str] = {
     EvaluateAnswersConfig: "evaluate_answers",
     ExportConfig: "export_dataset",
 }
-_GOOD_VALUES = {"env.task": "envs.expert_tasks.EXPERT_TASKS"}  # of what presets leave open (`???`)
-_EXAMPLES = {  # of keys without a default
-    "out": "out=<new folder>",
-}
-_PPO = "rlinf_embodied.config.PPOConfig"
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
 _RESOLVERS = {  # what files under configs/ may compute from other keys
     "sum": lambda a, b: int(a) + int(b),
@@ -65,6 +61,18 @@ class Preset(NamedTuple):
 
     folder: str
     default: str
+
+
+@functools.cache
+def groups(schema: type) -> dict[str, Preset]:
+    """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
+    name, found = _FILES.get(schema), {}
+    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ():
+        if entry != "_self_":
+            ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
+            folder, _, group = key.rpartition("@")
+            found[group] = Preset(folder or group, default)
+    return found
 
 
 def choices(group: str, schema: type | None = None) -> list[str]:
@@ -86,28 +94,24 @@ def compose(
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
     """
-    for name, resolver in _RESOLVERS.items():
-        OmegaConf.register_new_resolver(name, resolver, replace=True)
-    sections, source = sections or {}, "the command line"
-    schema = _with_algorithm(schema, _algorithm_of(overrides))
+    words = dict(split_override(text) for text in overrides)
+    chosen = {key: value for key, value in words.items() if key in groups(schema)}
+    sections = {key: value for key, value in (sections or {}).items() if key not in chosen}
+    source = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
+    typed: type = schema
     try:
-        given = [read_override(text, schema, list(groups(schema))) for text in overrides]
-        chosen = {key: value for key, value in given if key in groups(schema)}
-        config = OmegaConf.structured(schema)
-        OmegaConf.set_readonly(config, False)  # of a frozen dataclass
-        config = OmegaConf.merge(config, {k: v for k, v in sections.items() if k not in chosen})
         presets = _presets(schema, chosen, sections)
-        _require_filled(presets, chosen, schema, {key for key, _ in given})
-        source = "configs/"
-        config = OmegaConf.merge(config, _switched(presets))
+        typed = _with_algorithm(schema, words.get("algorithm._target_") or _target(presets))
+        given = dict(read_override(text, typed, list(groups(schema))) for text in overrides)
+        config = OmegaConf.merge(_structured(typed), sections, presets)
         source = "the command line"
-        for key, value in given:
+        for key, value in given.items():
             if key not in chosen:
-                OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(schema))
-        _require_given(typing.cast(DictConfig, config), schema)
-        return _plain(OmegaConf.to_object(config))
+                OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(typed))
+        _require_filled(presets, {**chosen, **given})
+        return _built(schema, config)
     except (HydraException, OmegaConfBaseException, OverflowError) as error:
-        raise explained(error, schema, source) from error
+        raise explained(error, typed, source) from error
 
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
@@ -126,12 +130,12 @@ def load(path: Path, schema: type[_Config]) -> _Config:
     Raises:
         ConfigError: the file cannot be read, or does not fit the schema.
     """
+    data = read_mapping(path)
+    typed = _with_algorithm(schema, _target(data))
     try:
-        data = _switched(read_mapping(path))
-        schema = _with_algorithm(schema, _target(data.get("algorithm")))
-        return _plain(OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), data)))
+        return _built(schema, OmegaConf.merge(_structured(typed), data))
     except (OmegaConfBaseException, OverflowError) as error:
-        raise explained(error, schema, str(path)) from error
+        raise explained(error, typed, str(path)) from error
 
 
 def to_yaml(config: object) -> str:
@@ -164,9 +168,9 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
     return variant | {key: data[key] for key in ("exclusive", "staleness") if key in data}
 
 
-# ------------------------------------------------------------------------------------------------- the algorithm's keys
+# ----------------------------------------------------------------------------------------------------------- the schema
 @functools.cache
-def _with_algorithm(schema: type[_Config], target: str) -> type[_Config]:
+def _with_algorithm(schema: type, target: str) -> type:
     """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`.
 
     Raises:
@@ -181,58 +185,41 @@ def _with_algorithm(schema: type[_Config], target: str) -> type[_Config]:
     return make_dataclass(schema.__name__, [("algorithm", kind)], bases=(schema,), kw_only=True)  # pyright: ignore
 
 
-def _algorithm_of(overrides: Sequence[str]) -> str:
-    """Returns algorithm._target_ as the overrides have it, by themselves or by the preset that they choose."""
-    given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
-    if "algorithm._target_" in given:
-        return given["algorithm._target_"].strip("'\"")
-    value = given.get("algorithm", "ppo").strip("'\"")
-    path = Path(value).expanduser() if value.endswith(FILE_SUFFIXES) or "/" in value else None
-    path = path or CONFIG_DIR / "algorithm" / f"{value}.yaml"
-    # composing the preset explains what is wrong with it
-    return _target(_layer(path, "algorithm", read_mapping(path)).get("algorithm")) if path.is_file() else _PPO
+def _target(data: Mapping[str, Any]) -> str:
+    section = data.get("algorithm")
+    default = f"rlinf_embodied.config.{PPOConfig.__name__}"
+    return str(section.get("_target_", default)) if isinstance(section, Mapping) else default
 
 
-def _target(section: object) -> str:
-    return str(section.get("_target_", _PPO)) if isinstance(section, Mapping) else _PPO
+@functools.cache  # building it takes longer than merging a copy of it
+def _structured(schema: type) -> Any:
+    for name, resolver in _RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+    config = OmegaConf.structured(schema)
+    OmegaConf.set_readonly(config, False)  # of a frozen dataclass
+    return config
 
 
-def _plain(config: object) -> typing.Any:
-    """Returns a config as an object of the schema's own class."""
-    if type(config) is TrainConfig or not isinstance(config, TrainConfig):
-        return config
-    return TrainConfig(**{entry.name: getattr(config, entry.name) for entry in fields(config)})
+def _built(schema: type[_Config], config: Any) -> _Config:
+    """Returns a config as an object of the schema's own class, which checks it."""
+    found: Any = OmegaConf.to_object(config)
+    same = type(found) is schema
+    return found if same else schema(**{entry.name: getattr(found, entry.name) for entry in fields(found)})
 
 
-@functools.cache
-def groups(schema: type) -> dict[str, Preset]:
-    """Returns the groups of presets that a command has, by name, in the order in which they are merged."""
-    name, found = _file_of(schema), {}
-    for entry in read_mapping(CONFIG_DIR / f"{name}.yaml")["defaults"] if name else ():
-        if entry != "_self_":
-            ((key, default),) = entry.items()  # `group: preset`, or `folder@group: preset`
-            folder, _, group = key.rpartition("@")
-            found[group] = Preset(folder or group, default)
-    return found
-
-
-def _file_of(schema: type) -> str | None:
-    return next((_FILES[one] for one in schema.__mro__ if one in _FILES), None)
-
-
-def _presets(schema: type, chosen: Mapping[str, object], sections: Mapping[str, object]) -> dict[str, Any]:
+# ---------------------------------------------------------------------------------------------------------- the presets
+def _presets(schema: type, chosen: Mapping[str, str], sections: Mapping[str, object]) -> dict[str, Any]:
     """Returns what the command's file and its presets set, composed by Hydra; groups of `sections` are left out."""
-    name, selected = _file_of(schema), []
-    if name is None:
-        return {}
+    selected = []
     for group, preset in groups(schema).items():
         place = group if preset.folder == group else f"{preset.folder}@{group}"
         if group in chosen:
-            selected.append(f"{place}={_preset_name(group, str(chosen[group]), preset, schema)}")
+            selected.append(f"{place}={_preset_name(group, chosen[group], preset, schema)}")
         elif group in sections:
             selected.append(f"~{place}")
-    is_shipped = not any(str(value).endswith(FILE_SUFFIXES) or "/" in str(value) for value in chosen.values())
-    return (_composed if is_shipped else _composed.__wrapped__)(name, tuple(selected))
+    files = any(map(_is_file, chosen.values()))
+    name = _FILES.get(schema)
+    return (_composed.__wrapped__ if files else _composed)(name, tuple(selected)) if name else {}
 
 
 @functools.cache  # it takes longer than all other steps together; files of the user's may change
@@ -242,14 +229,24 @@ def _composed(name: str, selected: tuple[str, ...]) -> dict[str, Any]:
     return typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=False))
 
 
+def _is_file(value: str) -> bool:
+    return value.endswith(FILE_SUFFIXES) or "/" in value
+
+
 def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
     """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one.
 
     Raises:
-        ConfigError: there is no such preset, or the file does not fit the schema.
+        ConfigError: there is no such preset, or the file cannot be read.
     """
-    if value.endswith(FILE_SUFFIXES) or "/" in value:
-        return _stored(group, Path(value).expanduser(), preset, schema)
+    if _is_file(value):
+        path = Path(value).expanduser()
+        data = read_mapping(path)
+        data = _plan_section(path, data) if group == "plan" else data
+        package = "_global_" if path.read_text(encoding="utf-8").startswith(_GLOBAL) else group
+        name = "file_" + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in path.stem)
+        ConfigStore.instance().store(group=preset.folder, name=name, node=data, package=package)
+        return name
     names = choices(group, schema)
     if value not in names:
         generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
@@ -258,33 +255,6 @@ def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
             f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}{generic}"
         )
     return value
-
-
-def _stored(group: str, path: Path, preset: Preset, schema: type) -> str:
-    data = read_mapping(path)
-    if group == "plan":
-        data = _plan_section(path, data)
-    layer = _layer(path, group, data)
-    try:
-        OmegaConf.merge(OmegaConf.structured(schema), _switched(layer))  # its errors name the file
-    except OmegaConfBaseException as error:
-        raise explained(error, schema, str(path)) from error
-    name = "file_" + "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in path.stem)
-    if preset.folder == group:
-        ConfigStore.instance().store(group=group, name=name, node=layer, package="_global_")
-        return name
-    if others := sorted(layer.keys() - {group}):  # the command's file gives a preset of this folder the group's keys
-        raise ConfigError(
-            f"{group} is {str(path)!r}, which sets {', '.join(others)} as well, but {_file_of(schema)} takes only "
-            f"{group} from it: set the others on the command line"
-        )
-    ConfigStore.instance().store(group=preset.folder, name=name, node=layer.get(group, {}))
-    return name
-
-
-def _layer(path: Path, group: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns what a preset sets, as values of the whole config."""
-    return data if path.read_text(encoding="utf-8").startswith(_GLOBAL) else {group: data}
 
 
 def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -298,35 +268,12 @@ def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
 
 
-def _require_filled(presets: Mapping[str, Any], chosen: Mapping[str, object], schema: type, given: set[str]) -> None:
+def _require_filled(presets: Mapping[str, Any], given: Mapping[str, object]) -> None:
     """Checks that what a preset leaves open (`???`) is given: the default of the schema would be wrong for it."""
     for group, section in presets.items():
         for name, value in section.items() if isinstance(section, Mapping) else ():
             key = f"{group}.{name}"
             if value == "???" and key not in given:
-                known = typing.cast("Sequence[str]", load_target(_GOOD_VALUES[key])) if key in _GOOD_VALUES else ()
-                example = f", for example one of those with a scripted expert: {', '.join(known)}" if known else ""
-                preset = Path(str(chosen.get(group) or groups(schema)[group].default)).stem
                 raise ConfigError(
-                    f"{key} is not given, but {group}={preset} stands for any: give {key}=<name>{example}"
+                    f"{key} is not given, but {group}={given.get(group)} stands for any: give {key}=<name>"
                 )
-
-
-def _require_given(config: DictConfig, schema: type) -> None:
-    """Checks the keys of a command that have no default."""
-    required = [entry.name for entry in fields(schema) if entry.default is MISSING and entry.default_factory is MISSING]
-    for name in required:
-        if not is_dataclass(keys(schema)[name]) and (OmegaConf.is_missing(config, name) or config[name] == ""):
-            raise ConfigError(
-                f"{name} is not given, but the command needs it: give {_EXAMPLES.get(name, f'{name}=<value>')}"
-            )
-
-
-def _switched(data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content of a file with names of enumerations in place of true and false."""
-    for key, names in SWITCHES.items():
-        section, _, name = key.partition(".")
-        inside = data.get(section)
-        if isinstance(inside, dict) and isinstance(inside.get(name), bool):
-            data = {**data, section: {**inside, name: names[str(inside[name]).lower()]}}
-    return data

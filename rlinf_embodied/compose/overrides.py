@@ -16,34 +16,37 @@ from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from rlinf_embodied.errors import ConfigError
 
 _Case = TypeVar("_Case")
 _ALIASES = {"env.id": "env.task"}  # Gymnasium's name
-SWITCHES = {"run.exact": {"true": "exact", "false": "off"}}  # enumerations that also take true and false
+_SWITCHES = {"run.exact": {"true": "exact", "false": "off"}}  # enumerations that also take true and false
 
 
 def read_override(text: str, schema: type, groups: Sequence[str]) -> tuple[str, Any]:
-    """Returns key and value of an override such as `env.num_envs=8`; the name of a flag alone stands for true.
+    """Returns key and value of an override such as `env.num_envs=8`.
 
     Raises:
         ConfigError: the key is unknown, or the value cannot be read.
     """
-    key, assigned, value = text.partition("=")
-    key = _ALIASES.get(key.strip(), key.strip())
+    key, value = split_override(text)
     if key in groups:
-        return key, _unquoted(value)
+        return key, value
     known = keys(schema)
     kind = type_of(key, known)
     if kind is None:
         raise unknown_key(key, known, groups)
-    if not assigned:
-        if kind is bool:
-            return key, True
+    if "=" not in text:
         raise ConfigError(f"{text!r} has no value: use {key}=<value>")
-    return key, _value(key, value, kind)
+    return key, _value(key, text.partition("=")[2], kind)
+
+
+def split_override(text: str) -> tuple[str, str]:
+    """Returns key and text of an override, without quotes around it."""
+    key, _, value = text.partition("=")
+    return _ALIASES.get(key.strip(), key.strip()), _unquoted(value)
 
 
 def names_of(text: str) -> list[str]:
@@ -79,7 +82,7 @@ def _value(key: str, value: str, kind: object) -> Any:
     if str in arms and len([arm for arm in arms if arm is not type(None)]) == 1:
         return _unquoted(value)
     if any(hasattr(arm, "__members__") for arm in arms):
-        return SWITCHES.get(key, {}).get(value.lower(), _unquoted(value))
+        return _SWITCHES.get(key, {}).get(value.lower(), _unquoted(value))
     try:
         read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         return typing.cast(dict, read)["value"]
@@ -147,6 +150,9 @@ def explained(error: Exception, schema: type, source: str) -> ConfigError:
             first_lines += ": use a number that a float holds, such as 1e6"
         return ConfigError(f"{source} cannot be composed: {first_lines}")
     path = str(reason.full_key or source)
+    if isinstance(reason, MissingMandatoryValue):
+        where = "the command" if source == "the command line" else source
+        return ConfigError(f"{path} is not given, but {where} needs it: give {path}=<value>")
     known = keys(schema)
     kind = known.get(path) or _item_type(known.get(path.rpartition(".")[0]))
     message = str(reason.msg or reason).splitlines()[0]

@@ -51,7 +51,6 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import (
     Critic,
     PolicyConfig,
-    Schedule,
     WarmStartConfig,
 )
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.language import Precision
-from rlinf_embodied.config.learning import Schedule, require_phases
+from rlinf_embodied.config.learning import require_phases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.config.run import Exactness
 
@@ -69,11 +69,7 @@ class Sharding(StrEnum):
 
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:
-    """Checks that samples of earlier weights are corrected for.
-
-    Raises:
-        ConfigError: they are not.
-    """
+    """Checks that samples of earlier weights are corrected for."""
     require(
         staleness == 0 or tis_cap is not None,
         "algorithm.tis_cap",
@@ -87,11 +83,7 @@ def require_correction(staleness: int, tis_cap: float | None) -> None:
 def require_ratio_bounds(
     clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
 ) -> None:
-    """Checks the bounds on importance ratios other than the clip range.
-
-    Raises:
-        ConfigError: a bound is of no use.
-    """
+    """Checks the bounds on importance ratios other than the clip range."""
     rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
     above = dual_clip is None or dual_clip > 1 + clip_high
     require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
@@ -121,11 +113,7 @@ class AlgorithmConfig:
         require_numbers(self, "algorithm", "lr", low=0, above=True)
 
     def check(self, config: TrainConfig) -> None:
-        """Checks the algorithm against the other sections of a training.
-
-        Raises:
-            ConfigError: they do not fit.
-        """
+        """Checks the algorithm against the other sections of a training."""
 
     @property
     def same_start(self) -> int:
@@ -198,9 +186,7 @@ class OnPolicyConfig(AlgorithmConfig):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
-        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 0.97 or so")
+        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -295,9 +281,8 @@ class ReplayConfig(AlgorithmConfig):
         AlgorithmConfig.__post_init__(self)
         require_numbers(self, "algorithm", "batch_size", "capacity", "updates_per_iteration", low=1)
         require_numbers(self, "algorithm", "updates_per_step", low=0, above=True)
-        require_numbers(self, "algorithm", "warmup_steps", "expert_steps", low=0)
-        share = self.demonstration_share
-        require(0 <= share <= 1, "algorithm.demonstration_share", share, "it is a share of a batch", "use 0.5")
+        require_numbers(self, "algorithm", "warmup_steps", "expert_steps")
+        require_numbers(self, "algorithm", "demonstration_share", high=1)
 
     def schedule(self, env: EnvConfig) -> ReplaySchedule:
         """Returns what the numbers come to with an env."""
@@ -369,8 +354,8 @@ class CriticsConfig(ReplayConfig):
         counts = ("num_critics", "target_critics", "critic_hidden_size", "critic_layers")
         require_numbers(self, "algorithm", *counts, low=1)
         require_numbers(self, "algorithm", "value_lr", low=0, above=True)
-        require(0 <= self.gamma < 1, "algorithm.gamma", self.gamma, "it lies in [0, 1)", "use 0.99")
-        require(0 < self.tau <= 1, "algorithm.tau", self.tau, "it lies in (0, 1]", "use 0.005")
+        require_numbers(self, "algorithm", "gamma", high=1)
+        require_numbers(self, "algorithm", "tau", above=True, high=1)
         few, number = self.target_critics <= self.num_critics, self.num_critics
         rule = f"the target is the minimum over some of algorithm.num_critics={number}"
         require(few, "algorithm.target_critics", self.target_critics, rule, f"use at most {number}")
@@ -467,7 +452,6 @@ class SFTConfig(AlgorithmConfig):
     head_batch_size: int = 32
     lr: float = 1e-3
     head_lr: float = 2e-3
-    schedule: Schedule = Schedule.one_cycle  # of both phases
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss chooses the checkpoint
     reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
@@ -475,9 +459,8 @@ class SFTConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         require_phases(self, "algorithm")
-        require(0 <= self.warmup < 1, "algorithm.warmup", self.warmup, "it is a share of steps, in [0, 1)", "use 0.1")
-        rule, action = "it is a share of episodes, in [0, 0.5]", "use 0.1, or 0 to learn from all"
-        require(0 <= self.held_out <= 0.5, "algorithm.held_out", self.held_out, rule, action)
+        require_numbers(self, "algorithm", "warmup", high=1)
+        require_numbers(self, "algorithm", "held_out", high=0.5)
 
     @property
     def num_epochs(self) -> int:

@@ -29,17 +29,20 @@ def require(holds: bool, path: str, value: object, rule: str, action: str) -> No
         raise ConfigError(f"{path} is {value!r}, but {rule}: {action}")
 
 
-def require_numbers(section: Any, path: str, *names: str, low: float, above: bool = False) -> None:
-    """Checks that numbers of a section are finite and at least, or `above`, `low`; None is no number and passes.
+def require_numbers(
+    section: Any, path: str, *names: str, low: float = 0, above: bool = False, high: float = math.inf
+) -> None:
+    """Checks that numbers of a section are finite, at least (or `above`) `low` and at most `high`; None passes.
 
     Raises:
         ConfigError: one is not; the next action is its default.
     """
     rule = f"it must be at least {low}" if low else "it must be positive" if above else "it must not be negative"
+    rule = rule if high == math.inf else f"it must lie in {'(' if above else '['}{low}, {high}]"
     for entry in fields(section):
         value = getattr(section, entry.name)
         if entry.name in names and value is not None:
-            holds = math.isfinite(value) and (value > low if above else value >= low)
+            holds = math.isfinite(value) and (value > low if above else value >= low) and value <= high
             action = "leave it out" if entry.default is None else f"use {entry.default}"
             require(holds, f"{path}.{entry.name}".removeprefix("."), value, rule, action)
 

@@ -68,21 +68,8 @@ class WarmStartConfig:
         require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")
 
 
-class Schedule(StrEnum):
-    """How a learning rate changes over the steps of a phase."""
-
-    one_cycle = "one_cycle"  # up by a cosine, then down to nearly nothing
-    cosine = "cosine"  # up in a straight line, then down to 0 by half a cosine
-    linear = "linear"  # up in a straight line, then down to 0 in another
-    constant = "constant"  # up in a straight line, then as it is
-
-
 def require_phases(config: object, path: str) -> None:
-    """Checks the numbers of behaviour cloning in two phases, in the section at `path`.
-
-    Raises:
-        ConfigError: one is out of range.
-    """
+    """Checks the numbers of behaviour cloning in two phases, in the section at `path`."""
     require_numbers(config, path, "batch_size", "head_batch_size", low=1)
     require_numbers(config, path, "epochs", "head_epochs", low=0)
     require_numbers(config, path, "lr", "head_lr", low=0, above=True)

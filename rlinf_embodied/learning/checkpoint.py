@@ -112,11 +112,7 @@ def _point_to(target: Path, keep: int) -> None:
 
 
 def point_latest(target: Path) -> None:
-    """Points `latest`, in a checkpoint's parent folder, to the checkpoint.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
+    """Points `latest`, in a checkpoint's parent folder, to the checkpoint."""
     fresh = target.with_name(".latest.partial")
     fresh.unlink(missing_ok=True)
     fresh.symlink_to(target.name, target_is_directory=True)

@@ -41,9 +41,10 @@ from rlinf_embodied.learning.weights import (
     Groups,
     StageState,
     WeightsMessage,
+    checksum,
     earlier_to_save,
     export_weights,
-    install_parts,
+    install_weights,
     read_earlier,
 )
 
@@ -208,14 +209,21 @@ class LearnerStage:
             return None
         groups: Groups = {name: learner.export_part() for name, learner in self.learners.items()}
         if self.rank == 0:
-            groups |= {name: dict(module.state_dict()) for name, module in self.modules.items()}
+            for name, module in self.modules.items():
+                groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
         module, whole, share = self.shared.policy.module, self.sends_frozen, (self.rank, shares)
-        return StageState.of(module, self.shared.version, groups, whole, share)
+        return StageState(export_weights(module, self.shared.version, whole, share=share), groups)
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
-        """Restores in every worker what `export_snapshot` returned in all of them."""
+        """Restores in every worker what `export_snapshot` returned in all of them.
+
+        Raises:
+            ObjectiveError: the weights belong to another module.
+        """
         found = [part for part in parts if part is not None]
-        groups = install_parts(found, self.shared.policy.module)
+        weights = {name: tensor for part in found for name, tensor in part.weights.tensors.items()}
+        install_weights(self.shared.policy.module, WeightsMessage(0, weights, checksum(weights)))
+        groups = [part.groups for part in found]
         for learner in self.learners.values():
             learner.adopt()
         with torch.no_grad():

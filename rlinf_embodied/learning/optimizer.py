@@ -7,13 +7,12 @@ is, so that a step is a handful of large tensor operations however many paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -29,22 +28,14 @@ class AdamSettings:
     weight_decay: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ParameterGroup:
     """Parameters that are trained alike: float32, on one device, in the order of the flat gradient."""
 
     parameters: Sequence[nn.Parameter]
     settings: AdamSettings
-
-
-@dataclass(slots=True)
-class _Group:
-    """A group's place in the flat gradient, and how many steps it has made."""
-
-    name: str
-    group: ParameterGroup
-    span: slice
-    steps: int = 0
+    span: slice = field(default_factory=lambda: slice(0))  # of the flat gradient
+    steps: int = 0  # that it has made
 
 
 class FlatOptimizer:
@@ -64,15 +55,12 @@ class FlatOptimizer:
             ObjectiveError: a group is empty, or a parameter is of low precision or listed twice.
         """
         self.parameters = [parameter for group in groups.values() for parameter in group.parameters]
-        for group in groups.values():
-            _require_trainable(group.parameters)
-        _require_trainable(self.parameters)
+        _require_trainable(groups.values(), self.parameters)
         self.rates = {name: group.settings.lr for name, group in groups.items()}
-        self._groups, start = list[_Group](), 0
-        for name, group in groups.items():
-            end = start + sum(parameter.numel() for parameter in group.parameters)
-            self._groups.append(_Group(name, group, slice(start, end)))
-            start = end
+        self._groups, start = dict(groups), 0
+        for group in groups.values():
+            group.span = slice(start, start + sum(parameter.numel() for parameter in group.parameters))
+            start = group.span.stop
         self._mean = torch.zeros(start, device=self.parameters[0].device)
         self._square = torch.zeros_like(self._mean)
 
@@ -88,40 +76,31 @@ class FlatOptimizer:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
         assert gradient.shape == self._mean.shape, f"the gradient has {len(gradient)} entries, not {len(self._mean)}"
-        groups = [one for one in self._groups if only is None or one.name in only]
-        norms = {bound: _norm(gradient, spans) for bound, spans in _by_bound(groups).items()}
+        groups = {name: group for name, group in self._groups.items() if only is None or name in only}
+        norms = {bound: _norm(gradient, spans) for bound, spans in _by_bound(groups.values()).items()}
         norm = math.hypot(*norms.values())
         if not math.isfinite(norm):
             raise ObjectiveError(
-                f"the gradient's norm is {norm} in step {groups[0].steps + 1}, so the weights would be lost: go back "
-                "to a checkpoint and use a smaller learning rate (nothing was changed)"
+                f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
+                "smaller learning rate (nothing was changed)"
             )
-        for one in groups:
-            part, bound = gradient[one.span], one.group.settings.max_grad_norm
+        for name, group in groups.items():
+            part, bound = gradient[group.span], group.settings.max_grad_norm
             if norms[bound] > bound:
                 part.mul_(bound / norms[bound])
-            self._apply(one, self._direction(one, part))
+            _apply(group, self.rates[name], self._direction(group, part))
         report_progress()
         return norm
 
-    def _direction(self, one: _Group, gradient: Tensor) -> Tensor:
+    def _direction(self, group: ParameterGroup, gradient: Tensor) -> Tensor:
         """Updates the moments of a group and returns what lr is multiplied with."""
-        one.steps += 1
-        settings, mean, square = one.group.settings, self._mean[one.span], self._square[one.span]
+        group.steps += 1
+        settings, mean, square = group.settings, self._mean[group.span], self._square[group.span]
         first, second = settings.betas
         mean.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        scale = (square / (1 - second**one.steps)).sqrt_().add_(settings.eps)
-        return (mean / (1 - first**one.steps)).div_(scale)
-
-    def _apply(self, one: _Group, direction: Tensor) -> None:
-        weights: list[Tensor] = [*one.group.parameters]
-        cut = direction.split([weight.numel() for weight in weights])
-        parts = [part.view_as(w) for w, part in zip(weights, cut, strict=True)]
-        lr, decay = self.rates[one.name], one.group.settings.weight_decay
-        if decay:
-            torch._foreach_mul_(weights, 1 - lr * decay)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_sub_(weights, parts, alpha=lr)  # pyright: ignore[reportPrivateImportUsage]
+        scale = (square / (1 - second**group.steps)).sqrt_().add_(settings.eps)
+        return (mean / (1 - first**group.steps)).div_(scale)
 
     def move_state(self, device: str) -> None:
         """Moves the moments to a device; steps need them where the parameters are."""
@@ -130,7 +109,7 @@ class FlatOptimizer:
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of the state: "steps" int64 [G] by group, "mean" and "square" float32 [D], on the CPU."""
         return {
-            "steps": torch.tensor([one.steps for one in self._groups]),
+            "steps": torch.tensor([group.steps for group in self._groups.values()]),
             "mean": self._mean.to("cpu", copy=True),
             "square": self._square.to("cpu", copy=True),
         }
@@ -142,17 +121,26 @@ class FlatOptimizer:
             CheckpointError: the state is missing or that of other parameters; nothing was changed.
         """
         require_state(state, len(self._mean), len(self._groups))
-        for one, steps in zip(self._groups, state["steps"].tolist(), strict=True):
-            one.steps = steps
+        for group, steps in zip(self._groups.values(), state["steps"].tolist(), strict=True):
+            group.steps = steps
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])
 
 
-def _by_bound(groups: Sequence[_Group]) -> dict[float, list[slice]]:
+def _apply(group: ParameterGroup, lr: float, direction: Tensor) -> None:
+    weights: list[Tensor] = [*group.parameters]
+    cut = direction.split([weight.numel() for weight in weights])
+    parts = [part.view_as(w) for w, part in zip(weights, cut, strict=True)]
+    if decay := group.settings.weight_decay:
+        torch._foreach_mul_(weights, 1 - lr * decay)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_sub_(weights, parts, alpha=lr)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _by_bound(groups: Iterable[ParameterGroup]) -> dict[float, list[slice]]:
     """Returns the places of groups by their largest norm; neighbours become one."""
     spans: dict[float, list[slice]] = {}
     for one in groups:
-        known = spans.setdefault(one.group.settings.max_grad_norm, [])
+        known = spans.setdefault(one.settings.max_grad_norm, [])
         if known and known[-1].stop == one.span.start:
             known[-1] = slice(known[-1].start, one.span.stop)
         else:
@@ -165,11 +153,7 @@ def _norm(gradient: Tensor, spans: Sequence[slice]) -> float:
 
 
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
-    """Checks that a state belongs to this number of parameter groups with `size` entries in all.
-
-    Raises:
-        CheckpointError: it is missing or that of other parameters.
-    """
+    """Checks that a state belongs to this number of parameter groups with `size` entries in all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:
@@ -179,8 +163,8 @@ def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> No
         )
 
 
-def _require_trainable(parameters: Sequence[nn.Parameter]) -> None:
-    if not parameters:
+def _require_trainable(groups: Iterable[ParameterGroup], parameters: Sequence[nn.Parameter]) -> None:
+    if not all(group.parameters for group in groups):
         raise ObjectiveError("the list of parameters is empty, so nothing would be trained: check what is frozen")
     low = {str(parameter.dtype) for parameter in parameters} - {"torch.float32"}
     if low:
@@ -212,28 +196,6 @@ def one_cycle(step: int, num_steps: int, lr: float, warmup: float = 0.1) -> floa
     if step <= peak or last <= peak:
         return _cosine(lr / 25, lr, step / max(peak, 1e-9))
     return _cosine(lr, lr / 25 / 1e4, (step - peak) / (last - peak))
-
-
-def scheduled(schedule: Schedule, step: int, num_steps: int, lr: float, warmup: float = 0.1) -> float:
-    """Returns the learning rate of a step under a schedule; all but one_cycle rise linearly over the first steps.
-
-    `warmup` is the share of the steps that go up; then cosine falls to 0 as a half cosine, linear as a straight line,
-    and constant stays.
-    """
-    if schedule is Schedule.one_cycle:
-        return one_cycle(step, num_steps, lr, warmup)
-    rising = round(warmup * num_steps)
-    if step < rising:
-        return lr * (step + 1) / rising
-    done = (step - rising) / max(1, num_steps - rising)
-    return lr * _FALLS[schedule](done)
-
-
-_FALLS: dict[Schedule, Callable[[float], float]] = {  # of the share of the remaining steps that is done
-    Schedule.cosine: lambda done: _cosine(1.0, 0.0, done),
-    Schedule.linear: lambda done: 1.0 - done,
-    Schedule.constant: lambda done: 1.0,
-}
 
 
 def _cosine(start: float, end: float, fraction: float) -> float:

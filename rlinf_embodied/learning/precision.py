@@ -23,11 +23,7 @@ def computing(precision: Precision, device: str) -> AbstractContextManager[objec
 
 
 def require_precision(precision: Precision, cluster: Cluster) -> None:
-    """Checks that a cluster's devices compute in a precision.
-
-    Raises:
-        ConfigError: they do not, or their module cannot be imported.
-    """
+    """Checks that a cluster's devices compute in a precision."""
     if precision is Precision.float32 or cluster.emulated:
         return
     import_kind(cluster.device_module)

@@ -9,12 +9,8 @@
     the view: a full copy               the view: a full copy                 `publish`, once per iteration
 
 With P float32 parameters on N workers a worker holds 12 P / N bytes of weights and moments, and while it makes its
-passes 4 P of gradients (they travel once per step, not once per pass) and the weights of the layer at hand.
-
-Other stages never see a slice: they read the *view*, another module with all weights (4 P bytes, in the memory of the
-CPU while no other stage works with it), which `publish` fills by gathering parameter by parameter.  A message with
-weights, a checkpoint's policy and the worker's own generation are made of it as if nothing was sharded, by any worker
-alone.
+passes 4 P of gradients and the weights of the layer at hand.  Other stages read the *view* (4 P bytes, on the CPU while
+no other stage works with it), so messages, checkpoints and generation are those of a model that is not sharded.
 
 Sums are those of reduce-scatter: their last bits depend on the number of workers.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, cast
@@ -110,64 +110,12 @@ def _changing(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
-# ------------------------------------------------------------------------------------------------------------ snapshots
 @dataclass(frozen=True, slots=True)
 class StageState:
     """A learner between two iterations: its weights, and groups of other tensors by name, all of one version."""
 
     weights: WeightsMessage
     groups: Groups
-    checksum: int  # of the groups; the weights have their own
-
-    @classmethod
-    def of(
-        cls,
-        module: nn.Module,
-        version: int,
-        groups: Mapping[str, Mapping[str, Tensor]],
-        whole: bool = False,
-        share: tuple[int, int] = (0, 1),
-    ) -> StageState:
-        """Returns a copy of a module's weights, with what belongs to them; `whole`, `share`: see export_weights."""
-        copied = {
-            name: {key: tensor.detach().to("cpu", copy=True) for key, tensor in group.items()}
-            for name, group in groups.items()
-        }
-        return cls(export_weights(module, version, whole, share=share), copied, checksum(_flat(copied)))
-
-    def install(self, module: nn.Module) -> Groups:
-        """Overwrites a module's weights and returns the groups; raises as `install_parts`."""
-        return install_parts([self], module)[0]
-
-
-def install_parts(states: Sequence[StageState], module: nn.Module) -> list[Groups]:
-    """Overwrites a module's weights with those that the states hold together; returns the groups of each.
-
-    Raises:
-        ObjectiveError: the bytes are not those that were kept, or belong to another module.
-    """
-    tensors: dict[str, Tensor] = {}
-    for state in states:
-        weights = state.weights
-        if (checksum(_flat(state.groups)), checksum(weights.tensors)) != (state.checksum, weights.checksum):
-            raise ObjectiveError(
-                f"the state of version {weights.version} arrived damaged (another checksum): resume from the "
-                "newest checkpoint with the same command"
-            )
-        tensors |= weights.tensors
-    install_weights(module, WeightsMessage(states[0].weights.version, tensors, checksum(tensors)))
-    return [state.groups for state in states]
-
-
-def kept(states: Iterable[object]) -> StageState:
-    """Returns the state that one of a stage's workers kept for all of them."""
-    (state,) = (state for state in states if state is not None)
-    assert isinstance(state, StageState)
-    return state
-
-
-def _flat(groups: Groups) -> dict[str, Tensor]:
-    return {f"{name}/{key}": tensor for name, group in groups.items() for key, tensor in group.items()}
 
 
 # ---------------------------------------------------------------- earlier versions, which data under way was begun with
@@ -175,9 +123,8 @@ def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[st
     """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
     if not messages:
         return {}, {}
-    return {_EARLIER: _flat({str(n): message.tensors for n, message in enumerate(messages)})}, {
-        _VERSIONS: [message.version for message in messages]
-    }
+    tensors = {f"{n}/{name}": t for n, message in enumerate(messages) for name, t in message.tensors.items()}
+    return {_EARLIER: tensors}, {_VERSIONS: [message.version for message in messages]}
 
 
 def earlier_versions(state: Mapping[str, object]) -> list[int]:

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import (
-    advantage_sums,
     gae,
-    mean_of,
     next_values,
-    normalize,
-    squared_deviations,
-    std_of,
+    standardized,
 )
-from rlinf_embodied.algorithms.losses import explained_variance, explained_variance_sums, value_loss
+from rlinf_embodied.algorithms.losses import explained_variance, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -88,11 +84,8 @@ class CriticStage(LearnerStage):
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
         }
-        sums = self._reducer.sum_blocks({b: advantage_sums(r.advantages, r.mask) for b, r in blocks.items()})
-        mean = mean_of(sums)
-        deviations = {b: squared_deviations(r.advantages, r.mask, mean) for b, r in blocks.items()}
-        std = std_of(sums, self._reducer.sum_blocks(deviations))
-        made = {b: TokenAdvantages(normalize(r.advantages, mean, std) * r.mask) for b, r in blocks.items()}
+        found = standardized({b: (r.advantages, r.mask) for b, r in blocks.items()}, self._reducer.sum_blocks)
+        made = {b: TokenAdvantages(found[b] * r.mask) for b, r in blocks.items()}
         return Output(made, self._fit(step_context, blocks))
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
@@ -129,8 +122,8 @@ class CriticStage(LearnerStage):
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
-        explained = {b: explained_variance_sums(r.values, r.returns, r.mask) for b, r in blocks.items()}
-        return value_metrics(fitted, explained_variance(self._reducer.sum_blocks(explained)))
+        columns = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
+        return value_metrics(fitted, explained_variance(columns, self._reducer.sum_blocks))
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
         chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []

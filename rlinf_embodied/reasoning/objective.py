@@ -234,15 +234,15 @@ class Objective:
         if rows.reference is not None:
             kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        apart = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
+        _, distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
         moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
-        differences = torch.stack([apart.abs_max.float(), moved]).cpu()
+        differences = torch.stack([largest.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         capped = (mask & (old - rollout_log_probs > _log(algorithm.tis_cap))).sum()
         statistics = [
             *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
             *((found.entropy * mask).sum(), mask.sum()),
-            *(apart.abs_sum, apart.kl_sum, apart.ratio_sum, capped, kl.sum()),
+            *(distance, mismatch_kl, ratios, capped, kl.sum()),
         ]
         counted = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), counted * share)

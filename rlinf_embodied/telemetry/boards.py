@@ -74,11 +74,7 @@ class Wandb(_Tracked):
     """A run of Weights & Biases; WANDB_MODE=offline keeps it in <run folder>/wandb, for `wandb sync`."""
 
     def __init__(self, folder: Path, names: WandbConfig, config: Mapping[str, object]) -> None:
-        """Starts or continues the run.
-
-        Raises:
-            ConfigError: wandb is not installed.
-        """
+        """Starts or continues the run."""
         library, name = _library("wandb"), names.name or folder.name
         settings = {"project": names.project, "name": name, "id": names.id, "resume": names.resume}
         super().__init__(library, library.init(**settings, dir=str(folder), config=dict(config)))
@@ -92,11 +88,7 @@ class Trackio(_Tracked):
     """
 
     def __init__(self, folder: Path, names: TrackioConfig, config: Mapping[str, object]) -> None:
-        """Starts or continues the run.
-
-        Raises:
-            ConfigError: trackio is not installed.
-        """
+        """Starts or continues the run."""
         library, given = _library("trackio"), folder / _TRACKIO_NAME
         resumes = given.exists()
         name = given.read_text(encoding="utf-8") if resumes else names.name or folder.name
@@ -117,11 +109,7 @@ def _library(name: str) -> ModuleType:
 
 
 def require_boards(run: RunConfig) -> None:
-    """Checks that what a run logs to is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Checks that what a run logs to is installed."""
     for name, is_asked in (("wandb", run.wandb), ("trackio", run.trackio)):
         if is_asked:
             _library(name)

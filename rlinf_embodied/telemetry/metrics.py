@@ -96,11 +96,7 @@ class MetricsWriter:
             board.log(finite, global_step)
 
     def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
-        """Writes the completions of an iteration that `write` got; nothing without rows.
-
-        Raises:
-            RunFileError: the file cannot be written.
-        """
+        """Writes the completions of an iteration that `write` got; nothing without rows."""
         if not rows:
             return
         with writing(self._samples), self._samples.open("a", encoding="utf-8") as file:

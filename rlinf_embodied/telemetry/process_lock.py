@@ -19,11 +19,7 @@ class ProcessLock:
         self._file: TextIO | None = None
 
     def take(self) -> str | None:
-        """Takes the lock; returns None, or who has it: "process 17 on alpha since 2026-01-31 12:00:00".
-
-        Raises:
-            OSError: the file cannot be written or locked.
-        """
+        """Takes the lock; returns None, or who has it: "process 17 on alpha since 2026-01-31 12:00:00"."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -118,11 +118,7 @@ class RunFolder:
         return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     def append_json(self, name: str, content: object) -> None:
-        """Adds a line of JSON.
-
-        Raises:
-            RunFileError: it cannot be written.
-        """
+        """Adds a line of JSON."""
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(content) + "\n")
 

@@ -83,11 +83,7 @@ def _name(kind: str, worker: int, thread: int, text: str) -> dict[str, object]:
 
 
 def write_trace(path: Path, spans: Sequence[Span]) -> None:
-    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace.
-
-    Raises:
-        RunFileError: it cannot be written.
-    """
+    """Writes the spans as a trace.json for Perfetto; an empty run gives an empty, valid trace."""
     text = json.dumps(trace_events(spans), default=str)
     with writing(path):
         path.write_text(text, encoding="utf-8")
@@ -103,16 +99,11 @@ class StartupClock:
         self.phases: dict[str, float] = {}  # seconds by name, in order
         self.total_s: float | None = None  # until the first piece of work
 
-    def mark(self, phase: str, parts: Mapping[str, float] | None = None) -> None:
-        """Ends a phase: it took the time since the last one ended.
-
-        `parts`, seconds by name, stand for themselves ("phase part"); the phase keeps what is left.
-        """
+    def mark(self, phase: str) -> None:
+        """Ends a phase: it took the time since the last one ended."""
         if self.total_s is None:
             now = time.time()
-            seconds = {f"{phase} {name}": value for name, value in (parts or {}).items()}
-            self.phases |= seconds | {phase: now - self._last - sum(seconds.values())}
-            self._last = now
+            self.phases[phase], self._last = now - self._last, now
 
     def first(self, spans: Sequence[Span]) -> bool:
         """Ends the start-up at the first work among `spans`; returns whether that was it.

@@ -1,16 +1,11 @@
 """Faults on purpose: a training runs twice, undisturbed and with faults, and the weights are compared.
 
-A schedule drawn from a seed says which fault meets whom in which phase; the next one comes when the run has recovered
+A schedule drawn from a seed says which worker fails in which phase; the next fault comes when the run has recovered
 from the one before (disturbances.py).  Nothing that computes is imported before a process is pinned.
 
-| kind       | what happens                                                                                    |
-|------------|-------------------------------------------------------------------------------------------------|
-| SIGKILL    | the worker's process ends; so it does when memory runs out                                      |
-| SIGSTOP    | it stands still                                                                                 |
-| exception  | the call raises                                                                                 |
-| full disk  | the process cannot write to files for a while: its checkpoint is written later                  |
-| full store | objects fill Ray's store for a while: it has to write others to the disk; nothing is to be lost |
-| lost node  | all processes of a node end                                                                     |
+    SIGKILL    the worker's process ends; so it does when memory runs out
+    SIGSTOP    it hangs
+    exception  the call raises
 """
 
 from __future__ import annotations
@@ -19,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,53 +24,35 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.tables import text_table
 
-STORE_BYTES = 128 << 20  # of each node
-SMALL = {
-    "embodied": (
-        *("env=point_reach", "env.num_envs=16", "env.block_size=4", "env.obs_size=16", "env.chunk=4", "env.horizon=12"),
-        *(
-            "env.chunks_per_rollout=4",
-            "env.carry_over=true",
-            "policy.options.hidden_size=32",
-            "policy.options.num_layers=1",
-        ),
-        *(
-            "policy.options.num_heads=2",
-            "policy.options.stem_width=16",
-            "policy.options.keypoints=4",
-            "policy.options.num_bins=9",
-        ),
-        *("policy.options.critic_hidden_size=16", "policy.options.instruction_length=4", "algorithm.epochs=2"),
-        *("algorithm.num_minibatches=2", "algorithm.value_epochs=2", "algorithm.lr=1e-3", "algorithm.target_kl=null"),
-        *("warm_start.num_demos=32", "warm_start.epochs=1", "warm_start.head_epochs=16"),
-        *("warm_start.head_batch_size=16", "warm_start.head_lr=5e-3", "eval.num_envs=4", "eval.record_video=false"),
-        *("eval.num_episodes=4", "eval.every=1"),
-    ),
-    "reasoning": (
-        *("data.level=sum1-2-9", "policy.hidden_size=32", "policy.num_layers=1", "policy.num_heads=2"),
-        *("policy.intermediate_size=64", "policy.context_length=40", "generation.max_new_tokens=20"),
-        *("generation.rows_per_block=8", "generation.rows_per_batch=16", "generation.max_num_seqs=16"),
-        *("algorithm.prompts_per_iteration=8", "algorithm.group_size=4", "algorithm.lr=1e-3"),
-        *("algorithm.tokens_per_microbatch=256", "warm_start.steps=240", "warm_start.chain_of_thought_share=0.2"),
-        *("warm_start.num_examples=1024", "warm_start.lr=1e-2", "eval.num_problems=16", "eval.num_samples=1"),
-        *("eval.problems_per_block=8", "eval.every=1"),
-    ),
+SMALL = {  # trainings of seconds
+    "embodied": """
+        env=point_reach env.num_envs=16 env.block_size=4 env.obs_size=16 env.chunk=4 env.horizon=12
+        env.chunks_per_rollout=4 env.carry_over=true policy.options.hidden_size=32 policy.options.num_layers=1
+        policy.options.num_heads=2 policy.options.stem_width=16 policy.options.keypoints=4 policy.options.num_bins=9
+        policy.options.critic_hidden_size=16 policy.options.instruction_length=4 algorithm.epochs=2
+        algorithm.num_minibatches=2 algorithm.value_epochs=2 algorithm.lr=1e-3 algorithm.target_kl=null
+        warm_start.num_demos=32 warm_start.epochs=1 warm_start.head_epochs=16 warm_start.head_batch_size=16
+        warm_start.head_lr=5e-3 eval.num_envs=4 eval.record_video=false eval.num_episodes=4 eval.every=1""",
+    "reasoning": """
+        data.level=sum1-2-9 policy.hidden_size=32 policy.num_layers=1 policy.num_heads=2 policy.intermediate_size=64
+        policy.context_length=40 generation.max_new_tokens=20 generation.rows_per_block=8 generation.rows_per_batch=16
+        generation.max_num_seqs=16 algorithm.prompts_per_iteration=8 algorithm.group_size=4 algorithm.lr=1e-3
+        algorithm.tokens_per_microbatch=256 warm_start.steps=240 warm_start.chain_of_thought_share=0.2
+        warm_start.num_examples=1024 warm_start.lr=1e-2 eval.num_problems=16 eval.num_samples=1
+        eval.problems_per_block=8 eval.every=1""",
 }
-_COMMON = (
-    *("plan=disaggregated", "cluster=local", "cluster.num_devices=2", "cluster.hang_after_s=10"),
-    *("checkpoint.every=1", "recovery.max_restarts=1000", "recovery.snapshot_share=1", "run.seed=3"),
-    f"cluster.object_store_bytes={STORE_BYTES}",
-)
+_COMMON = """
+    plan=disaggregated cluster=local cluster.num_devices=2 cluster.hang_after_s=10 checkpoint.every=1
+    recovery.max_restarts=1000 recovery.snapshot_share=1 run.seed=3"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments of the comparison."""
 
-    workflow: str = "embodied"
+    workflow: str = "embodied"  # or reasoning
     faults: int = 20
-    seed: int = 7
-    nodes: int = 1
+    seed: int = 7  # of the schedule
 
 
 def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConfig | MathConfig:
@@ -86,9 +63,8 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
     """
     if own.workflow not in SMALL:
         raise ConfigError(f"workflow is {own.workflow!r}, but it is {' or '.join(SMALL)}: use one of these")
-    iterations = max(3, own.faults // 2)
-    given = dict(text.split("=", 1) for text in (*SMALL[own.workflow], *_COMMON, f"run.num_iterations={iterations}"))
-    given |= dict(text.split("=", 1) for text in overrides)
+    words = [*SMALL[own.workflow].split(), *_COMMON.split(), f"run.num_iterations={max(3, own.faults // 2)}"]
+    given = dict(word.split("=", 1) for word in (*words, *overrides))
     given |= {"run.dir": str(folder), "warm_start.cache_dir": str(folder / "cache")}
     compose = compose_train if own.workflow == "embodied" else compose_math
     return compose([f"{key}={value}" for key, value in given.items()])
@@ -96,45 +72,32 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
 
 # ------------------------------------------------------------------------------------------------------------- faults
 KINDS = ("SIGKILL", "SIGSTOP", "exception")
-SPECIAL = (("checkpoint", "full disk"), ("transfer", "full store"), ("snapshot", "full store"))
-ENDURED = ("full disk", "full store")  # nobody has to recover from these
-LAST = ("rollout", "lost node")
-FIRST = ("warm start", "profile", "set-up")  # these come once
-AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # these come in every iteration
-MISSING = {"auto": ("transfer",), "collocated": ("profile", "transfer")}  # auto: whatever shares workers may win
+FIRST = ("warm start", "profile", "set-up")  # phases that come once
+AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # phases of every iteration
+MISSING = {"auto": ("transfer",), "collocated": ("profile", "transfer")}  # auto: a plan that shares workers may win
 _LATEST_S = 0.2  # after a call was submitted
 
 
 @dataclass(slots=True)
 class Fault:
-    """What is to happen, and what came of it."""
+    """A fault, and whom it hit."""
 
     phase: str
     kind: str
-    draw: float  # in [0, 1): whom it meets
+    draw: float  # in [0, 1): chooses the worker
     delay_s: float
     met: str = ""  # the worker and its call
     at: float = 0.0  # seconds since the epoch
 
 
-def schedule(number: int, seed: int, missing: Sequence[str] = (), nodes: int = 1) -> list[Fault]:
-    """Returns faults in the order in which they come: every kind meets every phase when there are enough.
-
-    Args:
-        number: of faults.
-        seed: of what happens to whom.
-        missing: phases that do not come under the plan.
-        nodes: with more than one the last fault is the end of a node.
-    """
+def schedule(number: int, seed: int, missing: Sequence[str] = ()) -> list[Fault]:
+    """Returns `number` faults in order: every kind in every phase when there are enough, but for missing phases."""
     draw = random.Random(seed)
-    pairs = [*SPECIAL, *((phase, kind) for phase in AGAIN for kind in KINDS)]
-    pairs = [(phase, kind) for phase, kind in pairs if phase not in missing]
+    pairs = [(phase, kind) for phase in AGAIN for kind in KINDS if phase not in missing]
     chosen = [(phase, draw.choice(KINDS)) for phase in FIRST if phase not in missing][: number // 2]
     while len(chosen) < number:
         draw.shuffle(pairs)
         chosen += pairs[: number - len(chosen)]
-    if nodes > 1:
-        chosen[-1] = LAST
     return [Fault(phase, kind, draw.random(), draw.uniform(0, _LATEST_S)) for phase, kind in chosen]
 
 
@@ -154,78 +117,59 @@ class Chaos:
         return fault if fault.phase == phase else None
 
     def happens(self, fault: Fault, attempt: int, met: str) -> None:
-        """Notes that a fault comes now."""
-        fault.met, fault.at = met, time.time()
-        if fault.kind not in ENDURED:
-            self.attempt = attempt
+        """Records that a fault comes now."""
+        fault.met, fault.at, self.attempt = met, time.time(), attempt
         self.come.append(fault)
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
-def disturbed(config: TrainConfig | MathConfig, chaos: Chaos, end_node: Callable[[], None] = lambda: None) -> int:
-    """Runs a training in this process, to which the faults come; returns the trainer's exit code."""
+def disturbed(config: TrainConfig | MathConfig, chaos: Chaos) -> int:
+    """Runs a training with faults in this process; returns the trainer's exit code."""
     from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
     from rlinf_embodied.reasoning.job import ReasoningJob
     from rlinf_embodied.tools.disturbances import ChaosSession
     from rlinf_embodied.training.trainer import Trainer
 
     job = EmbodiedJob(config) if isinstance(config, TrainConfig) else ReasoningJob(config)
-    return Trainer(job, sessions=lambda cluster: ChaosSession(cluster, chaos, end_node)).run()
+    return Trainer(job, sessions=lambda cluster: ChaosSession(cluster, chaos)).run()
 
 
-def train(config: TrainConfig | MathConfig, chaos: Chaos, end_node: Callable[[], None] = lambda: None) -> str:
+def train(config: TrainConfig | MathConfig, chaos: Chaos) -> str:
     """Runs a training to its end and returns the digest of its weights."""
-    code = disturbed(config, chaos, end_node)
+    code = disturbed(config, chaos)
     assert code == 0, f"a run that nobody interrupts ended with {code}"
     return json.loads((Path(str(config.run.dir)) / "summary.json").read_text())["weights_sha256"]
 
 
 def report(chaos: Chaos, folder: Path) -> str:
-    """Returns what each fault cost: a table, one by kind, and the median and the worst case."""
+    """Returns a table of what each fault cost, and the median and the largest cost."""
     path = folder / "recoveries.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows, costs, kinds = [], [], dict[str, list[tuple[float, float]]]()
-    for number, fault in enumerate(chaos.come):
-        until = chaos.come[number + 1].at if number + 1 < len(chaos.come) else float("inf")
+    rows, costs = [], []
+    for fault, following in zip(chaos.come, [*chaos.come[1:], None], strict=True):
+        until = following.at if following else float("inf")
         own = [record for record in records if fault.at <= record["at"] < until]
-        lost, restored = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
-        seen = min((record["at"] for record in own), default=fault.at) - fault.at
-        costs.append(lost + restored)
-        kinds.setdefault(fault.kind, []).append((seen, lost + restored))
-        again = ", ".join(record["work"] for record in own) or "nothing"
-        seconds = {"seen": seen, "work lost": lost, "recovery": restored}
-        row = {"fault": fault.kind, "phase": fault.phase, "met": fault.met, "done again": again}
+        detected_s = min((record["at"] for record in own), default=fault.at) - fault.at
+        lost_s, recovery_s = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
+        costs.append(lost_s + recovery_s)
+        row = {"fault": fault.kind, "phase": fault.phase, "worker and call": fault.met}
+        seconds = {"detected after": detected_s, "work lost": lost_s, "recovery": recovery_s}
         rows.append(row | {f"{key} s": f"{value:.1f}" for key, value in seconds.items()})
     last = f"{len(chaos.come)} of {len(chaos.faults)} faults came, {len(records)} recoveries"
-    if costs:
-        last += f"; seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
-    by_kind = [
-        {"fault": kind, "number": str(len(several))}
-        | {f"{name} s": _middle_and_worst([pair[k] for pair in several]) for k, name in enumerate(("seen", "lost"))}
-        for kind, several in sorted(kinds.items())
-    ]
-    return "\n".join([text_table(rows, "faults:"), text_table(by_kind, "by kind:"), last] if rows else [last])
-
-
-def _middle_and_worst(seconds: Sequence[float]) -> str:
-    return f"{statistics.median(seconds):.1f} ({max(seconds):.1f})"
+    if not rows:
+        return last
+    lost = f"seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
+    return f"{text_table(rows, 'faults:')}\n{last}; {lost}"
 
 
 def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
-    """Makes both runs, prints what came of them, and returns the exit code."""
+    """Makes both runs, prints the comparison, and returns the exit code."""
     undisturbed = configure(own, overrides, root / "straight")
     pin(undisturbed, overrides)
     overrides = [*overrides, f"run.exact={undisturbed.run.exact.value}"]
     straight = train(undisturbed, Chaos([]))
-    chaos = Chaos(schedule(own.faults, own.seed, MISSING.get(undisturbed.plan.name, ("profile",)), own.nodes))
-    if own.nodes > 1:
-        from rlinf_embodied.tools.disturbances import two_nodes
-
-        with two_nodes() as (address, end_node):
-            there = [*overrides, "cluster=ray", f"cluster.address={address}"]
-            digest = train(configure(own, there, root / "chaos"), chaos, end_node)
-    else:
-        digest = train(configure(own, overrides, root / "chaos"), chaos)
+    chaos = Chaos(schedule(own.faults, own.seed, MISSING.get(undisturbed.plan.name, ("profile",))))
+    digest = train(configure(own, overrides, root / "chaos"), chaos)
     print(report(chaos, root / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")
     return 0 if straight == digest and len(chaos.come) == own.faults else 1

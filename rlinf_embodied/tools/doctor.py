@@ -50,30 +50,12 @@ from mani_skill.utils.registration import REGISTERED_ENVS
 print(json.dumps({"tasks": len(REGISTERED_ENVS)}))
 """
 
-PHYSX_PROBE = """
-import json
-from envs.gpu_library import by_hand, library
-print(json.dumps({"library": str(library()), "exists": library().exists(), "by_hand": by_hand()}))
-"""
-
-MUJOCO_PROBE = """
-import json, os
-os.environ["MUJOCO_GL"] = "{backend}"
-import mujoco
-model = mujoco.MjModel.from_xml_string("<mujoco><worldbody><light/><geom size='1'/></worldbody></mujoco>")
-renderer = mujoco.Renderer(model, 8, 8)
-renderer.update_scene(mujoco.MjData(model))
-renderer.render()
-print(json.dumps({{"backend": "{backend}"}}))
-"""
-
 
 class State(StrEnum):
     """How a finding bears on a run."""
 
     ok = "ok"
     slow = "slow"  # a run works, but slower than it could
-    limited = "limited"  # a run works, but for what the line names
     broken = "broken"  # a run fails
 
 
@@ -149,39 +131,6 @@ def check_maniskill() -> Finding:
     return Finding("ManiSkill", State.ok, f"{version} on SAPIEN {sapien}, {seen['tasks']} tasks")
 
 
-def check_gpu_physics() -> list[Finding]:
-    """Returns whether PhysX's library for GPUs is here; nothing where no NVIDIA GPU is."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return []
-    seen, error = ask(PHYSX_PROBE)
-    if error:
-        return [Finding("GPU physics", State.limited, error, "make clean setup")]
-    if seen["exists"]:
-        return [Finding("GPU physics", State.ok, seen["library"])]
-    fix = f"the first env on a GPU fetches it; without network: {seen['by_hand']}"
-    return [Finding("GPU physics", State.limited, f"{seen['library']} is missing", fix)]
-
-
-def check_mujoco() -> Finding:
-    """Returns the backend of OpenGL with which MuJoCo draws pictures; its physics needs none."""
-    version, chosen = importlib.metadata.version("mujoco"), os.environ.get("MUJOCO_GL")
-    for backend in [chosen] if chosen else ["egl", "osmesa"]:
-        if not ask(MUJOCO_PROBE.format(backend=backend), timeout_s=60.0)[1]:
-            how = "" if chosen else f"set MUJOCO_GL={backend} for runs that film MuJoCo envs"
-            return Finding("MuJoCo", State.ok, f"{version}, draws with {backend}", how)
-    tried = f"MUJOCO_GL={chosen}" if chosen else "EGL and OSMesa"
-    fix = "apt-get install libegl1 libosmesa6, or set MUJOCO_GL to what is there; envs without cameras need nothing"
-    return Finding("MuJoCo", State.limited, f"{version}, draws no pictures ({tried} failed)", fix)
-
-
-def check_baselines() -> Finding:
-    """Returns whether Stable-Baselines3 is here, which tests and benchmarks compare with."""
-    try:
-        return Finding("Baselines", State.ok, f"stable-baselines3 {importlib.metadata.version('stable-baselines3')}")
-    except importlib.metadata.PackageNotFoundError:
-        return Finding("Baselines", State.limited, "stable-baselines3 is not installed", "make setup")
-
-
 def check_ray() -> Finding:
     """Returns whether a Ray cluster starts here and answers a call."""
     seen, error = ask(RAY_PROBE)
@@ -238,16 +187,7 @@ def examine(check_vulkan: Callable[[], Finding]) -> list[Finding]:
     findings = [check_python(), check_libraries(), check_threads(), check_memory(), check_disk()]
     if any(finding.part == "Libraries" and finding.state is State.broken for finding in findings):
         return findings
-    return [
-        *findings,
-        *check_torch(),
-        check_vulkan(),
-        check_maniskill(),
-        *check_gpu_physics(),
-        check_mujoco(),
-        check_baselines(),
-        check_ray(),
-    ]
+    return [*findings, *check_torch(), check_vulkan(), check_maniskill(), check_ray()]
 
 
 def show(findings: list[Finding]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from rlinf_embodied.cluster.hardware import Cluster, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, read_mapping, stored_variant
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, local_cluster
+from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, best_of, rank, rows
@@ -20,9 +23,19 @@ from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.plots import gantt
 from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
 from rlinf_embodied.telemetry.trace import write_trace
-from rlinf_embodied.tools.described_cluster import described_cluster
 
+_LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
 DRAWN_DEVICES = 16  # a chart with more rows cannot be read
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterFile:
+    """What a file under configs/cluster holds that describes a cluster."""
+
+    name: str
+    nodes: list[NodeGroup]
+    links: Links = field(default_factory=Links)
+    emulated: bool = True
 
 
 def find_profile(config: ProfiledConfig) -> Profile:
@@ -31,16 +44,7 @@ def find_profile(config: ProfiledConfig) -> Profile:
     Raises:
         ConfigError: there is none of that name, or it breaks a rule of the format.
     """
-    path = Path(config.profile).expanduser()
-    if path.suffix != ".json":
-        names = sorted(file.stem for file in (CONFIG_DIR / "profiles").glob("*.json"))
-        if config.profile not in names:
-            raise ConfigError(
-                f"profile is {config.profile!r}, but it must be one of configs/profiles ({', '.join(names)}), or a "
-                "path to a .json file: correct it"
-            )
-        path = CONFIG_DIR / "profiles" / f"{config.profile}.json"
-    profile = load_profile(path)
+    profile = load_profile(_file("profile", config.profile, "profiles", (".json",)))
     if config.num_items and profile.workload:
         return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
     return profile
@@ -52,15 +56,8 @@ def find_model(name: str) -> Path:
     Raises:
         ConfigError: there is none of that name.
     """
-    path = Path(name).expanduser()
-    known = {file.stem: file for file in sorted((CONFIG_DIR / "models").glob("*.json"))}
-    found = known.get(name) or (path / "config.json" if path.is_dir() else path)
-    if not found.is_file():
-        raise ConfigError(
-            f"model is {name!r}, but it must be one of configs/models ({', '.join(known)}), or a path to a config.json "
-            "or to its folder: correct it"
-        )
-    return found
+    folder = Path(name).expanduser()
+    return folder / "config.json" if folder.is_dir() else _file("model", name, "models", (".json",))
 
 
 def find_cluster(name: str) -> Cluster:
@@ -71,16 +68,71 @@ def find_cluster(name: str) -> Cluster:
     """
     if name == "local":
         return local_cluster(None)
-    path = Path(name).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        known = [choice for choice in (name, f"emulated_{name}") if choice in choices("cluster")]
-        if not known:
-            raise ConfigError(
-                f"cluster is {name!r}, but it must be local, one of configs/cluster ({', '.join(choices('cluster'))}) "
-                "or a path to a .yaml file: correct it"
-            )
-        path = CONFIG_DIR / "cluster" / f"{known[0]}.yaml"
+    name = f"emulated_{name}" if f"emulated_{name}" in choices("cluster") else name
+    path = _file("cluster", name, "cluster", (".yaml", ".yml"))
     return described_cluster(read_mapping(path), str(path))
+
+
+def _file(key: str, name: str, folder: str, suffixes: Sequence[str]) -> Path:
+    """Returns the file that a key names: one of a folder below configs/, or a path with one of the suffixes."""
+    path = Path(name).expanduser()
+    if path.suffix in suffixes:
+        return path
+    known = {file.stem: file for file in sorted((CONFIG_DIR / folder).iterdir())}
+    if name not in known:
+        raise ConfigError(
+            f"{key} is {name!r}, but it must be one of configs/{folder} ({', '.join(known)}), or a path to a "
+            f"{suffixes[0]} file: correct it"
+        )
+    return known[name]
+
+
+def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
+    """Returns the cluster that the content of a file describes.
+
+    Raises:
+        ConfigError: a key is missing or unknown, or a number is not positive.
+    """
+    schema = OmegaConf.structured(ClusterFile)
+    OmegaConf.set_readonly(schema.links, False)  # of a frozen dataclass
+    try:
+        described = OmegaConf.to_object(OmegaConf.merge(schema, data))
+    except (OmegaConfBaseException, OverflowError) as error:
+        raise explained(error, ClusterFile, path) from error
+    assert isinstance(described, ClusterFile)
+    groups = described.nodes
+    if not groups:
+        raise ConfigError(f"{path}.nodes is [], but a cluster has at least one group of nodes: describe it")
+    for i, group in enumerate(groups):
+        _require_positive(group, f"{path}.nodes[{i}]")
+        if group.beside is not None and not (
+            group.beside in range(i)
+            and groups[group.beside].beside is None
+            and groups[group.beside].num_nodes == group.num_nodes
+        ):
+            raise ConfigError(
+                f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the number of an earlier group with separate "
+                "nodes, and as many as these: correct the file"
+            )
+    _require_positive(described.links, f"{path}.links")
+    return Cluster(
+        name=described.name,
+        kind="+".join(group.kind for group in groups),
+        num_devices=sum(group.num_devices for group in groups),
+        num_cores=sum(group.num_nodes * group.cores_per_node for group in groups),
+        memory_bytes=int(min(group.memory_bytes for group in groups)),
+        description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
+        groups=tuple(groups),
+        links=described.links,
+        emulated=True,
+    )
+
+
+def _require_positive(part: NodeGroup | Links, path: str) -> None:
+    for entry in fields(part):
+        value = getattr(part, entry.name)
+        if entry.name not in ("kind", "beside") and not 0 < value <= _LARGEST:
+            raise ConfigError(f"{path}.{entry.name} is {value!r}, but it is a positive number: correct the file")
 
 
 def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: int = 0) -> list[Plan]:
@@ -103,12 +155,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
     if text == "auto" or text in list(Kind):
         best = rank(pricer, max_staleness=max_staleness).best if text == "auto" else best_of(Kind(text), pricer)
         return [replace(best.plan, name=f"{text} {best.label}")]
-    path = Path(text).expanduser()
-    if text in choices("plan"):
-        path = CONFIG_DIR / "plan" / f"{text}.yaml"
-    elif path.suffix not in FILE_SUFFIXES:
-        names = ", ".join(dict.fromkeys(["auto", "all", *Kind, *choices("plan")]))
-        raise ConfigError(f"plan is {text!r}, but it must be {names} or a path to a plan file: correct it")
+    path = _file("plan", text, "plan", FILE_SUFFIXES)
     data = read_mapping(path)
     variants = data.get("variants") or [stored_variant(data)]
     if not isinstance(variants, list):

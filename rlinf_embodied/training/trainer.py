@@ -209,7 +209,7 @@ class Trainer:
         self._job.prepare(executor, view.progress)
         if snapshot is not None:
             snapshots.restore(executor, snapshot)
-        self._account.startup.mark("stages", executor.setup_s)
+        self._account.startup.mark("stages")
         evaluation = self._job.evaluation(session, self._cluster, str(policy_folder), self._folder)
         job, folder = self._job, str(policy_folder)
         checking = None if job.goal is None else job.checking(session, self._cluster, folder)

@@ -10,6 +10,8 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch import Tensor
 
 from rlinf_embodied.algorithms import advantages as A
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import Reducer
 
 
 def make_rollout(seed: int, steps: int, rows: int, end: float = 0.15, skip: float = 0.2) -> dict[str, Tensor]:
@@ -36,58 +38,6 @@ def run_gae(rollout: dict[str, Tensor], gamma: float, lam: float) -> tuple[Tenso
     following = A.next_values(**columns)
     names = ("rewards", "values", "terminated", "truncated", "valid")
     return A.gae(next_values=following, gamma=gamma, lam=lam, **{name: rollout[name] for name in names})
-
-
-def naive_gae(rollout: dict[str, Tensor], gamma: float, lam: float) -> np.ndarray:
-    """The definition as a sum over the rest of each episode: A_t = sum_k (gamma lambda)^k delta_{t+k}."""
-    result = np.zeros(tuple(rollout["rewards"].shape))
-    for row in range(result.shape[1]):
-        steps = [t for t in range(len(result)) if rollout["valid"][t, row]]
-        deltas, ends = {}, {}
-        for position, t in enumerate(steps):
-            following = (
-                rollout["values"][steps[position + 1], row]
-                if position + 1 < len(steps)
-                else rollout["last_values"][row]
-            )
-            if rollout["truncated"][t, row]:
-                following = rollout["final_values"][t, row]
-            if rollout["terminated"][t, row]:
-                following = torch.tensor(0.0)
-            deltas[t] = float(rollout["rewards"][t, row] + gamma * following - rollout["values"][t, row])
-            ends[t] = bool(rollout["terminated"][t, row] | rollout["truncated"][t, row])
-        for position, start in enumerate(steps):
-            for k, t in enumerate(steps[position:]):
-                result[start, row] += (gamma * lam) ** k * deltas[t]
-                if ends[t]:
-                    break
-    return result
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_gae_equals_the_sum_of_discounted_deltas_of_each_episode(seed):
-    rollout = make_rollout(seed, steps=23, rows=4)
-    advantages, returns = run_gae(rollout, 0.97, 0.9)
-    np.testing.assert_allclose(advantages.numpy(), naive_gae(rollout, 0.97, 0.9), atol=1e-5)
-    expected = torch.where(rollout["valid"], advantages + rollout["values"], 0.0)
-    torch.testing.assert_close(returns, expected)
-
-
-def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value():
-    # one episode of 3 steps that terminates: returns 1 + .5 * 2 + .25 * 4 = 3, 2 + .5 * 4 = 4, and 4
-    column = lambda *entries: torch.tensor(entries)[:, None]  # noqa: E731
-    rollout = {
-        "rewards": column(1.0, 2.0, 4.0),
-        "values": column(0.5, 0.25, -1.0),
-        "final_values": torch.zeros(3, 1),
-        "last_values": torch.tensor([100.0]),
-        "terminated": column(False, False, True),
-        "truncated": column(False, False, False),
-        "valid": column(True, True, True),
-    }
-    advantages, returns = run_gae(rollout, 0.5, 1.0)
-    assert returns[:, 0].tolist() == [3.0, 4.0, 4.0]
-    assert advantages[:, 0].tolist() == [2.5, 3.75, 5.0]
 
 
 def sb3_advantages(rollout: dict[str, Tensor], rewards: Tensor, ends: Tensor, gamma: float, lam: float) -> np.ndarray:
@@ -129,17 +79,6 @@ def test_skipping_invalid_steps_equals_removing_them(seed, steps, gamma, lam):
     for whole, part in zip(run_gae(rollout, gamma, lam), run_gae(packed, gamma, lam), strict=True):
         assert torch.equal(whole[kept], part)
         assert not whole[~kept].any()
-
-
-def test_termination_cuts_the_bootstrap_and_truncation_only_the_trace():
-    rollout = make_rollout(0, steps=2, rows=1, end=0.0, skip=0.0)
-    rollout["truncated"][0] = True
-    advantages, _ = run_gae(rollout, 0.9, 0.8)
-    expected = rollout["rewards"][0] + 0.9 * rollout["final_values"][0] - rollout["values"][0]
-    torch.testing.assert_close(advantages[0], expected)
-    rollout["truncated"][0], rollout["terminated"][0] = False, True
-    advantages, _ = run_gae(rollout, 0.9, 0.8)
-    torch.testing.assert_close(advantages[0], rollout["rewards"][0] - rollout["values"][0])
 
 
 def test_chunks_unfold_in_the_order_of_env_steps():
@@ -222,12 +161,8 @@ def test_statistics_from_block_sums_are_those_of_the_whole(seed, num_blocks):
     valid = torch.rand(advantages.shape, generator=draw) < 0.7
     valid[0] = True
     garbage = torch.where(valid, advantages, torch.nan)
-    blocks = list(zip(garbage.chunk(num_blocks, 1), valid.chunk(num_blocks, 1), strict=True))
-    sums = torch.stack([A.advantage_sums(*block) for block in blocks]).sum(0)
-    mean = A.mean_of(sums)
-    std = A.std_of(sums, torch.stack([A.squared_deviations(*block, mean) for block in blocks]).sum(0))
-    kept = advantages[valid].double()
-    assert mean == pytest.approx(kept.mean().item(), abs=1e-6)
-    assert std == pytest.approx(kept.std(correction=0).item(), abs=1e-6)
-    normalized = A.normalize(advantages, mean, std)[valid]
-    assert normalized.mean().item() == pytest.approx(0, abs=1e-5)
+    blocks = dict(enumerate(zip(garbage.chunk(num_blocks, 1), valid.chunk(num_blocks, 1), strict=True)))
+    found = A.standardized(blocks, Reducer(SoloGroup(), [0] * len(blocks)).sum_blocks)
+    kept = advantages[valid]
+    expected = (kept - kept.mean()) / kept.std(correction=0)
+    torch.testing.assert_close(torch.cat([*found.values()], 1)[valid], expected, rtol=1e-4, atol=1e-5)

@@ -77,15 +77,6 @@ def test_a_sampled_token_is_possible_and_brackets_its_uniform(seed, temperature,
     assert (above >= uniform - 1e-6).all()
 
 
-def test_frequencies_follow_the_probabilities():
-    probabilities = torch.tensor([0.1, 0.6, 0.3])
-    uniforms = (torch.arange(10_000) + 0.5) / 10_000  # stratified: frequencies are exact up to rounding
-    tokens = P.sample_tokens(probabilities.log().expand(10_000, 3), uniforms, 1.0)
-    assert (tokens.bincount() - torch.tensor([1000, 6000, 3000])).abs().max() <= 1
-    flat = P.sample_tokens(probabilities.log().expand(10_000, 3), uniforms, 1e4)
-    assert (flat.bincount() - 3333).abs().max() <= 2
-
-
 def test_a_row_is_sampled_alike_whatever_its_neighbours():
     draw = torch.Generator().manual_seed(1)
     logits, uniforms = torch.randn(8, 5, 33, generator=draw), torch.rand(8, 5, generator=draw)
@@ -100,10 +91,6 @@ def test_logits_that_are_not_finite_are_refused(bad):
     logits[1, 0] = bad
     with pytest.raises(ObjectiveError, match="1 of 2 tokens"):
         P.sample_tokens(logits, torch.full((2,), 0.5), 1.0)
-
-
-def test_greedy_takes_the_likeliest():
-    assert P.greedy_tokens(torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])).tolist() == [1, 0]
 
 
 def test_levels_sum_what_is_valid():
@@ -123,14 +110,6 @@ def test_masks_and_weights_have_the_shape_of_their_level_and_weights_keep_their_
     assert mask.shape == moved.shape == at_level.shape
     assert moved.sum() == weights.sum()
     assert not moved[~mask].any()
-
-
-def test_the_mean_near_the_mode_leaves_out_what_is_far_and_what_does_not_exist() -> None:
-    weights = torch.tensor([[1.0, 0.0, 0.0, 2.0, 4.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 3.0]])
-    means = P.mean_near_mode(weights.log(), 1)
-    assert means[0] == 4.0  # (3 * 2 + 4 * 4 + 5 * 2) / 8; the 1 at 0 is a mode of its own
-    torch.testing.assert_close(means[1], torch.tensor(5.75))  # (5 * 1 + 6 * 3) / 4; there is no 7
-    assert P.mean_near_mode(weights.log(), 0).tolist() == [4.0, 6.0]
 
 
 @given(st.integers(0, 2**31), st.integers(0, 4))

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rlinf_embodied.algorithms.off_policy import Mismatch, mismatch, truncated_importance_weights
+from rlinf_embodied.algorithms.off_policy import joined, mismatch, mismatch_metrics, truncated_importance_weights
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 BEHAVIOUR = torch.tensor([[-1.0, -2.0, torch.nan], [-0.5, torch.nan, torch.nan]])
@@ -13,29 +13,27 @@ TRAINING = torch.tensor([[-1.0, -1.0, 7.0], [-2.5, 7.0, torch.nan]])  # differen
 
 
 def test_mismatch_is_the_mean_and_largest_difference_of_counted_tokens():
-    found = mismatch(TRAINING, BEHAVIOUR, MASK).metrics()
+    found = mismatch_metrics(mismatch(TRAINING, BEHAVIOUR, MASK))
     # k3: e^0 - 1 - 0, e^1 - 1 - 1, e^-2 - 1 + 2
     kl = (0.0 + (math.e - 2) + (math.exp(-2) + 1)) / 3
     expected = {
-        "mismatch_mean": 1.0,
-        "mismatch_max": 2.0,
-        "mismatch_kl": kl,
-        "mismatch_ratio": (1 + math.e + math.exp(-2)) / 3,
+        "losses/mismatch_mean": 1.0,
+        "losses/mismatch_max": 2.0,
+        "losses/mismatch_kl": kl,
+        "losses/mismatch_ratio": (1 + math.e + math.exp(-2)) / 3,
     }
     assert found == pytest.approx(expected, rel=1e-6)
 
 
 def test_blocks_add_up():
-    whole = mismatch(TRAINING, BEHAVIOUR, MASK).metrics()
     parts = [mismatch(TRAINING[i : i + 1], BEHAVIOUR[i : i + 1], MASK[i : i + 1]) for i in (0, 1)]
-    assert (parts[0] + parts[1]).metrics() == pytest.approx(whole)
-    assert Mismatch.of(parts[0].stacked()).metrics() == parts[0].metrics()
+    torch.testing.assert_close(joined(parts), mismatch(TRAINING, BEHAVIOUR, MASK))
 
 
 def test_nothing_to_count_is_not_a_number():
-    found = mismatch(TRAINING, BEHAVIOUR, torch.zeros_like(MASK)).metrics()
-    assert math.isnan(found["mismatch_mean"])
-    assert found["mismatch_max"] == 0
+    found = mismatch_metrics(mismatch(TRAINING, BEHAVIOUR, torch.zeros_like(MASK)))
+    assert math.isnan(found["losses/mismatch_mean"])
+    assert found["losses/mismatch_max"] == 0
 
 
 def test_the_estimate_is_the_kl_in_expectation_and_keeps_small_differences():
@@ -45,11 +43,11 @@ def test_the_estimate_is_the_kl_in_expectation_and_keeps_small_differences():
     # every token, as often as it would be drawn
     counts = (rollout.exp() * 200_000).round().long()
     tokens = torch.repeat_interleave(torch.arange(12), counts)
-    found = mismatch(training[tokens], rollout[tokens], torch.ones(len(tokens), dtype=torch.bool)).metrics()
-    assert found["mismatch_kl"] == pytest.approx(exact, rel=1e-3)
-    assert found["mismatch_ratio"] == pytest.approx(1.0, abs=1e-3)
-    near = mismatch(torch.tensor([-1.0 + 2.0**-20]), torch.tensor([-1.0]), torch.tensor([True])).metrics()
-    assert near["mismatch_kl"] == pytest.approx(2.0**-41, rel=1e-3)  # d^2 / 2
+    found = mismatch_metrics(mismatch(training[tokens], rollout[tokens], torch.ones(len(tokens), dtype=torch.bool)))
+    assert found["losses/mismatch_kl"] == pytest.approx(exact, rel=1e-3)
+    assert found["losses/mismatch_ratio"] == pytest.approx(1.0, abs=1e-3)
+    near = mismatch_metrics(mismatch(torch.tensor([-1.0 + 2.0**-20]), torch.tensor([-1.0]), torch.tensor([True])))
+    assert near["losses/mismatch_kl"] == pytest.approx(2.0**-41, rel=1e-3)  # d^2 / 2
 
 
 def test_weights_are_capped_ratios_without_a_gradient():

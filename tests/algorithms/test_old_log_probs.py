@@ -11,9 +11,9 @@ import torch
 from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
+from rlinf_embodied.algorithms import on_policy
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.off_policy import Mismatch
 from rlinf_embodied.config import Level, PPOConfig, TrainConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation
@@ -98,8 +98,8 @@ def test_every_valid_step_counts_with_a_cap_those_of_dropped_groups_too(monkeypa
     """Of groups that are not trained on nothing is left in a block, but the rollout's columns hold them."""
     config = tiny(*GRPO, *ONE_STEP, CAPPED, "algorithm.ratio_tolerance=1", "algorithm.min_groups=1")
     seen: list[int] = []
-    metrics_of = Mismatch.metrics
-    monkeypatch.setattr(Mismatch, "metrics", lambda self: seen.append(int(self.count)) or metrics_of(self))
+    metrics_of = on_policy.mismatch_metrics
+    monkeypatch.setattr(on_policy, "mismatch_metrics", lambda found: seen.append(int(found[0])) or metrics_of(found))
     row = first_iteration(config, clone(config))
     assert row["rollout/useful_groups"] < 4
     assert seen == [CHOICES * int(row["rollout/env_steps"])]

@@ -8,7 +8,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from runs import tiny, train
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 from policies.actor_critic import ActorCritic
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE, VALUE_GROUP, replicated
+from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE_GROUP, replicated
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import Reducer
@@ -173,25 +171,3 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     actor = {id(p) for p in policy.policy_parameters()}
     moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}
     assert moved == {False}, "the trunk and the policy stay as they are"
-
-
-def test_it_is_trained_with_and_leaves_the_other_optimizer_out(tmp_path) -> None:
-    train(tiny(*WORDS, "algorithm.one_optimizer=true", "run.num_iterations=1", f"run.dir={tmp_path}"))
-    states = {path.name for path in (tmp_path / "checkpoints/latest/training_state").iterdir()}
-    assert any(POLICY in name for name in states)
-    assert not any(VALUE in name for name in states)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["algorithm.sharding=fsdp2"], r"algorithm\.one_optimizer is True.*in slices.*use algorithm\.sharding=none"),
-        (
-            ["algorithm=grpo", "env.auto_reset=false"],
-            r"algorithm\.one_optimizer is True.*GRPO has no critic.*use false",
-        ),
-    ],
-)
-def test_what_it_does_not_go_with_is_named(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        compose_train(["algorithm.one_optimizer=true", *words])

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
 from rlinf_embodied.algorithms.grpo import grpo_block
-from rlinf_embodied.algorithms.ppo import normalize_blocks, ppo_block
+from rlinf_embodied.algorithms.ppo import ppo_block
 from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPOConfig
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.learning.groups import SoloGroup
-from rlinf_embodied.learning.reduce import Reducer
 from tests.observations import observed, stacked
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -149,7 +147,7 @@ def critic_of(rollout: Rollout) -> Critic:
 
 
 @given(rollout=st.booleans().flatmap(rollouts), bootstrap=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: Rollout, bootstrap: bool) -> None:
     chunk = rollout.values.shape[2]
     config = algorithm(bootstrap_at_timeout=bootstrap)
@@ -164,7 +162,7 @@ def test_ppo_advantages_and_targets_are_those_of_a_loop_over_episodes(rollout: R
 
 
 @given(rollout=rollouts(), bootstrap=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_with_a_ratio_per_chunk_a_chunk_is_one_step(rollout: Rollout, bootstrap: bool) -> None:
     config = algorithm(bootstrap_at_timeout=bootstrap, ratio_level=Level.chunk)
     block = ppo_block(ReadsItsInput(1), [(rollout.policy, rollout.env)], config)  # pyright: ignore[reportArgumentType]
@@ -189,20 +187,6 @@ def test_with_a_ratio_per_chunk_a_chunk_is_one_step(rollout: Rollout, bootstrap:
                     total, factor = total + factor * deltas[j], factor * decays[j]
                 expected[s, row] = np.where(rollout.env.valid[s, row], total, 0.0)
     np.testing.assert_allclose(spread(block, block.advantages, rollout.values.shape), expected, atol=1e-4)
-
-
-def test_normalised_advantages_have_mean_0_and_deviation_1_over_all_valid_actions() -> None:
-    draw = np.random.default_rng(0)
-    blocks = {}
-    for b, m in enumerate((3, 0, 7)):
-        valid = torch.from_numpy(draw.random((m, 4)) < 0.6)
-        advantages = torch.where(valid, torch.from_numpy(draw.normal(5, 3, (m, 4)).astype(np.float32)), 1e6)
-        empty = torch.zeros(m, 4)
-        blocks[b] = TrainingBlock({}, empty.long(), empty, valid, advantages, valid.float(), None, empty, empty)
-    normal = normalize_blocks(blocks, Reducer(SoloGroup(), [0, 0, 0]))
-    kept = torch.cat([t.advantages[t.valid] for t in normal.values()]).double()
-    assert float(kept.mean()) == pytest.approx(0, abs=1e-6)
-    assert float(kept.std(correction=0)) == pytest.approx(1, abs=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------------------- grpo

@@ -16,7 +16,7 @@ from rlinf_embodied.cluster.hardware import (
 )
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.tools.described_cluster import described_cluster
+from rlinf_embodied.tools.plans import described_cluster
 
 
 @pytest.fixture
@@ -148,14 +148,14 @@ def test_devices_beside_others_share_their_nodes() -> None:
     assert [cluster.place_of(device).node for device in range(11)] == [0, 0, 1, 1, 0, 0, 0, 1, 1, 1, 2]
 
 
-@pytest.mark.parametrize(("beside", "num_nodes"), [(1, 2), (-1, 2), ("first", 2), (True, 2), (0, 3)])
+@pytest.mark.parametrize(("beside", "num_nodes"), [(1, 2), (-1, 2), (0, 3)])
 def test_devices_lie_beside_an_earlier_group_of_as_many_nodes(beside, num_nodes) -> None:
     first = {"kind": "h100", "num_nodes": 2, "devices_per_node": 2, "memory_bytes": 8e10, "cores_per_node": 8}
     cores = {"kind": "cpu", "num_nodes": num_nodes, "devices_per_node": 4, "memory_bytes": 8e9, "cores_per_node": 4}
-    found = described_cluster({"nodes": [first, cores | {"num_nodes": 2, "beside": 0}]}, "file")
+    found = described_cluster({"name": "x", "nodes": [first, cores | {"num_nodes": 2, "beside": 0}]}, "file")
     assert [found.place_of(device).node for device in (0, 2, 4, 8)] == [0, 1, 0, 1]
     with pytest.raises(ConfigError, match=r"file.nodes\[1\].beside is .*an earlier group"):
-        described_cluster({"nodes": [first, cores | {"beside": beside}]}, "file")
+        described_cluster({"name": "x", "nodes": [first, cores | {"beside": beside}]}, "file")
 
 
 # --------------------------------------------------------------------------------------------------------------- speeds

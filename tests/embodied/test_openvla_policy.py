@@ -241,6 +241,17 @@ def test_every_adapter_gets_a_gradient(published, frozen: bool) -> None:
     assert any("vision_backbone" in name for name in names) is not frozen
 
 
+def test_adapters_of_a_bfloat16_network_are_float32_and_are_restored(published, tmp_path) -> None:
+    policy, _ = policy_of(published, {**PARALLEL, "lora": LORA, "precision": "bfloat16"})
+    assert {p.dtype for p in policy.policy_parameters()} == {torch.float32}
+    features = policy.encode(shown())
+    record = policy.act(features, policy.spec.noise.draw(0, "action", range(ROWS)), 1.0).record
+    policy.evaluate(features, record, 1.0).log_probs.sum().backward()
+    assert {p.grad.dtype for p in policy.policy_parameters()} == {torch.float32}
+    policy.save(tmp_path)
+    assert weights_sha256(state_of(tmp_path)) == weights_sha256(policy.module.state_dict())
+
+
 def test_adapters_of_another_part_are_refused(published, tmp_path) -> None:
     policy, _ = policy_of(published, {**PARALLEL, "lora": LORA})
     policy.save(tmp_path)

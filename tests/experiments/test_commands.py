@@ -44,10 +44,6 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"{text!r} was never printed:\n{printed}")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     """A run of three iterations."""
@@ -74,48 +70,7 @@ def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
     assert info["success_once"] == summary["success_rate_after"]
 
 
-def test_a_dry_run_of_evaluation_shows_the_env_of_the_checkpoint(monkeypatch, capsys) -> None:
-    code, out, _ = call(monkeypatch, capsys, "evaluate", f"checkpoint={clone(tiny())}", "run.dry=true", "env.horizon=8")
-    assert code == 0
-    assert "task: PointReach-v0" in out
-    assert "horizon: 8" in out
-
-
 # ----------------------------------------------------------------------------------------------------------- bad input
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["env=nonsense"], "env is 'nonsense'"),
-        (["env.tsak=x"], "env.tsak is unknown"),
-        (["run.seed=many"], "run.seed is 'many'"),
-        (["env.num_envs=17"], "env.num_envs is 17"),
-        (["env.chunk=24"], "env.chunk is 24"),
-        (["env.options.crsh_at_step=1"], "env.options.crsh_at_step"),
-        (["plan=disaggregated"], "needs at least 2 devices"),
-        (["warm_start.checkpoint=/nowhere", "run.dir={new}"], "warm_start.checkpoint is '/nowhere'"),
-        (["resume=/nowhere"], "checkpoint /nowhere does not exist"),
-        (["resume=never"], "resume=never"),
-        (["policy.options.num_bins=5"], "policy.options.num_bins is 5 here and 9 there"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_wrong_input_to_training_is_one_line_and_exit_code_2(
-    finished, monkeypatch, capsys, tmp_path, overrides: list[str], says: str
-) -> None:
-    before = content(finished)
-    chosen = [text.format(new=tmp_path / "new") for text in overrides]
-    arguments = tiny_overrides(f"run.dir={finished}", *chosen)
-    code, out, err = call(monkeypatch, capsys, "train_vla", *arguments)
-    assert code == 2
-    assert set(out.splitlines()) <= {"plan collocated: there is one device, so nothing is measured"}
-    assert err.startswith("error: ")
-    assert says in err
-    assert err.count("\n") == 1
-    unlike = {name for name, data in content(finished).items() if before.get(name) != data}
-    assert unlike <= {".lock", "config.yaml", "manifest.json", "plan.json"}  # what describes the latest attempt
-    assert checkpoint.verify(finished / "checkpoints/latest").step == 3
-
-
 @pytest.mark.parametrize("script", ["train_vla", "evaluate"])
 def test_a_run_dir_that_cannot_be_written_is_wrong_input(monkeypatch, capsys, tmp_path, script: str) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -125,31 +80,6 @@ def test_a_run_dir_that_cannot_be_written_is_wrong_input(monkeypatch, capsys, tm
     assert code == 2
     assert "cannot be written (Not a directory): use another run.dir" in err
     assert (tmp_path / "file").read_text() == "in the way"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        ([], "a checkpoint folder is needed"),
-        (["checkpoint=/nowhere"], "checkpoint is '/nowhere'"),
-        (["policy=exprt"], "policy is 'exprt'"),
-        (["checkpoint={run}/checkpoints/latest", "env.obs_size=32"], "obs_size is 16 there and 32 here"),
-        (["checkpoint={run}/checkpoints/latest", "env.obs_szie=32"], "did you mean env.obs_size?"),
-        (["checkpoint={run}"], "there is no"),
-        (["checkpoint=/nowhere", "eval.num_samples=2"], "there is no such folder"),
-    ],
-)
-def test_wrong_input_to_evaluation_is_one_line_and_exit_code_2(
-    finished, monkeypatch, capsys, tmp_path, overrides: list[str], says: str
-) -> None:
-    before = content(finished)
-    arguments = [text.format(run=finished) for text in overrides]
-    code, _, err = call(monkeypatch, capsys, "evaluate", *arguments, "cluster=serial", f"run.dir={tmp_path / 'new'}")
-    assert code == 2
-    assert err.startswith("error: ")
-    assert says in err
-    assert content(finished) == before
-    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from experiments.examples import film_strip
@@ -35,17 +34,3 @@ def test_the_first_episode_that_only_the_trained_policy_solves_is_shown(tmp_path
     first = [shown[top + 32, 32].mean() for top in (film_strip.CAPTION, 64 + 2 * film_strip.CAPTION)]
     last = [shown[top + 32, -32].mean() for top in (film_strip.CAPTION, 64 + 2 * film_strip.CAPTION)]
     assert np.allclose([first, last], [[20, 120], [70, 170]], atol=4)
-
-
-def test_where_none_changed_the_first_episode_is_shown(tmp_path: Path) -> None:
-    for step, won in ((0, 1), (16, 1)):
-        film(tmp_path / f"videos/step_{step}", 9003, won, 20)
-        film(tmp_path / f"videos/step_{step}", 9001, won, 20)
-    before, after = (film_strip.episodes(tmp_path / f"videos/step_{step}") for step in (0, 16))
-    assert film_strip.choose(before, after) == 9001
-
-
-def test_a_run_without_two_evaluations_is_refused(tmp_path: Path) -> None:
-    film(tmp_path / "videos/step_0", 9000, 1, 20)
-    with pytest.raises(SystemExit, match="holds 1 evaluations, but before and after are shown"):
-        film_strip.main(tmp_path, tmp_path / "strip.png")

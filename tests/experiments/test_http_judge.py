@@ -1,88 +1,53 @@
-"""The client of the judge: what passes is asked again, what does not is raised, and it does not ask for ever."""
+"""The client of the judge: server errors are retried, refusals are raised at once."""
 
 from __future__ import annotations
 
 import threading
 import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from experiments.examples import http_judge
+from rlinf_embodied.data.problems import Problem
 
-
-class Moody(ThreadingHTTPServer):
-    """Answers with the next of its codes, 0 for a connection that ends without a word, then with 200."""
-
-    codes: list[int]
-    seen: int = 0
+CODES: list[int] = []  # the next answers, then 200
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Moody
-
-    def do_GET(self) -> None:
-        self.server.seen += 1
-        code = self.server.codes.pop(0) if self.server.codes else 200
-        if code == 0:
-            self.close_connection = True
-            return
-        self.send_response(code)
-        if code == 429:
-            self.send_header("Retry-After", "7")
-        self.send_header("Content-Length", "2")
+    def do_POST(self) -> None:
+        body = b'{"score": 0.5}'
+        self.send_response(CODES.pop(0) if CODES else 200)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(b"ok")
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @pytest.fixture
-def server() -> Iterator[Moody]:
-    made = Moody(("127.0.0.1", 0), Handler)
-    made.codes = []
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+def judge(monkeypatch) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(http_judge, "_PAUSES_S", (0.0, 0.0))
+    CODES.clear()
+    yield
+    server.shutdown()
+    server.server_close()
 
 
-def ask(port: int) -> tuple[bytes, list[float]]:
-    pauses: list[float] = []
-    request = urllib.request.Request(f"http://127.0.0.1:{port}")
-    return http_judge.asked(request, sleep=pauses.append), pauses
-
-
-def test_what_passes_is_asked_again_after_longer_and_longer(server: Moody) -> None:
-    server.codes = [503, 0, 500]
-    assert ask(server.server_port) == (b"ok", [0.5, 1.0, 2.0])
-
-
-def test_a_server_that_says_when_is_obeyed(server: Moody) -> None:
-    server.codes = [429, 502]
-    assert ask(server.server_port) == (b"ok", [7.0, 1.0])
-
-
-@pytest.mark.parametrize("code", [400, 401, 404])
-def test_what_would_be_the_same_again_is_raised_at_once(server: Moody, code: int) -> None:
-    server.codes = [code]
-    with pytest.raises(urllib.error.HTTPError, match=str(code)):
-        ask(server.server_port)
-    assert server.seen == 1
-
-
-def test_it_gives_up_and_says_how_often_it_asked_and_why(server: Moody) -> None:
-    server.codes = [503] * 9
-    with pytest.raises(ConnectionError, match=r"was asked 6 times .* HTTP 503 .*JUDGE_URL"):
-        ask(server.server_port)
-    assert server.seen == 6
-
-
-def test_a_server_that_is_not_there_is_asked_as_often() -> None:
-    with Moody(("127.0.0.1", 0), Handler) as gone:
-        port = gone.server_port
-    with pytest.raises(ConnectionError, match=r"was asked 6 times .*[Rr]efused"):
-        ask(port)
+@pytest.mark.usefixtures("judge")
+def test_server_errors_are_retried_a_few_times_and_refusals_are_not() -> None:
+    problem = Problem(0, "1+1=", "2", None, "sum", "sum2")
+    CODES[:] = [503, 500]
+    assert http_judge.judged("#2", problem) == 0.5
+    CODES[:] = [401, 401]
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        http_judge.judged("#2", problem)
+    assert CODES == [401]
+    CODES[:] = [503] * 3
+    with pytest.raises(ConnectionError, match=r"did not answer in 3 attempts, last: HTTP Error 503"):
+        http_judge.judged("#2", problem)

@@ -12,7 +12,6 @@ from runs import tiny, train
 
 from rlinf_embodied.compose import compose_evaluate, compose_train
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "experiments/examples"
@@ -63,6 +62,7 @@ def test_the_example_trains_on_the_env_of_the_docs_and_is_evaluated(importable) 
     assert evaluated(run)["env"]["task"] == "Pusher-v5"
 
 
+@pytest.mark.slow
 @pytest.mark.sim
 def test_the_example_trains_on_maniskill_and_is_filmed(importable) -> None:
     run = importable / "pick"
@@ -72,30 +72,9 @@ def test_the_example_trains_on_maniskill_and_is_filmed(importable) -> None:
     assert list((run / "eval/videos").rglob("*.mp4"))
 
 
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_find_the_example(importable, ray_cluster) -> None:
-    config = compose_train([*overrides("own_env", importable / "run"), "cluster.num_devices=2", "plan=disaggregated"])
-    assert train(config)["iterations"] == 2
-
-
 def test_the_pages_other_network_trains(importable) -> None:
     words = ["policy=state", "policy._target_=my_policy.ReluPolicy", "algorithm=ppo_dense"]
     small = ["env.chunk=4", "env.block_size=4", "run.num_iterations=1", "eval.num_episodes=2"]
     assert train(tiny(*words, *small, f"run.dir={importable / 'run'}"))["iterations"] == 1
     saved = json.loads((importable / "run/checkpoints/latest/config.json").read_text())
     assert saved["architectures"] == ["ReluPolicy"]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("temperatur: 3\n", r"policy.temperatur is None in .*mine.yaml, .*did you mean policy.temperature"),
-        ("temperature: many\n", r"temperature is 'many' in .*mine.yaml, but it must be float"),
-        ("- a\n", "mine.yaml holds a list"),
-    ],
-)
-def test_a_wrong_file_is_named_with_its_key(tmp_path, content, words) -> None:
-    (tmp_path / "mine.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=words):
-        compose_train([f"policy={tmp_path}/mine.yaml"])

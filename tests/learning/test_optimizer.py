@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.config import Schedule
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
 from rlinf_embodied.learning.optimizer import (
     AdamSettings,
@@ -16,7 +15,6 @@ from rlinf_embodied.learning.optimizer import (
     ParameterGroup,
     linear_decay,
     one_cycle,
-    scheduled,
 )
 
 SETTINGS = AdamSettings(1e-2, (0.9, 0.999), math.inf)
@@ -141,7 +139,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(bad):
     weights, state = [p.clone() for p in net.parameters()], optimizer.export_state()
     gradient = gradient_of(net, 1)
     gradient[3] = bad
-    with pytest.raises(ObjectiveError, match="in step 2"):
+    with pytest.raises(ObjectiveError, match=r"norm is (nan|inf), so the weights would be lost"):
         optimizer.step(gradient)
     assert all(torch.equal(a, b) for a, b in zip(weights, net.parameters(), strict=True))
     assert all(torch.equal(state[name], tensor) for name, tensor in optimizer.export_state().items())
@@ -185,14 +183,3 @@ def test_one_cycle_is_that_of_torch(num_steps, warmup):
         reference.step()
         if step + 1 < num_steps:
             schedule.step()
-
-
-def test_schedules_rise_over_the_first_share_of_steps_and_then_go_their_ways() -> None:
-    def rates(schedule: Schedule) -> list[float]:
-        return [scheduled(schedule, step, 10, 2.0, 0.2) for step in range(10)]
-
-    assert rates(Schedule.constant) == [1.0] + [2.0] * 9
-    assert rates(Schedule.linear) == pytest.approx([1, 2, 2, 1.75, 1.5, 1.25, 1, 0.75, 0.5, 0.25])
-    # (1 + cos(pi k / 8)) for the steps k = 0 .. 7 after the rise
-    assert rates(Schedule.cosine) == pytest.approx([1, 2] + [1 + math.cos(math.pi * k / 8) for k in range(8)])
-    assert rates(Schedule.one_cycle) == [one_cycle(step, 10, 2.0, 0.2) for step in range(10)]

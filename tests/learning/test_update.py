@@ -16,7 +16,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import Shuffle, exceeds_kl, fit, minibatches, policy_metrics, slices
+from rlinf_embodied.learning.update import Shuffle, fit, policy_metrics, slices
 
 SIZES = {0: 5, 1: 0, 2: 8, 3: 3}
 STATISTICS = ("loss", "rows")
@@ -170,19 +170,6 @@ def test_a_pass_that_does_not_train_adds_its_weight_and_statistics_alone() -> No
 
 
 # ----------------------------------------------------------------------------------------------------------- an update
-def test_an_update_makes_a_step_per_minibatch_and_adds_up_what_came_of_it(model) -> None:
-    other = nn.Linear(4, 1)
-    other.load_state_dict(model.state_dict())
-    fitted = fit(learner_of(model), minibatches(SHUFFLE, SIZES, 3, 2), passes_of(model))
-    learner = learner_of(other)
-    steps = [learner.step(rows, passes_of(other)) for rows in minibatches(SHUFFLE, SIZES, 3, 2)]
-    assert torch.equal(flat(model), flat(other))
-    assert (len(fitted.norms), fitted.weight, fitted.stopped) == (6, 32, False)
-    assert fitted.norms == [step.norm for step in steps]
-    assert fitted.sums["loss"] == pytest.approx(sum(step.sums["loss"] for step in steps))
-    assert fitted.loss == pytest.approx(fitted.sums["loss"] / 32)
-
-
 def test_an_update_ends_with_a_veto_and_passes_over_empty_minibatches(model) -> None:
     rows, nothing = all_rows(), {block: torch.arange(0) for block in SIZES}
     seen = []
@@ -193,11 +180,6 @@ def test_an_update_ends_with_a_veto_and_passes_over_empty_minibatches(model) -> 
 
     fitted = fit(learner_of(model), [rows, nothing, rows, rows, rows], passes_of(model), third)
     assert (len(seen), len(fitted.norms), fitted.weight, fitted.stopped) == (3, 2, 32, True)
-
-
-def test_the_kl_of_a_minibatch_is_a_mean_over_its_ratios() -> None:
-    step = Step({"approx_kl": 0.6, "ratios": 10.0}, 5.0)
-    assert [exceeds_kl(limit)(step) for limit in (None, 0.05, 0.07)] == [False, True, False]
 
 
 def test_metrics_of_a_policy_have_their_own_denominators(model) -> None:
@@ -228,20 +210,3 @@ def test_slices_partition_a_block_evenly(size: int, parts: int, epoch: int, bloc
     assert sorted(torch.cat(cut).tolist()) == list(range(size))
     lengths = [len(part) for part in cut]
     assert max(lengths) - min(lengths) <= 1
-
-
-def test_slices_differ_by_seed_purpose_iteration_epoch_and_block() -> None:
-    keys = [(SHUFFLE, 1, 0), (Shuffle(8, "policy", 3), 1, 0), (Shuffle(7, "value", 3), 1, 0)]
-    keys += [(Shuffle(7, "policy", 4), 1, 0), (SHUFFLE, 2, 0), (SHUFFLE, 1, 1)]
-    orders = {tuple(torch.cat(slices(*key, 50, 5)).tolist()) for key in keys}
-    assert len(orders) == len(keys)
-    assert tuple(torch.cat(slices(*keys[0], 50, 2)).tolist()) in orders  # the number of slices only moves the cuts
-
-
-def test_an_epoch_sees_every_row_of_every_block_once() -> None:
-    batches = list(minibatches(SHUFFLE, SIZES, 3, 2))
-    assert len(batches) == 6
-    for epoch in (batches[:3], batches[3:]):
-        for block, size in SIZES.items():
-            assert sorted(torch.cat([rows[block] for rows in epoch]).tolist()) == list(range(size))
-    assert [b[2].tolist() for b in batches[:3]] != [b[2].tolist() for b in batches[3:]]

@@ -1,11 +1,8 @@
 """The comparison with the reference's goldens: it passes on the oracles of the repository and notices what is off."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import openvla_folders as toys
 import pytest
 import torch
 from conftest import REPOSITORY
@@ -80,16 +77,3 @@ def test_differences_are_of_the_largest_golden_and_infinities_must_agree():
     assert relative(masked, masked) == 0
     assert relative(torch.tensor([1.0, -50.0]), masked) == float("inf")
     assert Difference("a", float("nan"), 1.0).too_large
-
-
-def test_the_command_line_names_what_is_wrong():
-    for arguments, message in (([], "folder is not given"), (["model=x"], "model is unknown")):
-        command = [sys.executable, "-m", "tests.oracles.check", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-        assert (done.returncode, message in done.stderr) == (2, True)
-
-
-def test_toy_folders_have_sizes_of_their_own():
-    """What the goldens are checked at must not be the only size that works."""
-    assert toys.IMAGE_SIZE != 224
-    assert toys.network().patches(toys.pixels(1)).shape == (1, 4, 16)

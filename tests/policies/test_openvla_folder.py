@@ -123,7 +123,6 @@ def test_a_language_model_is_refused(folder):
     [
         ("image_sizes", [28, 56], r"image_sizes is \[28, 56\], but both towers must see images of one size"),
         ("timm_model_ids", ["one"], "timm_model_ids is .* one entry for each of the two towers"),
-        ("timm_model_ids", ["resnet18", "resnet18"], "resnet18"),
         ("timm_model_ids", ["no_such", "no_such"], "timm .* cannot build"),
         ("text_config", {"model_type": "phi"}, "text_config.model_type is 'phi'"),
         ("text_config", {"hidden_size": 30, "num_attention_heads": 4}, "which makes no Llama"),
@@ -228,11 +227,12 @@ def test_pixels_are_normalised_once_for_each_tower(written):
     torch.testing.assert_close(values[3:], torch.zeros(3, 28, 28), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("strategy", "corner"), [("resize-naive", 255), ("letterbox", 0), ("resize-crop", 255)])
-def test_an_image_becomes_a_square(folder, strategy, corner):
-    plain = {"image_resize_strategy": strategy, "tvf_normalize_params": None}
-    toys.change_json(folder / "preprocessor_config.json", means=[[0.0] * 3] * 2, stds=[[1.0] * 3] * 2, **plain)
-    values = pixels_of(folder, np.full((20, 40, 3), 255, np.uint8))
+def test_an_image_is_squashed_and_other_strategies_are_refused(folder):
+    values = pixels_of(
+        folder, np.repeat(np.array([[0], [255]], np.uint8), 60, 0).repeat(40, 1)[..., None].repeat(3, -1)
+    )
     assert values.shape == (6, 28, 28)
-    assert values[0, 0, 0] * 255 == corner
-    assert values[0, 14, 14] == 1
+    assert values[0, 0, 0] < values[0, -1, 0]
+    toys.change_json(folder / "preprocessor_config.json", image_resize_strategy="letterbox")
+    with pytest.raises(CheckpointError, match="image_resize_strategy is 'letterbox', but only 'resize-naive' is built"):
+        read_processor(folder, config_of(toys.RAW))

@@ -10,9 +10,8 @@ import torch
 
 from policies.state_policy import StatePolicy
 from rlinf_embodied.config import Critic, PolicyConfig
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Policy
 from tests.observations import env_spec, observed
 
 ENV = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ())
@@ -36,18 +35,6 @@ def observe(seed: int = 0) -> Observation:
 
 def noise() -> torch.Tensor:
     return torch.rand(SHAPE, generator=torch.Generator().manual_seed(1)).clamp(1e-6, 1 - 1e-6)
-
-
-def test_it_implements_the_protocol_and_its_log_probs_are_those_it_sampled_from(policy: StatePolicy) -> None:
-    assert isinstance(policy, Policy)
-    features = policy.encode(observe())
-    output = policy.act(features, noise(), 0.8)
-    found = policy.evaluate(features, output.record, 0.8)
-    log_probs, entropy = found.log_probs, found.entropy
-    assert output.actions.shape == output.record["tokens"].shape == log_probs.shape == entropy.shape == SHAPE
-    assert (log_probs - output.log_probs).abs().max() <= 1e-6
-    assert torch.allclose(output.actions, torch.linspace(-1, 1, 9)[output.record["tokens"]], atol=1e-6)
-    assert policy.value(features, torch.randn(ROWS, 2, 12)).shape == (ROWS, 2)
 
 
 def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:
@@ -75,33 +62,6 @@ def test_the_clock_reaches_the_critic_but_not_the_policy(policy: StatePolicy) ->
     assert not torch.equal(policy.value({}, seen.privileged[:, None]), policy.value({}, later[:, None]))
 
 
-def test_both_losses_reach_their_parameters_and_no_other(policy: StatePolicy) -> None:
-    fresh = StatePolicy(CONFIG, ENV, seed=0)
-    fresh.module.value.layers[-1].weight.data.fill_(0.1)
-    features = fresh.encode(observe())
-    fresh.evaluate(features, {"tokens": torch.ones(SHAPE, dtype=torch.long)}, 1.0).log_probs.sum().backward()
-    reached = {id(p) for p in fresh.module.parameters() if p.grad is not None and p.grad.abs().max() > 0}
-    assert reached == {id(p) for p in fresh.policy_parameters()}
-    fresh.module.zero_grad(set_to_none=True)
-    fresh.value(features, torch.randn(ROWS, 2, 12)).sum().backward()
-    assert {id(p) for p in fresh.module.parameters() if p.grad is not None} == {id(p) for p in fresh.value_parameters()}
-
-
-def test_cloning_draws_it_to_the_actions() -> None:
-    fresh = StatePolicy(CONFIG, ENV, seed=0)
-    features, actions = fresh.encode_trainable(observe()), torch.full(SHAPE, 0.5)
-    optimizer = torch.optim.Adam(fresh.imitation_parameters(True), 1e-2)
-    losses = []
-    for _ in range(60):
-        loss = fresh.imitation_loss(features, actions, {})
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    assert torch.allclose(fresh.act(features, None, 1.0).actions, actions)
-
-
 def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) -> None:
     policy.set_statistics("privileged", torch.full((12,), 0.5), torch.full((12,), 2.0))
     policy.set_statistics("proprio", torch.zeros(19), torch.ones(19))  # which it does not look at
@@ -127,14 +87,3 @@ def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) 
 def test_what_it_cannot_see_is_refused(config: PolicyConfig, env: EnvSpec, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         StatePolicy(config, env, 0)
-
-
-def test_a_folder_that_another_user_may_not_read_is_not_called_damaged(policy, monkeypatch, tmp_path) -> None:
-    policy.save(tmp_path)
-
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr("policies.checkpoint_folder.load_file", refuse)
-    with pytest.raises(CheckpointError, match=r"cannot be read by this user .*model.safetensors.* chmod -R a\+rX"):
-        StatePolicy.from_folder(tmp_path, config=CONFIG)

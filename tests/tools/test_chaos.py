@@ -11,11 +11,8 @@ from scripts import call
 
 from rlinf_embodied.tools.chaos import (
     AGAIN,
-    ENDURED,
     FIRST,
     KINDS,
-    LAST,
-    SPECIAL,
     Chaos,
     Fault,
     Options,
@@ -30,24 +27,12 @@ ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 
 
 def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase() -> None:
-    faults = schedule(24, 7)
-    assert faults == schedule(24, 7) != schedule(24, 8)
+    faults = schedule(21, 7)
+    assert faults == schedule(21, 7) != schedule(21, 8)
     again = [(phase, kind) for phase in AGAIN for kind in KINDS]
-    assert Counter((f.phase, f.kind) for f in faults[3:]) == Counter([*again, *SPECIAL])
+    assert Counter((f.phase, f.kind) for f in faults[3:]) == Counter(again)
     assert tuple(f.phase for f in faults[:3]) == FIRST
     assert len(schedule(50, 7)) == 50
-
-
-def test_the_end_of_a_node_is_the_last_fault() -> None:
-    assert [(f.phase, f.kind) for f in schedule(24, 7, nodes=2)][-1] == LAST
-    assert LAST not in [(f.phase, f.kind) for f in schedule(24, 7)]
-
-
-@pytest.mark.parametrize("kind", ENDURED)
-def test_nobody_recovers_from_what_is_full_so_the_next_fault_does_not_wait(kind) -> None:
-    made = Chaos([Fault("transfer", kind, 0.0, 0.0), Fault("rollout", "SIGSTOP", 0.0, 0.0)])
-    made.happens(made.faults[0], 0, "the store")
-    assert made.due("rollout", 0) is made.faults[1]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +86,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path
     [
         ("embodied", [("rollout", "SIGKILL"), ("update", "exception")]),
         pytest.param("embodied", [("update", "SIGKILL"), ("rollout", "SIGSTOP")], marks=pytest.mark.slow),
-        pytest.param("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "full disk")], marks=pytest.mark.slow),
+        pytest.param("reasoning", [("transfer", "SIGKILL"), ("checkpoint", "exception")], marks=pytest.mark.slow),
     ],
 )
 def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:
@@ -110,6 +95,6 @@ def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path
     assert train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "chaos"), made) == straight
     assert len(made.come) == len(faults)
     lines = (tmp_path / "chaos" / "recoveries.jsonl").read_text().splitlines()
-    assert len(lines) >= len([kind for _, kind in faults if kind not in ENDURED])
+    assert len(lines) >= len(faults)
     assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
     assert f"{len(faults)} of {len(faults)} faults came" in report(made, tmp_path / "chaos")

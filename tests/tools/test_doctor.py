@@ -76,61 +76,8 @@ def test_the_interpreter_must_be_a_supported_one(monkeypatch, version, state):
     assert doctor.check_python().state == state
 
 
-def test_mujoco_says_how_it_draws(monkeypatch):
-    monkeypatch.delenv("MUJOCO_GL", raising=False)
-    tried = []
-
-    def only_osmesa(code, timeout_s):
-        tried.append(code)
-        return ({}, "") if '"osmesa"' in code else ({}, "no EGL here")
-
-    monkeypatch.setattr(doctor, "ask", only_osmesa)
-    found = doctor.check_mujoco()
-    assert (found.state, len(tried)) == (doctor.State.ok, 2)
-    assert "draws with osmesa" in found.found
-    assert "MUJOCO_GL=osmesa" in found.fix
-    monkeypatch.setattr(doctor, "ask", lambda code, timeout_s: ({}, "nothing"))
-    found = doctor.check_mujoco()
-    assert found.state is doctor.State.limited
-    assert "EGL and OSMesa failed" in found.found
-    monkeypatch.setenv("MUJOCO_GL", "egl")
-    assert "MUJOCO_GL=egl failed" in doctor.check_mujoco().found
-
-
-def test_baselines_are_named(monkeypatch):
-    assert doctor.check_baselines().state is doctor.State.ok
-
-    def absent(name):
-        raise doctor.importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor.importlib.metadata, "version", absent)
-    found = doctor.check_baselines()
-    assert (found.state, found.fix) == (doctor.State.limited, "make setup")
-
-
 def test_a_report_in_a_pipe_is_not_cut(capsys):
     doctor.show([doctor.Finding("Libraries", doctor.State.slow, "x" * 150, "y " * 60)])
     first, second = capsys.readouterr().out.splitlines()
     assert first == "Libraries  slow     " + "x" * 150
     assert second.strip() == "->  " + ("y " * 60).strip()
-
-
-def test_a_gpu_without_physx_s_library_says_how_to_place_it(monkeypatch):
-    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(()))
-    assert doctor.check_gpu_physics() == []  # no GPU is here, so nothing is missing
-    monkeypatch.setattr(doctor.Path, "glob", lambda path, pattern: iter(["/dev/nvidia0"]))
-    seen = {"library": "/home/x/libPhysXGpu_64.so", "exists": False, "by_hand": "unzip it into /home/x"}
-    monkeypatch.setattr(doctor, "ask", lambda code: (seen, ""))
-    (found,) = doctor.check_gpu_physics()
-    assert found.state is doctor.State.limited
-    assert found.found == "/home/x/libPhysXGpu_64.so is missing"
-    assert "without network: unzip it into /home/x" in found.fix
-    monkeypatch.setattr(doctor, "ask", lambda code: (seen | {"exists": True}, ""))
-    assert [found.state for found in doctor.check_gpu_physics()] == [doctor.State.ok]
-
-
-def test_the_place_of_physx_s_library_is_asked_of_sapien():
-    seen, error = doctor.ask(doctor.PHYSX_PROBE)
-    assert error == ""
-    assert seen["library"].endswith("libPhysXGpu_64.so")
-    assert seen["by_hand"].startswith("on a machine with network take linux")
