@@ -172,10 +172,6 @@ class Job(Protocol):
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
         ...
 
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """Returns notices about an iteration, in addition to its numbers; called once per iteration."""
-        ...
-
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
         """Returns what the policy wrote in an iteration for people to read, a row each; mostly nothing."""
         ...

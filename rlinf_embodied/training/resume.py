@@ -22,7 +22,7 @@ from rlinf_embodied.training.job import Progress
 _PATH_KEYS = (
     *("run.dir", "resume", "plan.file", "plan.profile", "policy.folder", "data", "data.files"),
     *("hierarchy.checkpoint", "warm_start.checkpoint", "warm_start.demonstrations"),
-    *("warm_start.teacher", "warm_start.cache_dir"),
+    *("warm_start.cache_dir"),
 )
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
