@@ -46,7 +46,6 @@ WORDS: list[tuple[str, str, list[str]]] = [
         "warm_start.demonstrations=/nowhere.h5",
         ["warm_start.demonstrations is '/nowhere.h5'", "there is nothing", "give a trajectory file"],
     ),
-    (VLA, "warm_start.teacher=/nowhere", ["warm_start.teacher is '/nowhere'", "give a checkpoint folder"]),
     (VLA, "run.dir=/proc/nowhere", ["run.dir is '/proc/nowhere'", "cannot be written", "use another run.dir"]),
     (MATH, "data.level=sums", ["data.level is 'sums'", "sum"]),
     (MATH, "data.files.all=/nowhere.jsonl policy.folder={run}", ["/nowhere.jsonl"]),

@@ -23,8 +23,6 @@ Writes <out>.json and <out>.png.
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
 import time
@@ -33,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from experiments.bench.control.curves import Curve, draw, learned, seeds_of, trained
+from experiments.bench.control.curves import Curve, draw, kept, seeds_of, trained
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Worker, chosen
 from experiments.bench.sb3 import CONTROL, HORIZON, MINIBATCH, STEPS, our_words, sbx_ppo, stock
 from rlinf_embodied.compose import compose_train
@@ -121,7 +119,15 @@ class Peer:
             found = float(cast(float, evaluate_policy(model, held, episodes, callback=note)[0]))
             return found, statistics.mean(solved) if solved else None
 
-        return learned(model, seed, total, points, ask, time.process_time)
+        steps, evaluated, speeds = [0], [ask()], []
+        for _ in range(points):
+            start, before = time.process_time(), model.num_timesteps
+            model.learn(total // points, reset_num_timesteps=False)
+            speeds.append((model.num_timesteps - before) / (time.process_time() - start))
+            steps.append(model.num_timesteps)
+            evaluated.append(ask())
+        returns, success = [one for one, _ in evaluated], [share for _, share in evaluated if share is not None]
+        return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
     def model(self, arm: str, case: Case, seed: int, env: Any) -> Any:
         """Returns the learner, untrained."""
@@ -153,27 +159,20 @@ class Peer:
 
 def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     """Returns the curve of one training; it is trained now unless its folder has it."""
-    count, points, kept = own.iterations or case.iterations, own.points or case.points, place / "curve.json"
-    words = [*case.words] if arm == "ours" else []
-    asked = {"arm": arm, "words": words, "iterations": count, "points": points, "episodes": own.episodes}
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["asked"] == asked:
-            return Curve(**found["curve"])
-    shutil.rmtree(place, ignore_errors=True)
-    if arm == "ours":
-        words = [*words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
-        made = trained(words, seed, place, points)
-    else:
+    count, points = own.iterations or case.iterations, own.points or case.points
+    words = [*case.words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
+
+    def train() -> Curve:
+        if arm == "ours":
+            return trained(words, seed, place, points)
         worker = Worker(Peer)
         try:
             whole = count * case.steps
-            made = cast(Curve, worker.ask("learn", arm, case, seed, whole, points, own.episodes).answer())
+            return cast(Curve, worker.ask("learn", arm, case, seed, whole, points, own.episodes).answer())
         finally:
             worker.close()
-    place.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"asked": asked, "curve": asdict(made)}), encoding="utf-8")
-    return made
+
+    return kept(place, {"arm": arm, "words": words, "points": points}, train)
 
 
 def table(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Table:
@@ -214,8 +213,12 @@ def measure(run: Run[Options]) -> Report:
                 panels[name][arm].append(made)
                 print(f"{name}, {arm}, seed {seed}: {made.returns[0]:.1f} -> {made.last:.1f}", flush=True)
                 run.keep({"curves": plain()})
-    found = table(panels)
-    return Report(content={"curves": plain()}, text=str(found), draw=lambda path: draw(panels, "env steps", path))
+    found, units = table(panels), dict.fromkeys(panels, "env steps")
+    return Report(
+        content={"curves": plain()},
+        text=str(found),
+        draw=lambda path: draw(panels, units, path),
+    )
 
 
 BENCHMARK = Benchmark("ppo_curves", Options, measure)

@@ -53,12 +53,6 @@ class Ensemble(nn.Module):
                 self.scales.append(nn.Parameter(torch.ones(num, 1, width)))
                 self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
 
-    @classmethod
-    def of(cls, algorithm: CriticsConfig, num: int, inputs: int, seed: int) -> Ensemble:
-        """Returns networks of an algorithm's size, on the CPU."""
-        width, layers = algorithm.critic_hidden_size, algorithm.critic_layers
-        return cls(num, inputs, width, layers, algorithm.layer_norm, seed)
-
     def forward(self, rows: Tensor, members: Tensor | None = None) -> Tensor:
         """Returns the values [E, B] of rows [B, D]; of the critics `members`, int64 [K], alone [K, B]."""
         pick = (lambda part: part) if members is None else (lambda part: part.index_select(0, members))
@@ -93,7 +87,8 @@ class CriticsAlgorithm(Algorithm):
         self.modules = {"critics": self._critics, "target_critics": self._targets}
 
     def _networks(self, num: int, inputs: int) -> Ensemble:
-        return Ensemble.of(self.algorithm, num, inputs, self.training.seed).to(self._device)
+        width, layers = self.algorithm.critic_hidden_size, self.algorithm.critic_layers
+        return Ensemble(num, inputs, width, layers, self.algorithm.layer_norm, self.training.seed).to(self._device)
 
     def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
         """Returns a learner whose passes add up the loss and one statistic."""

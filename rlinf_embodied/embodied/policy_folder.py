@@ -92,11 +92,11 @@ def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: 
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def require_fitting(folder: str, observation: Observation) -> None:
+def require_fitting(folder: str, observation: Observation, criticised: bool = False) -> None:
     """Checks that the policy of a folder was made for observations like one; published folders do not tell.
 
     State vectors are compared by name and length, images by their size: cameras are in the policy's order.  A policy
-    that sees images needs no privileged state to act.
+    that sees images needs no privileged state to act, unless a critic on it is asked, too (`criticised`).
 
     Raises:
         CheckpointError: it was made for others.
@@ -111,7 +111,7 @@ def require_fitting(folder: str, observation: Observation) -> None:
     if made_for.cameras:
         ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
         theirs |= {f"image {k}": list(part.shape) for k, part in enumerate(made_for.of_kind(FeatureKind.image))}
-    elif observation.privileged is not None:
+    if observation.privileged is not None and (criticised or not made_for.cameras):
         ours["privileged"], theirs["privileged"] = [observation.privileged.shape[1]], [made_for.privileged_dim]
     if list(ours.items()) != list(theirs.items()):  # their order counts: vectors are put side by side
         raise CheckpointError(

@@ -108,11 +108,6 @@ class ReplayBuffer:
         """Returns how many transitions it holds."""
         return self._size
 
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one transition by column; {} of an empty one."""
-        return {name: tuple(column.shape[1:]) for name, column in self._columns.items()}
-
     def add(self, columns: Columns) -> None:
         """Puts transitions in, in order; those that were put in first make room."""
         number = length(columns)
@@ -211,7 +206,6 @@ class ReplayStage:
         for block, payloads in inputs.items():
             self._read(block)
             for columns in cast("list[Columns]", payloads):
-                self._require_alike(block, columns)
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731
@@ -225,15 +219,6 @@ class ReplayStage:
             number = len(next(iter(found.values())))
             buffer = self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(number, config.capacity))
             buffer.add(found)
-
-    def _require_alike(self, block: int, columns: Columns) -> None:
-        sizes = self._buffers[block, DEMONSTRATIONS].sizes
-        ours = {name: tuple(column.shape[1:]) for name, column in columns.items()}
-        if sizes and sizes != ours:
-            raise DataError(
-                f"data is {', '.join(self._config.data)}, whose transitions have sizes {sizes}, but those of this env "
-                f"have {ours}: give recordings of the same env, with its env.* as they were"
-            )
 
     def _batches(self, block: int, iteration: int) -> Columns:
         config = self._config

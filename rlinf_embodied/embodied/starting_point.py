@@ -24,25 +24,19 @@ def require_start(config: TrainConfig) -> None:
     start, env = config.warm_start, config.env
     fine_tunes = config.algorithm.learns_from is Source.demonstrations
     given = config.files if fine_tunes else start.checkpoint or start.from_nothing
-    given = given or start.demonstrations or start.teacher
+    given = given or start.demonstrations
     if given or may_resume(config):
         return
     why = why_no_expert(env)
     if why is None:
         return
-    train, same = "python experiments/train_vla.py", f"env=maniskill env.task={env.task}"
-    same += "" if env.control_mode == EnvConfig().control_mode else f" env.control_mode={env.control_mode}"
     raise ConfigError(
         f"{why}, and training starts from a policy that sometimes succeeds. Give one of\n"
-        "  warm_start.demonstrations=<file.h5>   episodes that ManiSkill recorded (the .json beside them), or\n"
-        "  warm_start.demonstrations=<folder>    a LeRobot v3 dataset\n"
-        "  warm_start.teacher=<dir>              a policy that learned from the simulator's state, as by\n"
-        f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
-        f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
+        "  warm_start.demonstrations=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>\n"
+        "                                        (record a policy that learned from the simulator's state)\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
         "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with images\n"
-        "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
-        "See docs/warm_start.md"
+        "or a task with an expert, as env=maniskill_pick. See docs/warm_start.md"
     )
 
 

@@ -61,11 +61,6 @@ def test_simulations_of_one_task_are_told_apart(env: EnvConfig, kind: str, says:
     assert differences(fingerprint(ENV, POLICY, "cpu"), fingerprint(env, POLICY, kind)) == says
 
 
-def test_an_env_of_ones_own_has_one_simulation_on_every_device() -> None:
-    own = replace(ENV, _target_="mine.make_env")
-    assert fingerprint(own, POLICY, "cpu") == fingerprint(own, POLICY, "cuda")
-
-
 def test_a_policy_made_on_a_cpu_says_so_on_a_gpu_and_the_other_way_round(tmp_path, caplog) -> None:
     for device, there in (("cpu", "cuda"), ("cuda:0", "cpu")):
         folder = made_on(device, tmp_path / there)

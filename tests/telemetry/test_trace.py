@@ -60,22 +60,6 @@ def test_an_empty_run_has_an_empty_trace_and_plot(tmp_path):
     assert (tmp_path / "empty.png").stat().st_size > 1000
 
 
-def test_the_gantt_chart_shows_when_each_worker_was_busy(tmp_path):
-    from matplotlib.image import imread
-
-    early, late = (Span("s", "env", 0, "cpu", 0, 1), Span("t", "policy", 0, "cpu", 9, 10))
-    gantt({"one worker": [early, late]}).savefig(tmp_path / "gantt.png")
-    image = imread(tmp_path / "gantt.png")[..., :3]
-    blue, orange = (0x1F / 255, 0x5F / 255, 0x8B / 255), (0xB4 / 255, 0x55 / 255, 0x2D / 255)
-    columns = [(abs(image - colour).max(-1) < 0.02).any(0).nonzero()[0] for colour in (blue, orange)]
-    assert len(columns[0]) > 20
-    assert len(columns[1]) > 20
-    assert columns[0].max() < columns[1].min()  # the env's bar lies left of the policy's
-    assert (abs(image - blue).max(-1) < 0.02).any(1).nonzero()[0].max() < (
-        (abs(image - orange).max(-1) < 0.02).any(1).nonzero()[0].min()
-    )  # and above it
-
-
 def test_spans_are_plain_data_without_torch_ray_or_matplotlib():
     code = (
         "import sys, rlinf_embodied.telemetry.trace\n"

@@ -6,11 +6,12 @@ import random
 
 import plan_cases as planning
 import pytest
+from plan_cases import parse
 
 from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.planning.check import runs_ahead
-from rlinf_embodied.planning.notation import parse, to_text
+from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate

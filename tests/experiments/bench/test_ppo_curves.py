@@ -14,6 +14,7 @@ from experiments.bench.control.curves import Curve, draw
 from experiments.bench.harness import Run
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_target
 from tests.observations import stacked
 
@@ -87,8 +88,8 @@ def test_what_was_trained_is_not_trained_again(monkeypatch, tmp_path) -> None:
     again = ppo_curves.measure(Run(own, [], {}))
     assert (again.text, len(trained)) == (first.text, 2)
     assert [curve["returns"][-1] for curve in again.content["curves"]["pendulum"]["ours"]] == [4.0, 5.0]
-    ppo_curves.measure(Run(replace(own, seeds="4", iterations=3), [], {}))
-    assert trained[2:] == [(4, "run.num_iterations=3")]
+    with pytest.raises(ConfigError, match="holds a training with other settings"):
+        ppo_curves.measure(Run(replace(own, seeds="4", iterations=3), [], {}))
     json.dumps(again.content)
 
 
@@ -96,7 +97,7 @@ def test_every_arm_is_drawn(monkeypatch, tmp_path) -> None:
     shown = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, path, dpi: shown.extend(figure.axes))
     arms = {f"arm {k}": [Curve(0, [0, 1], [0.0, float(k)], [], 1.0)] for k in range(7)}
-    draw({"pick": arms}, "env steps", tmp_path / "drawn.png")
+    draw({"pick": arms}, {"pick": "env steps"}, tmp_path / "drawn.png")
     assert [text.get_text() for text in shown[0].get_legend().get_texts()] == [
         f"{arm}, mean of 1 seeds" for arm in arms
     ]
