@@ -66,6 +66,5 @@ from rlinf_embodied.config.reasoning import (
     RewardConfig,
     SamplesConfig,
     VllmConfig,
-    WeightUpdate,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig

@@ -299,8 +299,6 @@ class Trainer:
         self._writer.write(progress.global_step, number, metrics)
         self._writer.write_samples(progress.global_step, number, self._job.samples(result))
         self._view.update(number, metrics)
-        for warning in self._job.warnings(metrics):
-            self._view.note(f"warning: iteration {number}: {warning}")
         due = config.checkpoint.every and number % config.checkpoint.every == 0
         if due or checkpoints.unwritten is not None or not self._goes_on():
             checkpoints.save()

@@ -1,6 +1,6 @@
 """One contract for every policy on a simulator: the one that sees, the one on the state, the one of the docs.
 
-For a policy of one's own alone: `python -m pytest tests/policies/test_policy_contract.py --policy=<yaml>`, on what the
+For your own policy alone: `python -m pytest tests/policies/test_policy_contract.py --policy=<yaml>`, on what the
 env of `--env=<yaml>` shows, or else on random observations of PickCube's sizes, with a camera if the policy takes one
 (docs/own_policy.md).
 """

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 import pytest
 
 from experiments.bench.coverage import __main__ as script
@@ -37,37 +33,6 @@ def test_the_table_counts_verdicts_and_gives_reasons() -> None:
     assert "| 180 | 10 | 25% |" in line
     assert "- A-v1 (fetch/joints): fallback: cube of row 1 differs" in text
     assert "- B-v1: needs `download B`" in text
-
-
-def test_a_process_that_dies_leaves_what_it_had_found_and_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    worker = tmp_path / "worker.py"
-    lines = [{"default_robot": "panda"}, {"robot": "panda", "mode": "joints", "verdict": "equal", "reason": ""}]
-    worker.write_text(
-        "import os, sys\n"
-        "into = next(a for a in sys.argv if a.startswith('into=')).partition('=')[2]\n"
-        f"open(into, 'w').write({chr(10).join(map(json.dumps, lines))!r})\n"
-        "print('a body fell through', file=sys.stderr)\n"
-        "sys.stderr.flush()\n"
-        "os._exit(11)\n"
-    )
-    monkeypatch.setattr(script, "WORKER", (sys.executable, str(worker)))
-    found = script.run_worker("A-v1", script.Options(limit_s=60))
-    assert found["robots"] == {"panda": {"joints": {"verdict": "equal", "reason": ""}}}
-    assert found["reason"] == "the process ended with 11: a body fell through"
-    worker.write_text("import time\ntime.sleep(60)\n")
-    assert script.run_worker("A-v1", script.Options(limit_s=1))["reason"].startswith(
-        "the process had not ended after 1 s"
-    )
-
-
-def test_results_of_named_modes_join_those_that_were_there() -> None:
-    new = {"reason": "", "robots": {"panda": {"hand": EQUAL}, "so100": {"joints": EQUAL}}}
-    joined = script.merged(TASKS["A-v1"], new)["robots"]
-    assert joined["panda"]["hand"] == EQUAL
-    assert joined["panda"]["joints"] == TASKS["A-v1"]["robots"]["panda"]["joints"]
-    assert set(joined) == {"panda", "fetch", "far", "so100"}
 
 
 def test_a_name_that_is_no_task_is_refused(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
