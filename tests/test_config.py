@@ -179,15 +179,11 @@ BAD_INPUT = [
     (VLA, "cluster.object_store_bytes=1000", "cluster.object_store_bytes is 1000|at least 78643200"),
     (VLA, "env.hold_steps=99", "env.hold_steps is 99|lies in [0, env.horizon|use "),
     (VLA, "hierarchy.every=-1", "hierarchy.every is -1|number of chunk-steps|use 5, or 0"),
-    (VLA, "hierarchy.every=5", "hierarchy is 'with none of them'|chooses from one of|hierarchy.goal_low=[-1,-1]"),
+    (VLA, "hierarchy.every=5", "chooses from one of|hierarchy.goal_low=[-1,-1]"),
     (VLA, "hierarchy.every=5 hierarchy.instructions=[go]", "hierarchy.instructions is ['go']|one is no choice"),
     (
         *(VLA, "hierarchy.every=5 hierarchy.goal_low=[0] hierarchy.goal_high=[1]"),
         "hierarchy.columns is []|where the low-level policy sees its goal|name the columns",
-    ),
-    (
-        *(VLA, "hierarchy.every=5 hierarchy.goals=[[1],[x]] hierarchy.columns=[2]"),
-        "hierarchy.goals is ['x']|1 finite numbers|give 1 numbers",
     ),
     (
         *(VLA, "hierarchy.every=5 hierarchy.goal_low=[1] hierarchy.goal_high=[0] hierarchy.columns=[2]"),

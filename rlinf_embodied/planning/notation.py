@@ -208,8 +208,8 @@ def resolve(
     """
     total = num_devices + len(cores) if total is None else total
     variant = _chosen(name, variants, num_devices, bool(cores), total)
-    texts, exclusive, staleness = (variant.get(key, 0) for key in ("items", "exclusive", "staleness"))
-    if not _is_texts(texts) or not _is_texts(exclusive or []):
+    texts, exclusive, staleness = variant.get("items"), variant.get("exclusive") or [], variant.get("staleness", 0)
+    if not _is_texts(texts) or not _is_texts(exclusive):
         raise PlanError(
             f"plan.{name} has the items {texts!r} and exclusive {exclusive!r}, but they are lists of texts like "
             "'actor on all' and 'env+policy / actor': correct the plan"
@@ -221,7 +221,7 @@ def resolve(
         )
     reader = _Reader(workflow, num_devices, cores, total)
     items = [item for i, text in enumerate(texts) for item in reader.items(text, f"plan.{name}.items[{i}]")]
-    plan = Plan(name, total, tuple(items), reader.pairs(exclusive or []), staleness)
+    plan = Plan(name, total, tuple(items), reader.pairs(exclusive), staleness)
     check(plan, workflow)
     for place in plan.places().values() if cores else ():
         if set(place.devices) & set(cores) != set(place.devices if place.stage in workflow.of_cores() else ()):

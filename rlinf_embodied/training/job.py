@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import (
-    CheckpointConfig,
-    ClusterConfig,
-    PlanConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrackioConfig,
-    WandbConfig,
-)
+from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.planning.pricing import Standing
@@ -25,19 +17,6 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
-
-
-class JobConfig(Protocol):
-    """The sections that every training has."""
-
-    plan: PlanConfig
-    cluster: ClusterConfig
-    run: RunConfig
-    checkpoint: CheckpointConfig
-    recovery: RecoveryConfig
-    wandb: WandbConfig
-    trackio: TrackioConfig
-    resume: str
 
 
 @dataclass(slots=True)
@@ -114,7 +93,7 @@ class Job(Protocol):
     """One training, as its workflow sees it."""
 
     @property
-    def config(self) -> JobConfig:
+    def config(self) -> TrainingConfig:
         """Everything that the command read."""
         ...
 

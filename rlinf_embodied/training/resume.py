@@ -13,9 +13,10 @@ import yaml
 
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
+from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
-from rlinf_embodied.training.job import JobConfig, Progress
+from rlinf_embodied.training.job import Progress
 
 # keys whose values are places of files
 _PATH_KEYS = (
@@ -36,7 +37,7 @@ class Resumption:
     note: str  # says which one, and why not a newer one
 
 
-def require_unused(config: JobConfig) -> None:
+def require_unused(config: TrainingConfig) -> None:
     """Checks that resume=never meets a folder that no run has used.
 
     Raises:
@@ -50,7 +51,7 @@ def require_unused(config: JobConfig) -> None:
         )
 
 
-def checkpoint_to_resume(config: JobConfig) -> Resumption | None:
+def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     """Returns where a run resumes; None for a new run.
 
     A damaged newest checkpoint of the run's own folder is passed over; one that resume=<path> names is refused.
@@ -104,7 +105,7 @@ def _readable(path: Path, what: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- find
-def _found(config: JobConfig) -> Newest:
+def _found(config: TrainingConfig) -> Newest:
     if config.resume in ("auto", "never"):
         return Newest(None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
     path = Path(config.resume)
@@ -126,7 +127,7 @@ def _newest(root: Path) -> Newest:
 
 
 # ------------------------------------------------------------------------------------------------------------ the same
-def _require_same(config: JobConfig, checkpoint: Path, theirs: Mapping[str, object]) -> None:
+def _require_same(config: TrainingConfig, checkpoint: Path, theirs: Mapping[str, object]) -> None:
     different = list(_differences(config, theirs))
     if not different:
         return
@@ -139,7 +140,7 @@ def _require_same(config: JobConfig, checkpoint: Path, theirs: Mapping[str, obje
     )
 
 
-def _differences(config: JobConfig, theirs: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
+def _differences(config: TrainingConfig, theirs: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
     """Yields (key, value there, value here) of what must be the same.
 
     A key that is missing there belongs to a later version and may be new, unless it is one of free options.

@@ -153,7 +153,11 @@ def test_a_recording_that_solves_nothing_says_what_to_check(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"task": "PushCube-v1"}, ConfigError, "recorded with 'PushCube-v1', but env.task is 'PointReach-v0': set env."),
+        (
+            {"task": "PushCube-v1"},
+            ConfigError,
+            "recorded with 'PushCube-v1', but env.task is 'PointReach-v0': set env.",
+        ),
         ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
         ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
         ({"number": 3}, DataError, "holds 3 episodes, .* record more"),

@@ -56,6 +56,7 @@ def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_lea
     assert not any(any(part) for part in parts(41, share=0.0))
 
 
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------------------------------- a run
 def test_a_run_learns_and_leaves_a_policy_that_another_continues(recording: Path, tmp_path: Path) -> None:
     summary = train(small(recording, f"run.dir={tmp_path / 'run'}"), draws=True)

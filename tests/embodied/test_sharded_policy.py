@@ -68,6 +68,7 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     assert_moved_alike(executor, expected, before, 1e-3)
 
 
+@pytest.mark.slow
 def test_a_critic_on_features_has_weights_of_its_own_and_is_trained_whole() -> None:
     config = config_of(*SHARDED, "policy.critic=observation")
     metrics = iterate(executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)

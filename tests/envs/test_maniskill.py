@@ -78,6 +78,7 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_goal_markers_are_seen_only_if_asked() -> None:
     images = {}
     for shown in (False, True):

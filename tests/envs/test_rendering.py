@@ -79,6 +79,7 @@ def test_a_sapien_with_other_shaders_draws_with_its_own(
     assert "other shaders than the faster ones are made from (common/lights.glsl)" in caplog.text
 
 
+@pytest.mark.slow
 def test_what_is_transparent_is_drawn_as_by_the_stock_shaders(task: object) -> None:
     from envs.batched.rendering import set_visible
     from envs.batched.shaders import Pack, pack_of

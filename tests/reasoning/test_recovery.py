@@ -46,7 +46,12 @@ def straight(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("generation with adapters", "the critic's update", "the actor's update with a critic")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
+)
 def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, case) -> None:
     variant, kind, method, call, after = CASES[case]
     folder, summary = straight(*variant)
