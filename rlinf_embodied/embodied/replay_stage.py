@@ -199,7 +199,7 @@ class ReplayStage:
         """Takes each block's transitions in and returns its part of every batch, columns [U, R, ...]; {} in warm-up.
 
         Raises:
-            DataError: recorded transitions are of another env than those that arrive, or cannot be read.
+            DataError: recorded transitions cannot be used.
         """
         config, iteration = self._config, step_context.iteration
         name = DEMONSTRATIONS if iteration < config.demonstrations_until else REPLAY
