@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -92,6 +94,30 @@ def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
     assert digest(resumed) == digest(through)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path: Path):
+    """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
+    config, plain = config_of(*SHARDED), config_of()
+    plan = [{"items": ["prompts on 2", "generation on 2", "reward on 0-1", "actor on 0-1"]}]
+    executor = executor_of(config, plan, 3, ray_session)
+    progress = Progress(before={})
+    metrics = iterate(config, executor, progress, 2)
+    assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
+    digest(executor)  # all views are equal
+    ReasoningJob(config).save(executor, tmp_path, progress)
+    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
+    going_on = Progress()
+    before = weights(expected)
+    iterate(plain, expected, going_on, 2)
+    assert_moved_alike(executor, expected, before)
+    checkpoint = tmp_path / "step_000002"
+    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
+    iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
+    iterate(plain, expected, going_on, 1)
+    assert_moved_alike(resumed, expected, before)
 
 
 def test_exact_runs_refuse_more_than_one_worker():
