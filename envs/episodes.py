@@ -188,8 +188,8 @@ class EpisodeEnv:
         """Returns the scripted expert's next single action for every row [N, A]; see VectorEnv."""
         if self._sim.expert is None:
             raise SimulatorError(
-                f"env.task={self.spec.task} with env.control_mode={self._config.control_mode} has no scripted expert: "
-                "use warm_start.demonstrations, warm_start.teacher or warm_start.checkpoint, begin with random weights "
+                f"env.task={self.spec.task} with env.options={self._config.options} has no scripted expert: "
+                "use warm_start.demonstrations or warm_start.checkpoint, begin with random weights "
                 "(warm_start.from_nothing=true, as policy=state does; docs/warm_start.md), or take a task, control "
                 "mode and robot of envs/tasks.py"
             )

@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_map
 
 from envs.batched.seeds import FIRST_SEED
 from envs.gpu_rows import ResetValues, RestStates, RowResets, require_alike
+from envs.maniskill import ManiskillOptions
 from envs.simulator import Measurement
-from envs.simulators import OneTask, SimulatorOptions, hidden_actors, sensors_of
+from envs.simulators import OneTask, hidden_actors, sensors_of
 from envs.stock import colour_images, task_actions
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
@@ -29,15 +30,15 @@ class GpuSimulator(OneTask):
     backend = "physx_cuda"
     history_free = False  # a batched reset draws for all of its rows at once
 
-    def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
+    def __init__(self, task_id: str, task: BaseEnv, cameras: Sequence[str], options: ManiskillOptions) -> None:
         """Takes a task whose scenes are simulated and rendered as one batch.
 
         Raises:
             ConfigError: an unknown camera, or a goal that cannot be hidden.
         """
         super().__init__(task_id, task, options)
-        self._cameras = options.cameras
-        sensors_of(task, options.cameras)
+        self._cameras = cameras
+        sensors_of(task, cameras)
         if not options.show_goal:
             require_hideable(task_id, self._view.goal)
         task._hidden_objects = hidden_actors(self._view, options.show_goal)
@@ -164,6 +165,6 @@ def require_hideable(task_id: str, goal: Actor | None) -> None:
     bodies = [] if goal is None else [each.find_component_by_type(physx.PhysxRigidBaseComponent) for each in goal._objs]
     if any(body is not None and body.collision_shapes for body in bodies):
         raise ConfigError(
-            f"env.show_goal is false, but the goal of {task_id} can be touched, and ManiSkill cannot hide such a body "
-            "on a GPU: use env.show_goal=true, or env.backend=batched"
+            f"env.options.show_goal is false, but the goal of {task_id} can be touched, and ManiSkill cannot hide "
+            "such a body on a GPU: use env.options.show_goal=true, or env.backend=batched"
         )

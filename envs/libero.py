@@ -32,7 +32,6 @@ from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
-CONTROL_MODE = "osc_pose"
 NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 NUM_STATES = 50  # initial states of every task that the benchmark comes with
 NUM_OBJECTS = 4  # of a task's goal, whose positions are reported
@@ -75,9 +74,6 @@ class Libero(Adapter):
         require(own.settle_steps >= 0, f"{path}.settle_steps", own.settle_steps, "it is not negative", "use 10")
         rule = "LIBERO rewards success only"
         require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
-        rule = "it is LIBERO's"
-        mode = config.control_mode
-        require(mode == CONTROL_MODE, "env.control_mode", mode, rule, f"use {CONTROL_MODE}")
         for camera in config.cameras:
             rule = "LIBERO's scenes have other cameras"
             require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")

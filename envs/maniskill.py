@@ -1,7 +1,8 @@
-"""Any ManiSkill task behind the `VectorEnv` protocol.
+"""Any ManiSkill task behind the `VectorEnv` protocol: its options, and what is known without importing a simulator.
 
 make_env              config -> simulator -> EpisodeEnv
   episodes.EpisodeEnv   chunks, shaped reward, freezing, partial resets, replay, films
+    maniskill_rows      which simulator, and with which arguments of the task
     simulators          physics and images of N rows on a CPU: batched, or stock
     gpu_simulator       one stock CUDA env with N rows (gpu_rows: rows that begin and end separately)
       tasks               what is read from a task's state, and scripted experts
@@ -9,36 +10,84 @@ make_env              config -> simulator -> EpisodeEnv
 
 from __future__ import annotations
 
-import mani_skill.envs  # noqa: F401  registers the tasks
-import torch
-from mani_skill.agents.registration import REGISTERED_AGENTS
-from mani_skill.utils.registration import REGISTERED_ENVS
-from mani_skill.utils.sapien_utils import look_at
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from envs.batched.build import check_equal
-from envs.episodes import EpisodeEnv
-from envs.gpu_library import enable_gpu_physics
-from envs.gpu_simulator import GpuSimulator
-from envs.simulator import Simulator
-from envs.simulators import BatchedSimulator, SimulatorOptions, StockSimulator
-from envs.stock import (
-    BUILD_ERRORS,
-    build_task,
-    check_assets,
-    check_name,
-    check_renderer,
-    explained,
-    is_wrong_mode,
-    no_questions,
-    overrides,
-    runs_physx,
-    warn_of_fallback,
-)
-from envs.tasks import instruction_of
-from rlinf_embodied.config import Backend, EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.interfaces.options import NoOptions, typed
-from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
+from rlinf_embodied.config import EnvConfig, EnvOptions
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.interfaces.options import typed
+
+if TYPE_CHECKING:
+    from envs.episodes import EpisodeEnv
+
+EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1")
+CONTROL_MODE = "pd_ee_delta_pose"  # of the experts
+
+
+@dataclass(kw_only=True, slots=True)
+class ManiskillOptions(EnvOptions):
+    """The options in env.options."""
+
+    control_mode: str = CONTROL_MODE
+    robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
+    camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
+    camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
+    camera_target: list[float] | None = None  # what it looks at, metres
+    decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
+    show_goal: bool = False  # whether goal markers are seen in images
+    goal_in_proprio: bool = True  # whether the proprioception holds the goal position
+    objects_in_proprio: bool = False  # whether it holds the positions of the task's objects, as a tracker reports them
+
+    def __post_init__(self) -> None:
+        require(
+            (self.camera_eye is None) == (self.camera_target is None),
+            "env.options.camera_eye",
+            self.camera_eye,
+            f"env.options.camera_target is {self.camera_target!r}, and a camera needs both or neither",
+            "give both, for example env.options.camera_eye=[0.3,0,0.6] env.options.camera_target=[-0.1,0,0.1]",
+        )
+        for name in ("camera_eye", "camera_target"):
+            point, rule = getattr(self, name), "a point has x, y and z"
+            require(point is None or len(point) == 3, f"env.options.{name}", point, rule, "give three numbers")
+
+    def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
+        """Returns what an evaluation must share with the training.
+
+        Frequencies, gains and solver settings are the task's and the robot's own, alike on CPUs and GPUs: task, robot,
+        control mode and versions determine them.
+        """
+        return {
+            "control_mode": self.control_mode,
+            "robot": self.robot or "default",
+            "camera_fov": self.camera_fov,
+            "camera_eye": self.camera_eye if sees else None,
+            "camera_target": self.camera_target if sees else None,
+            "decimate": sees and not on_gpu and self.decimate is not False,
+            "show_goal": sees and self.show_goal,
+            "goal_in_proprio": self.goal_in_proprio,
+            "objects_in_proprio": self.objects_in_proprio,
+        }
+
+
+def read_options(config: EnvConfig) -> ManiskillOptions:
+    """Returns env.options; raises ConfigError for unknown or invalid ones."""
+    return typed(config.options, ManiskillOptions, "env.options")
+
+
+def why_no_expert(config: EnvConfig) -> str | None:
+    """Returns why there is no scripted expert for an env section, None if there is one.
+
+    Robots are not looked at: whether one has an arm with a gripper is known when it is built.
+    """
+    if config.task not in EXPERT_TASKS:
+        close = difflib.get_close_matches(config.task, EXPERT_TASKS, n=1, cutoff=0.9)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        return f"env.task is {config.task!r}{meant}, but scripted experts are for {', '.join(EXPERT_TASKS)} only"
+    mode = read_options(config).control_mode
+    if mode != CONTROL_MODE:
+        return f"env.options.control_mode is {mode!r}, but scripted experts act in {CONTROL_MODE} only"
+    return None
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
@@ -51,117 +100,11 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         render_final: whether final observations have images.
 
     Raises:
-        ConfigError: unknown task, robot, camera or control mode, or a reward that the task does not have.
+        ConfigError: unknown task, robot, camera, control mode or option, or a reward that the task does not have.
         SimulatorError: no usable renderer, missing assets, or a task that cannot be built.
     """
-    check_name("env.task", config.task, REGISTERED_ENVS)
-    if config.robot is not None:
-        check_name("env.robot", config.robot, REGISTERED_AGENTS)
-    typed(config.options, NoOptions, "env.options")
-    check_assets("env.task", config.task)
-    check_renderer(device)
-    if config.reward is not Reward.sparse and not _has_dense_reward(config.task):
-        raise ConfigError(
-            f"env.reward is {config.reward.value}, but {config.task} has no dense reward: use env.reward=sparse"
-        )
-    make_reciprocals_exact()
-    with no_questions():
-        simulator = _make_simulator(config, num_envs, device)
-    return EpisodeEnv(config, simulator, config.instruction or instruction_of(config.task), render_final)
+    from envs.episodes import EpisodeEnv
+    from envs.maniskill_rows import make_rows  # importing ManiSkill takes seconds
 
-
-def _has_dense_reward(task_id: str) -> bool:
-    """Returns whether the task defines a normalized dense reward."""
-    cls = REGISTERED_ENVS[task_id].cls
-    return (
-        overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
-        and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
-    )
-
-
-def reward_mode(task_id: str) -> str:
-    """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
-    supported = REGISTERED_ENVS[task_id].cls.SUPPORTED_REWARD_MODES
-    if _has_dense_reward(task_id):
-        return "normalized_dense"
-    return "sparse" if "sparse" in supported else "none"
-
-
-def _make_simulator(config: EnvConfig, num_envs: int, device: str) -> Simulator:
-    backend = config.backend
-    if backend is Backend.auto:
-        backend = Backend.gpu if runs_physx(device) else Backend.batched
-    elif backend is Backend.cpu:
-        backend = Backend.batched
-    options = SimulatorOptions(
-        cameras=tuple(config.cameras),
-        decimate=backend is not Backend.gpu if config.decimate is None else config.decimate,
-        show_goal=config.show_goal,
-        goal_in_proprio=config.goal_in_proprio,
-        objects_in_proprio=config.objects_in_proprio,
-    )
-    kwargs = _task_kwargs(config)
-    attempt = (
-        f"env.task={config.task} cannot be built with env.robot={config.robot}, env.control_mode="
-        f"{config.control_mode}, env.cameras={list(config.cameras)}"
-    )
-    with explained("env.control_mode", attempt):
-        if backend is Backend.gpu:
-            return _make_gpu(config, num_envs, device, options, kwargs)
-        if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
-            return simulator
-        return StockSimulator(config.task, num_envs, options, kwargs)
-
-
-def _try_batched(
-    config: EnvConfig, num_envs: int, options: SimulatorOptions, kwargs: dict[str, object]
-) -> BatchedSimulator | None:
-    """Returns the batched simulator, None (and the reason in the log) if this task cannot be batched."""
-    try:
-        check_equal(config.task, **kwargs)
-        simulator = BatchedSimulator(config.task, num_envs, options, kwargs)
-        simulator.reset([num_envs - 1], [0])
-        simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
-        return simulator
-    except (SimulatorError, *BUILD_ERRORS) as error:
-        if is_wrong_mode(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
-            raise
-        warn_of_fallback(config.task, f"{type(error).__name__}: {error}")
-        return None
-
-
-def _make_gpu(
-    config: EnvConfig, num_envs: int, device: str, options: SimulatorOptions, kwargs: dict[str, object]
-) -> GpuSimulator:
-    if not runs_physx(device):
-        raise SimulatorError(
-            f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
-        )
-    if options.decimate:
-        raise ConfigError(
-            "env.decimate is true, but on a GPU images show a task's own meshes: leave it out, or use "
-            "env.backend=batched"
-        )
-    enable_gpu_physics()
-    index = device.partition(":")[2] or "0"
-    backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
-    task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)
-    return GpuSimulator(config.task, task, options)
-
-
-def _task_kwargs(config: EnvConfig) -> dict[str, object]:
-    """Returns the arguments of the task class."""
-    sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
-    first: dict[str, object] = {} if config.camera_fov is None else {"fov": config.camera_fov}
-    if config.camera_eye is not None and config.camera_target is not None:
-        first["pose"] = look_at(config.camera_eye, config.camera_target)
-    if first and config.cameras:
-        sensors[config.cameras[0]] = first
-    kwargs: dict[str, object] = {
-        "control_mode": config.control_mode,
-        "reward_mode": reward_mode(config.task),
-        "sensor_configs": sensors,
-    }
-    if config.robot is not None:
-        kwargs["robot_uids"] = config.robot
-    return kwargs
+    simulator, instruction = make_rows(config, read_options(config), num_envs, device)
+    return EpisodeEnv(config, simulator, instruction, render_final)

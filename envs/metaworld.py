@@ -30,7 +30,6 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
 
 CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")
-CONTROL_MODE = "xyz_delta"
 MOST_STEPS = 500  # of an episode: MetaWorld refuses further ones
 NUM_STATE = 39  # what MetaWorld observes: hand, fingers and objects now and one step before, and the goal
 BEST = np.float32(10.0)  # MetaWorld's reward of a solved task
@@ -152,9 +151,6 @@ class Metaworld(Adapter):
         for camera in config.cameras:
             rule = "MetaWorld's scenes have other cameras"
             require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
-        rule = "MetaWorld moves the hand along x, y and z, and the fingers"
-        mode = config.control_mode
-        require(mode == CONTROL_MODE, "env.control_mode", mode, rule, f"use {CONTROL_MODE}")
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
         self.film_camera = next(iter(cameras), CAMERAS[0])

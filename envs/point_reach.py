@@ -10,7 +10,7 @@ from torch import Tensor
 
 from envs.episodes import EpisodeEnv
 from envs.simulator import Measurement
-from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.randomness import uniform
@@ -23,7 +23,7 @@ _POINT_RGB, _GOAL_RGB, _BACK_RGB, _WALL_RGB = (230, 40, 40), (40, 200, 60), (30,
 
 
 @dataclass(kw_only=True, slots=True)
-class PointOptions:
+class PointOptions(EnvOptions):
     """The options in env.options."""
 
     gap: float | None = None  # y of the way through a wall at x = 0; episodes begin left of it and end right of it
@@ -94,12 +94,11 @@ class PointSimulator:
         offset = self._goal - self._point
         distance = offset.norm(dim=1)
         success = distance < REACHED
-        shown = self._goal if self._config.goal_in_proprio else torch.zeros_like(self._goal)
         return Measurement(
             reward=torch.where(success, 1.0, 1 - torch.tanh(distance)),
             success=success,
             fail=torch.zeros_like(success),
-            proprio=torch.cat([self._point, shown], 1),
+            proprio=torch.cat([self._point, self._goal], 1),
             privileged=torch.cat([self._point, self._goal, offset], 1),
         )
 

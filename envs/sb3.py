@@ -1,18 +1,43 @@
-"""An env of this project as a Stable-Baselines3 `VecEnv`."""
+"""An env of this project as a Stable-Baselines3 `VecEnv`.
+
+    import envs.sb3
+
+    vec_env = envs.sb3.make_sb3("PickCube-v1", num_envs=32)
+
+An episode's seed is a function of (seed given to `seed`, row, number of the episode), so that a training is repeatable.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from enum import StrEnum
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
+import torch
+from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from envs.adapters import GymnasiumVector, Shown
-from rlinf_embodied.interfaces.envs import VectorEnv
+from rlinf_embodied.config import EnvConfig, Reward
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation, VectorEnv
+from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.randomness import reset_seed
+
+Seen = np.ndarray | dict[str, np.ndarray]  # of N rows, or of one
+
+
+class Shown(StrEnum):
+    """Which part of an observation SB3's policy receives."""
+
+    state = "state"  # all that the simulator knows, without the clock
+    proprio = "proprio"  # what the robot may know
+    image = "image"  # the first camera's
+    dict = "dict"  # proprio and image under these names
 
 
 class StableBaselinesVec(VecEnv):
@@ -23,39 +48,87 @@ class StableBaselinesVec(VecEnv):
     """
 
     def __init__(self, env: VectorEnv, observations: Shown | str = Shown.state) -> None:
-        """Wraps an env; see GymnasiumVector for errors."""
-        self._rows = GymnasiumVector(env, observations)
+        """Wraps an env.
+
+        Raises:
+            ConfigError: its chunks have several actions, or it lacks the requested observations.
+        """
+        if observations not in list(Shown):
+            raise ConfigError(f"observations is {observations!r}, but it must be one of {', '.join(Shown)}")
+        self._env, self._shown = env, Shown(observations)
+        _require_fit(env.spec, self._shown)
+        self._seed, self._numbers = 0, np.zeros(env.spec.num_envs, np.int64)  # of each row's episode
         self._actions = np.zeros(0)
         self._start_s = time.time()
-        super().__init__(self._rows.num_envs, self._rows.single_observation_space, self._rows.single_action_space)
+        super().__init__(env.spec.num_envs, _observation_space(env.spec, self._shown), _action_space(env.spec))
 
     def reset(self) -> VecEnvObs:
         """Starts an episode in every row, with the seeds of `seed` where it was called before."""
-        seeds = [seed for seed in self._seeds if seed is not None]
+        given = [seed for seed in self._seeds if seed is not None]
         self._reset_seeds()
         self._reset_options()
         self.reset_infos = [{} for _ in range(self.num_envs)]
-        return self._rows.reset(seed=seeds if len(seeds) == self.num_envs else None)[0]
+        if len(given) == self.num_envs:
+            self._seed, self._numbers[:] = int(given[0]) % 2**31, 0
+        else:
+            self._numbers += 1
+            given = self._episode_seeds()
+        return self._visible(self._env.reset([int(seed) for seed in given]))
 
     def step_async(self, actions: np.ndarray) -> None:
         self._actions = actions
 
     def step_wait(self) -> VecEnvStepReturn:
-        seen, rewards, terminated, truncated, ends = self._rows.advance(self._actions)
+        result = self._env.step_chunk(self._chunk(self._actions), self._episode_seeds(1))
+        rewards, terminated, truncated = (
+            column[:, 0].cpu().numpy() for column in (result.rewards, result.terminated, result.truncated)
+        )
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         now_s = round(time.time() - self._start_s, 6)
-        for row, (final, info) in ends.items():
-            infos[row] = {**info, "terminal_observation": final, "TimeLimit.truncated": bool(truncated[row])}
-            infos[row]["episode"]["t"] = now_s
-        return seen, rewards, terminated | truncated, infos
+        for episode in result.episodes:
+            self._numbers[episode.row] += 1
+            assert result.final_observation is not None
+            last = self._visible(result.final_observation.rows([result.final_rows.index(episode.row)]))
+            metrics = episode.metrics
+            info = {"episode": {"r": metrics["return"], "l": int(metrics["episode_len"]), "t": now_s}}
+            if "success_once" in metrics:
+                info["is_success"] = bool(metrics["success_once"])
+            info["terminal_observation"] = (
+                {name: value[0] for name, value in last.items()} if isinstance(last, dict) else last[0]
+            )
+            info["TimeLimit.truncated"] = bool(truncated[episode.row])
+            infos[episode.row] = info
+        return self._visible(result.observation), rewards, terminated | truncated, infos
 
     def close(self) -> None:
-        self._rows.close()
+        self._env.close()
+
+    def _visible(self, observation: Observation) -> Seen:
+        """Returns the requested part of an observation, with its rows."""
+        parts: dict[str, np.ndarray] = {}
+        if self._shown is Shown.state:
+            assert observation.privileged is not None
+            parts["state"] = observation.privileged[:, :-CLOCK_COLUMNS].cpu().numpy()
+        if self._shown in (Shown.proprio, Shown.dict):
+            parts["proprio"] = observation.proprio.cpu().numpy()
+        if self._shown in (Shown.image, Shown.dict):
+            parts["image"] = next(iter(observation.images.values())).cpu().numpy()
+        return parts if self._shown is Shown.dict else next(iter(parts.values()))
+
+    def _episode_seeds(self, ahead: int = 0) -> list[int]:
+        """Returns the seed of each row's current episode, or of one that many episodes ahead."""
+        return reset_seed(self._seed, np.arange(self.num_envs), self._numbers + ahead).tolist()
+
+    def _chunk(self, actions: np.ndarray) -> torch.Tensor:
+        values = np.asarray(actions)
+        if self._env.spec.categorical:
+            values = np.eye(self._env.spec.action_dim, dtype=np.float32)[values.reshape(-1)] * 2 - 1
+        return torch.from_numpy(np.ascontiguousarray(values, np.float32))[:, None]
 
     # ------------------------------------------------------------------------------------- rows are not env objects
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         """Returns what all rows share: render_mode (None), spec, and attributes of this object."""
-        shared = {"render_mode": None, "spec": self._rows.env.spec}
+        shared = {"render_mode": None, "spec": self._env.spec}
         value = shared[attr_name] if attr_name in shared else getattr(self, attr_name)
         return [value for _ in self._get_indices(indices)]
 
@@ -73,3 +146,65 @@ class StableBaselinesVec(VecEnv):
 
     def get_images(self) -> Sequence[np.ndarray | None]:
         return [None] * self.num_envs
+
+
+def _require_fit(spec: EnvSpec, shown: Shown) -> None:
+    if spec.chunk != 1:
+        raise ConfigError(f"env.chunk is {spec.chunk}, but Stable-Baselines3 chooses one action at a time: use 1")
+    if shown in (Shown.image, Shown.dict) and not spec.cameras:
+        raise ConfigError(f"observations is {shown.value!r}, but env.cameras is []: name a camera, or use 'state'")
+
+
+def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
+    state, proprio = (
+        spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        for size in (spec.privileged_dim - CLOCK_COLUMNS, spec.proprio_dim)
+    )
+    if shown in (Shown.state, Shown.proprio):
+        return state if shown is Shown.state else proprio
+    image = spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8)
+    return image if shown is Shown.image else spaces.Dict({"image": image, "proprio": proprio})
+
+
+def _action_space(spec: EnvSpec) -> spaces.Space:
+    if spec.categorical:
+        return spaces.Discrete(spec.action_dim)
+    return spaces.Box(-1.0, 1.0, (spec.action_dim,), np.float32)
+
+
+def make_sb3(
+    env: str | EnvConfig = "PickCube-v1",
+    num_envs: int = 1,
+    *,
+    observations: Shown | str = Shown.state,
+    **settings: object,
+) -> StableBaselinesVec:
+    """Returns rows of any env of this project as a Stable-Baselines3 `VecEnv`.
+
+    Args:
+        env: a ManiSkill task, or the section `env` of a config, whose chunks must be of one action.
+        num_envs: rows N.
+        observations: "state" (all that the simulator knows), "proprio", "image" or "dict".
+        settings: keys of the section (horizon, cameras, obs_size, ...) or of env.options (robot, control_mode, ...).
+
+    Raises:
+        ConfigError: a setting cannot be used.
+        SimulatorError: the env cannot be built.
+    """
+    config = _section(env, num_envs, settings)
+    return StableBaselinesVec(
+        cast(VectorEnv, load_target(config._target_)(config, num_envs, "cpu", True)), observations
+    )
+
+
+def _section(env: str | EnvConfig, num_envs: int, settings: Mapping[str, object]) -> EnvConfig:
+    """Returns the section; a ManiSkill task has its dense reward and ends at success, as with `gym.make`."""
+    if isinstance(env, str):
+        plain = {"chunk": 1, "cameras": [], "reward": Reward.dense, "success_bonus": 0.0, "hold_steps": 1}
+        settings = {"task": env, **plain, **settings}
+        env = EnvConfig()
+    known = {field.name for field in fields(EnvConfig)}
+    keys = {name: value for name, value in settings.items() if name in known}
+    options = env.options | {name: value for name, value in settings.items() if name not in known}
+    changes: dict[str, Any] = {"options": options} | keys
+    return replace(env, num_envs=num_envs, block_size=num_envs, **changes)

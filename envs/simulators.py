@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import sapien
@@ -18,6 +17,7 @@ from envs.batched.build import make_batched_task
 from envs.batched.decimate import Swap, decimate_visuals
 from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import STOCK, Pack, camera_shaders, give_shaders, note_pack
+from envs.maniskill import ManiskillOptions
 from envs.simulator import Measurement
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView, expert_of
@@ -82,17 +82,6 @@ def _film_config(task: BaseEnv) -> CameraConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatorOptions:
-    """Settings of a simulator that are not arguments of the task class."""
-
-    cameras: tuple[str, ...]
-    decimate: bool
-    show_goal: bool
-    goal_in_proprio: bool
-    objects_in_proprio: bool = False
-
-
 def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
     """Returns the named cameras of a task, or raises ConfigError."""
     unknown = [name for name in cameras if name not in task._sensors]
@@ -111,19 +100,19 @@ def hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
 class _CpuRenderer:
     """Images from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
 
-    def __init__(self, views: Sequence[TaskView], options: SimulatorOptions) -> None:
-        tasks, self._names = [view.env for view in views], options.cameras
+    def __init__(self, views: Sequence[TaskView], cameras: Sequence[str], options: ManiskillOptions) -> None:
+        tasks, self._names = [view.env for view in views], cameras
         self._scene_lists = [
             task.scene.sub_scenes for task in tasks
         ]  # the lists stay, scene recreation replaces their items
-        sensors = [sensors_of(task, options.cameras) for task in tasks]
+        sensors = [sensors_of(task, cameras) for task in tasks]
         self._cameras = [
             [sensor.camera._render_cameras[row] for sensor in part]
             for task, part in zip(tasks, sensors, strict=True)
             for row in range(task.num_envs)
         ]
         pairs = zip(self._scenes(), self._cameras, strict=True)
-        lighter = options.decimate and bool(options.cameras)
+        lighter = options.decimate and bool(cameras)
         swaps = [decimate_visuals(scene, cameras) if lighter else [] for scene, cameras in pairs]
         actors = [hidden_actors(view, options.show_goal) for view in views]
         hidden = [
@@ -149,7 +138,7 @@ class _CpuRenderer:
 class OneTask:
     """A simulator whose rows are those of one ManiSkill env object."""
 
-    def __init__(self, task_id: str, task: BaseEnv, options: SimulatorOptions) -> None:
+    def __init__(self, task_id: str, task: BaseEnv, options: ManiskillOptions) -> None:
         self.num_rows, self.device, self._task = task.num_envs, task.device, task
         self.action_dim = action_dim(task)
         self._view = TaskView(task, options.goal_in_proprio, options.objects_in_proprio)
@@ -171,10 +160,12 @@ class BatchedSimulator(OneTask):
 
     backend = "physx_cpu (batched)"
 
-    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+    def __init__(
+        self, task_id: str, num_rows: int, cameras: Sequence[str], options: ManiskillOptions, kwargs: dict[str, object]
+    ) -> None:
         """Builds N rows; `kwargs` go to the task class."""
         super().__init__(task_id, make_batched_task(task_id, num_rows, True, **kwargs), options)
-        self._renderer = _CpuRenderer([self._view], options)
+        self._renderer = _CpuRenderer([self._view], cameras, options)
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
@@ -190,17 +181,19 @@ class StockSimulator:
     backend = "physx_cpu (stock)"
     device = torch.device("cpu")
 
-    def __init__(self, task_id: str, num_rows: int, options: SimulatorOptions, kwargs: dict[str, object]) -> None:
+    def __init__(
+        self, task_id: str, num_rows: int, cameras: Sequence[str], options: ManiskillOptions, kwargs: dict[str, object]
+    ) -> None:
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
         for task in self._tasks:
-            _draw_colours_only(task, options.cameras)
+            _draw_colours_only(task, cameras)
         self.action_dim = action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio, options.objects_in_proprio) for task in self._tasks]
         expert = expert_of(task_id, self._views[0])
         self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
         self._measured: list[Measurement | None] = [None] * num_rows
-        self._renderer = _CpuRenderer(self._views, options)
+        self._renderer = _CpuRenderer(self._views, cameras, options)
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from mani_skill.utils.geometry.rotation_conversions import quaternion_to_matrix
 from mani_skill.utils.structs import Actor, Articulation
 from torch import Tensor
 
-from envs.expert_tasks import CONTROL_MODE
+from envs.maniskill import CONTROL_MODE
 from envs.simulator import Measurement
 
 INSTRUCTIONS = {

@@ -1,7 +1,7 @@
 """Trains a language model on verifiable mathematics by reinforcement learning: fine-tuning, GRPO or PPO, a curve.
 
 python experiments/train_llm_math.py run.dir=runs/math
-python experiments/train_llm_math.py algorithm=ppo data=linear run.seed=1
+python experiments/train_llm_math.py algorithm=ppo data=chains run.seed=1
 """
 
 from rlinf_embodied import train

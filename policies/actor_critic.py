@@ -1,4 +1,4 @@
-"""Actor and critic on a state, on images, or on both: small networks from nothing, as PPO on MuJoCo and Atari has them.
+"""Actor and critic on a state, on images, or on both: small networks from scratch, as PPO on MuJoCo and Atari has them.
 
 state [B, P] --standardise by running statistics--> tanh network --> means or logits [B, C, A]
                                                 \\-> tanh network --> values [B, C]
@@ -109,7 +109,7 @@ class ActorCriticNet(nn.Module):
 
 
 class ActorCritic(KeptInFolder, Policy):
-    """The networks behind the `Policy` protocol; it starts from nothing and is not cloned."""
+    """The networks behind the `Policy` protocol; it starts from scratch and is not cloned."""
 
     options_type = ActorCriticOptions
 
@@ -176,9 +176,9 @@ class ActorCritic(KeptInFolder, Policy):
     def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
         """Of states, and of returns."""
         net = self.module
-        told = features["raw_state"][:, : net.state_dim]
-        of_returns = told.new_zeros(0, 1) if returns is None else returns.reshape(-1, 1)
-        return torch.cat([net.state_statistics.sums(told), net.return_statistics.sums(of_returns)])
+        states = features["raw_state"][:, : net.state_dim]
+        of_returns = states.new_zeros(0, 1) if returns is None else returns.reshape(-1, 1)
+        return torch.cat([net.state_statistics.sums(states), net.return_statistics.sums(of_returns)])
 
     @torch.no_grad()
     def update_statistics(self, total: Tensor) -> None:

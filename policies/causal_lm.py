@@ -14,10 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model
 from policies.decoding import CachedDecoder, has_plain_cache
-from policies.language_folder import no_progress_bars, read_model, read_tokenizer, special_tokens
+from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
@@ -92,8 +93,7 @@ class CausalLM:
             CheckpointError: the folder is incomplete (shards by name) or damaged, or has no usable tokenizer.
             ConfigError: adapters that do not fit.
         """
-        model = read_model(folder, dtype)
-        return cls(model, read_tokenizer(folder), lora=lora, seed=seed, where=str(folder))
+        return cls(read_model(folder, dtype), read_tokenizer(folder), lora=lora, seed=seed, where=str(folder))
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
@@ -113,8 +113,8 @@ class CausalLM:
     def save(self, folder: Path, max_shard_bytes: int = 5_000_000_000) -> None:
         """Writes config, weights (adapters merged) and tokenizer for transformers' from_pretrained."""
         folder.mkdir(parents=True, exist_ok=True)
-        with no_progress_bars():
-            merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
+        transformers_logging.disable_progress_bar()
+        merged_model(self.model).save_pretrained(folder, max_shard_size=max_shard_bytes)
         self.tokenizer.save_pretrained(folder)
 
     # ------------------------------------------------------------------------------------------------------------ text

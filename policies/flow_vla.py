@@ -54,8 +54,8 @@ class ActionExpert(nn.Module):
     def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """Returns v [B, C, A] of hidden states [B, C, d], chunks x [B, C, A] and times [B] in [0, 1]."""
         angles = time[:, None] * self.frequencies
-        told = torch.cat([x.flatten(1), hidden.flatten(1), angles.sin(), angles.cos()], dim=1)
-        y = self.enter(told)
+        inputs = torch.cat([x.flatten(1), hidden.flatten(1), angles.sin(), angles.cos()], dim=1)
+        y = self.enter(inputs)
         for layer in self.layers:
             y = y + layer(nn.functional.gelu(y))
         return self.leave(nn.functional.gelu(y)).view_as(x)

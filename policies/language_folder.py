@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -24,28 +22,8 @@ from transformers.utils import logging as transformers_logging
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-_VOCABULARIES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _log = logging.getLogger(__name__)
-
-
-@contextlib.contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing bars of its own into the output."""
-    drawn = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if drawn:
-            transformers_logging.enable_progress_bar()
 
 
 def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -55,11 +33,11 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         CheckpointError: files (shards by name) are missing or damaged, or parameters of the model are not in them.
     """
     require_files(folder)
+    transformers_logging.disable_progress_bar()
     try:
-        with no_progress_bars():
-            loaded = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, local_files_only=True, output_loading_info=True
-            )
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
         model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(
@@ -139,7 +117,10 @@ def special_tokens(
     Raises:
         CheckpointError: no token is known to end a sequence, or the model lacks one of these tokens.
     """
-    eos_ids = _eos_ids(model, tokenizer)
+    config = model.generation_config
+    configured = None if config is None else config.eos_token_id
+    listed = [tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])]
+    eos_ids = tuple(dict.fromkeys(cast(int, token) for token in listed if token is not None))
     size = model.config.get_text_config().vocab_size
     if beyond := [token for token in (*eos_ids, tokenizer.pad_token_id or 0) if token >= size]:
         raise CheckpointError(
@@ -157,10 +138,3 @@ def special_tokens(
         "the tokenizer of %s has no pad token: eos token %d pads, and stays a token to predict", where, eos_ids[0]
     )
     return eos_ids[0], eos_ids
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    configured = None if model.generation_config is None else model.generation_config.eos_token_id
-    listed = configured if isinstance(configured, list) else [configured]
-    found = [cast(int, token) for token in (tokenizer.eos_token_id, *listed) if token is not None]
-    return tuple(dict.fromkeys(found))

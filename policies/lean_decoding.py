@@ -28,6 +28,8 @@ def is_lean(model: PreTrainedModel, width: int) -> bool:
     """Returns whether `LeanDecoder` computes what the model does."""
     if type(model) not in (Qwen2ForCausalLM, LlamaForCausalLM) or not has_plain_cache(model, width):
         return False
+    if getattr(model.config, "attention_bias", False) or getattr(model.config, "mlp_bias", False):
+        return False  # queries, keys and values alone may have biases
     if model.dtype != torch.float32:  # transformers computes some steps of lower precisions in float32
         return False
     size = sum(p.numel() * p.element_size() for p in model.parameters())
@@ -42,12 +44,9 @@ class _Layer:
     qkv: Tensor  # [d, (heads + 2 kv heads) * head size]; queries are scaled already
     qkv_bias: Tensor | None
     out: Tensor  # [heads * head size, d]
-    out_bias: Tensor | None
     mlp_norm: Tensor  # [d]
     gate_up: Tensor  # [d, 2 * intermediate]
-    gate_up_bias: Tensor | None
     down: Tensor  # [intermediate, d]
-    down_bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,28 +75,18 @@ class LeanWeights:
 
 def _fuse(block: Qwen2DecoderLayer) -> _Layer:
     attention, mlp = block.self_attn, block.mlp
-    scale = float(attention.scaling)
-    projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-    qkv, qkv_bias = _join(projections, [scale, 1.0, 1.0])
-    gate_up, gate_up_bias = _join([mlp.gate_proj, mlp.up_proj], [1.0, 1.0])
-    out, out_bias = _join([attention.o_proj], [1.0])
-    down, down_bias = _join([mlp.down_proj], [1.0])
+    projections, scales = [attention.q_proj, attention.k_proj, attention.v_proj], [float(attention.scaling), 1.0, 1.0]
+    biases = [dense_bias(linear) for linear in projections]
+    qkv_bias = None if biases[0] is None else torch.cat([bias * s for bias, s in zip(biases, scales, strict=True)])  # pyright: ignore[reportOptionalOperand]
+    gate_up = _join([mlp.gate_proj, mlp.up_proj], [1.0, 1.0])
     norms = block.input_layernorm.weight.detach(), block.post_attention_layernorm.weight.detach()
-    return _Layer(norms[0], qkv, qkv_bias, out, out_bias, norms[1], gate_up, gate_up_bias, down, down_bias)
+    out, down = _join([attention.o_proj], [1.0]), _join([mlp.down_proj], [1.0])
+    return _Layer(norms[0], _join(projections, scales), qkv_bias, out, norms[1], gate_up, down)
 
 
-def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> tuple[Tensor, Tensor | None]:
+def _join(linears: Sequence[nn.Module], scales: Sequence[float]) -> Tensor:
     weight = torch.cat([dense_weight(linear) * s for linear, s in zip(linears, scales, strict=True)])
-    biases = [dense_bias(linear) for linear in linears]
-    if all(bias is None for bias in biases):
-        return weight.t().contiguous(), None
-    filled = [
-        torch.zeros(dense_weight(linear).shape[0], dtype=weight.dtype, device=weight.device)
-        if bias is None
-        else bias * s
-        for linear, bias, s in zip(linears, biases, scales, strict=True)
-    ]
-    return weight.t().contiguous(), torch.cat(filled)
+    return weight.t().contiguous()
 
 
 class LeanDecoder(RingDecoder):
@@ -122,11 +111,11 @@ class LeanDecoder(RingDecoder):
         x = weights.embedding[tokens]
         for number, layer in enumerate(weights.layers):
             y = F.rms_norm(x, layer.norm.shape, layer.norm, weights.eps)
-            attended = self._attend(_affine(y, layer.qkv, layer.qkv_bias), number, column, cos, sin, hidden)
-            x = _add_product(x, attended, layer.out, layer.out_bias)
+            qkv = y @ layer.qkv if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, y, layer.qkv)
+            x = torch.addmm(x, self._attend(qkv, number, column, cos, sin, hidden), layer.out)
             y = F.rms_norm(x, layer.mlp_norm.shape, layer.mlp_norm, weights.eps)
-            gate, up = _affine(y, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = _add_product(x, weights.act(gate) * up, layer.down, layer.down_bias)
+            gate, up = (y @ layer.gate_up).chunk(2, -1)
+            x = torch.addmm(x, weights.act(gate) * up, layer.down)
         ring.close_column(n)
         return self._masked(F.rms_norm(x, weights.norm.shape, weights.norm, weights.eps) @ weights.head)
 
@@ -152,12 +141,3 @@ def _rotary_tables(model: PreTrainedModel, width: int) -> tuple[Tensor, Tensor]:
     cos, sin = model.model.rotary_emb(weight[:1, None], torch.arange(width, device=weight.device)[None])
     half = cos.shape[-1] // 2
     return cos[0], torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
-
-
-def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ weight if bias is None else torch.addmm(bias, x, weight)
-
-
-def _add_product(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    total = torch.addmm(x, y, weight)
-    return total if bias is None else total + bias

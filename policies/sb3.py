@@ -1,8 +1,8 @@
 """A policy that Stable-Baselines3 saved (model.save): it acts in evaluations here, and is not trained.
 
 The zip holds the class of its policy and the spaces; any algorithm's does whose policy has `predict` (PPO, A2C, SAC,
-TD3, DDPG, DQN).  Where it was trained behind VecNormalize, the statistics lie beside it: vecnormalize.pkl.  Reading
-either runs what their pickles say, so open files of people that you trust only.
+TD3, DDPG, DQN).  Where it was trained behind VecNormalize, the statistics are read from vecnormalize.pkl in its folder.
+Reading either runs what their pickles say, so open files of people that you trust only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Noise, Policy, PolicyOutput, PolicySpec, Record
 
-NORMALISER = "vecnormalize.pkl"  # beside the zip, as RL Baselines3 Zoo names it
+NORMALISER = "vecnormalize.pkl"  # in the folder of the zip, as RL Baselines3 Zoo names it
 _ACTION = "give a file that model.save(...) of Stable-Baselines3 wrote"
 
 
@@ -63,10 +63,10 @@ class StableBaselinesPolicy(Policy):
         if seen := list(observation.images.values()):
             known["image"] = seen[0]
             known["image, channels first"] = seen[0].permute(0, 3, 1, 2)
-        for told, value in known.items():
-            if value is not None and tuple(value.shape[1:]) == shape and name in ("", told.split(",")[0]):
+        for kind, value in known.items():
+            if value is not None and tuple(value.shape[1:]) == shape and name in ("", kind.split(",")[0]):
                 return value
-        shown = {told: list(value.shape[1:]) for told, value in known.items() if value is not None}
+        shown = {kind: list(value.shape[1:]) for kind, value in known.items() if value is not None}
         raise CheckpointError(
             f"checkpoint is {str(self._path)!r}, whose policy sees {name or 'an observation'} of shape {list(shape)}, "
             f"but the env shows {shown}: choose the env that it was trained in (env=..., env.cameras, env.obs_size)"

@@ -1,4 +1,4 @@
-"""A small policy on the simulator's state: the teacher, which learns from nothing where images would take too long.
+"""A small policy on the simulator's state: the teacher, which learns from scratch where images would take too long.
 
     privileged state --less the clock, standardise--> tanh network --> mean of a normal for each of the C x A actions
                                                                           |  cut into bins
@@ -160,6 +160,6 @@ def _check(config: PolicyConfig, env: EnvSpec) -> None:
         raise ConfigError(f"policy.name is {config.name}, but {env.task} shows no state: use a policy with cameras")
     if config.critic is not Critic.privileged:
         raise ConfigError(
-            f"policy.critic is {config.critic.value}, but policy.name={config.name} has a critic of its own on the "
+            f"policy.critic is {config.critic.value}, but policy.name={config.name} has a separate critic on the "
             "state: leave policy.critic=privileged"
         )

@@ -64,11 +64,7 @@ class TextCodec:
         return codec
 
     def set_chat(self, system_prompt: str | None, template_args: Mapping[str, object]) -> None:
-        """Sets what prompts are written with beyond the problem.
-
-        Args:
-            system_prompt: the system's message; None: there is none.
-            template_args: what the chat template reads, for example {"enable_thinking": False}.
+        """Sets what the chat template writes before the problem (None: nothing), and what it is given by name.
 
         Raises:
             ConfigError: the tokenizer has no chat template, or its template reads none of that name.
@@ -93,10 +89,9 @@ class TextCodec:
             tokens = self._tokens(text, add_special_tokens=True)
         else:
             chat = [*self._system, {"role": "user", "content": text}]
+            write = self.tokenizer.apply_chat_template
             try:
-                written = self.tokenizer.apply_chat_template(
-                    chat, tokenize=False, add_generation_prompt=True, **self._template_args
-                )
+                written = write(chat, tokenize=False, add_generation_prompt=True, **self._template_args)
             except TemplateError as error:
                 what = "policy.system_prompt with a user's message" if self._system else "a user's message alone"
                 raise ConfigError(
@@ -109,11 +104,7 @@ class TextCodec:
         return tokens
 
     def encode_answer(self, text: str) -> list[int]:
-        """Returns the tokens of an answer, without one that ends it.
-
-        Raises:
-            ConfigError: the tokenizer does not know a character.
-        """
+        """Returns the tokens of an answer, without one that ends it; raises as `encode`."""
         return self._tokens(text, add_special_tokens=False)
 
     def _tokens(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaModel
 
 from policies.checkpoint_folder import seeded
 from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
+from policies.transformer import Transformer
 from policies.vision import IMAGES, MAPS, Pool, Stem, VisionPolicy, of_cameras, require_seen
 from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
@@ -79,8 +79,7 @@ class TinyVLANet(nn.Module):
         self.cameras = nn.ModuleList([_adapter(self.pool.out_features, d) for _ in range(num_cameras)])
         self.body = _adapter(env.proprio_dim, d)
         self.queries = nn.Parameter(torch.randn(env.chunk, d))
-        self.transformer = LlamaModel(_transformer_config(options, 1 + num_cameras + env.chunk))
-        self.transformer.set_input_embeddings(nn.Identity())  # everything enters as embeddings: no table to train
+        self.transformer = Transformer(d, options.num_layers, options.num_heads)
         self.head: nn.Module = nn.Linear(d, env.action_dim * options.num_bins)
         self.object_position = nn.Linear(num_cameras * self.pool.out_features, 3)
         privileged = critic is Critic.privileged
@@ -95,22 +94,7 @@ class TinyVLANet(nn.Module):
         state = torch.stack([*cameras, body], dim=1)
         queries = self.queries.expand(len(proprio), -1, -1)
         sequence = torch.cat([self.words(tokens), state, queries], dim=1)
-        output = self.transformer(inputs_embeds=sequence, use_cache=False).last_hidden_state
-        return output[:, -self.queries.shape[0] :]
-
-
-def _transformer_config(options: TinyVLAOptions, num_other_tokens: int) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=1,
-        bos_token_id=None,
-        eos_token_id=None,
-        hidden_size=options.hidden_size,
-        intermediate_size=2 * options.hidden_size,
-        num_hidden_layers=options.num_layers,
-        num_attention_heads=options.num_heads,
-        max_position_embeddings=options.instruction_length + num_other_tokens,
-        use_cache=False,
-    )
+        return self.transformer(sequence)[:, -self.queries.shape[0] :]
 
 
 class TinyVLA(VisionPolicy):

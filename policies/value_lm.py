@@ -49,7 +49,3 @@ class ValueLM:
         found = self.module(batch.tokens[:, :-1]).to(torch.float32)
         places = batch.prompt_lengths[:, None] - 1 + torch.arange(mask.shape[1], device=mask.device)
         return torch.where(mask, found.gather(1, places.clamp(max=found.shape[1] - 1)), 0.0)
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Returns what the value loss trains, in a fixed order."""
-        return [p for p in self.module.parameters() if p.requires_grad]

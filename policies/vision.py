@@ -6,11 +6,12 @@ images [B, H, W', 3] of each camera --stem--> maps [B, W, H/8, W'/8] --pool--> [
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.layers.conv_bn_act import ConvNormAct
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder
@@ -29,10 +30,11 @@ _VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
 def _tower(width: int) -> nn.Sequential:
     # group norm: a row's result must not depend on its batch, which rules batch norm out
     widths = (3, width // 2, width, width, width)
-    norm = {"norm_layer": "groupnorm", "act_layer": "gelu", "norm_kwargs": {"num_groups": _NORM_GROUPS}}
-    return nn.Sequential(
-        *[ConvNormAct(widths[i], widths[i + 1], 3, stride, **norm) for i, stride in enumerate(_STRIDES)]
-    )
+    layers = []
+    for stride, (given, made) in zip(_STRIDES, pairwise(widths), strict=True):
+        conv = nn.Conv2d(given, made, 3, stride, padding=1, bias=False)
+        layers.append(nn.Sequential(OrderedDict(conv=conv, bn=nn.GroupNorm(_NORM_GROUPS, made), act=nn.GELU())))
+    return nn.Sequential(*layers)
 
 
 def image_features(observation: Observation) -> Features:

@@ -40,6 +40,10 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     from rlinf_embodied.command_line import pin
 
     pin(config)
+    if config.cluster.session == "ray" and config.cluster.address is None:
+        from rlinf_embodied.runtime.ray_cluster import begin_ray
+
+        begin_ray(config.cluster.object_store_bytes)
     job = _job(config)
     from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer

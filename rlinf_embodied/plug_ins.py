@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, RlinfError
 
@@ -39,6 +41,18 @@ def load_target(target: str) -> Callable[..., object]:
         "name a class of an installed package",
     )
     return getattr(importlib.import_module(module), name)
+
+
+def env_options(env: EnvConfig) -> EnvOptions:
+    """Returns env.options as the env's module reads them; of an env without `read_options`, no options.
+
+    Raises:
+        ConfigError: an option is unknown or invalid.
+    """
+    module = importlib.import_module(env._target_.rpartition(".")[0])
+    read = getattr(module, "read_options", None)
+    options = None if read is None else read(env)
+    return options if isinstance(options, EnvOptions) else EnvOptions()
 
 
 def targets_of(section: object) -> Iterator[str]:

@@ -6,21 +6,22 @@ from simulated_physx import gpu_task
 
 from envs.episodes import EpisodeEnv
 from envs.gpu_simulator import GpuSimulator
-from envs.simulators import SimulatorOptions
+from envs.maniskill import read_options
 from envs.tasks import instruction_of
 from rlinf_embodied.config import EnvConfig
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
     """Returns rows of a ManiSkill task as envs.maniskill.make_env does with env.backend=gpu."""
-    options = SimulatorOptions(tuple(config.cameras), False, config.show_goal, config.goal_in_proprio)
+    options = read_options(config)
     task = gpu_task(
         config.task,
         num_envs,
         device,
-        control_mode=config.control_mode,
+        control_mode=options.control_mode,
         reward_mode="normalized_dense",
-        robot_uids=config.robot or "panda_wristcam",
+        robot_uids=options.robot or "panda_wristcam",
         sensor_configs={"width": config.obs_size, "height": config.obs_size},
     )
-    return EpisodeEnv(config, GpuSimulator(config.task, task, options), instruction_of(config.task), render_final)
+    simulator = GpuSimulator(config.task, task, config.cameras, options)
+    return EpisodeEnv(config, simulator, instruction_of(config.task), render_final)

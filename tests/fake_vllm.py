@@ -1,18 +1,16 @@
 """A stand-in for the package vllm: the classes and methods that its documentation names, over a transformers model.
 
 It refuses what vLLM refuses, draws each sample from seed + index, keeps the first step of prompts that it has read
-(prefix caching), applies functions to its model only as pickles, as between processes, and lives until it is shut down.
+(prefix caching), and lives until it is shut down.
 
     LLM            keeps weights as parameters, as on a GPU
-    PackedLLM      computes with packed copies of emptied parameters, as on a CPU; reload_weights forgets a tied head's
+    PackedLLM      computes with a packed copy of the head, as on a CPU; reload_weights forgets that of a tied one
     StubbornLLM    takes no new weights
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ from typing import TypedDict
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 
 class TokensPrompt(TypedDict):
@@ -32,11 +30,10 @@ class TokensPrompt(TypedDict):
 class SamplingParams:
     n: int = 1
     temperature: float = 1.0
-    top_p: float = 1.0
     seed: int | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = 16
+    max_tokens: int = 16
     logprobs: int | None = None
     detokenize: bool = True
     logit_bias: dict[int, float] | None = None
@@ -44,87 +41,11 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if self.temperature == 0 and self.n > 1:
             raise ValueError(f"n must be 1 when using greedy sampling, got {self.n}.")
+        assert self.ignore_eos
+        assert self.logprobs == 0
         assert all(-100 <= bias <= 100 for bias in (self.logit_bias or {}).values())
-        assert self.seed is None or 0 <= self.seed < 2**63
-
-
-@dataclass
-class Logprob:
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass
-class CompletionOutput:
-    index: int
-    text: str
-    token_ids: Sequence[int]
-    cumulative_logprob: float | None
-    logprobs: list[dict[int, Logprob]] | None
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class RequestOutput:
-    request_id: int
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = True
-
-
-class _Model(nn.Module):
-    """The engine's model: it takes weights by their names in a Hugging Face folder, tied ones once."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__()
-        self.inner = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-
-    @property
-    def computing(self) -> PreTrainedModel:
-        """What computes."""
-        return self.inner
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        own, loaded = dict(self.inner.named_parameters()), set()
-        for name, tensor in weights:
-            own[name].data.copy_(tensor)
-            loaded.add(name)
-        return loaded
-
-    def reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        self.load_weights(weights)
-
-
-class _PackedModel(_Model):
-    """The matrices of its linear layers are copies, from which only the head keeps the parameter too."""
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
-        copies = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-        copies.lm_head.weight = nn.Parameter(copies.lm_head.weight.detach().clone())
-        self._copies = [copies]  # in a list, so that its parameters are not the model's
-        head = self.inner.lm_head
-        head.quant_method = SimpleNamespace(process_weights_after_loading=self._pack_head)
-        for layer in self.inner.modules():
-            if isinstance(layer, nn.Linear) and layer is not head:
-                layer.weight.data = torch.empty(0)
-
-    @property
-    def computing(self) -> PreTrainedModel:
-        return self._copies[0]
-
-    @torch.no_grad()
-    def _pack_head(self, head: nn.Linear) -> None:
-        self.computing.lm_head.weight.copy_(head.weight)
-
-    def reload(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        own, copies = dict(self.inner.named_parameters()), dict(self.computing.named_parameters())
-        for name, tensor in weights:
-            copies[name].data.copy_(tensor)
-            if own[name].numel():
-                own[name].data.copy_(tensor)
+        assert self.seed is not None
+        assert 0 <= self.seed < 2**63
 
 
 ENGINES: list[_Engine] = []  # all that were made
@@ -134,12 +55,12 @@ class _Engine:
     """What decodes: a step makes a token for each request, as long as one is unfinished."""
 
     def __init__(self) -> None:
-        self.requests: dict[int, Iterator[RequestOutput | None]] = {}
+        self.requests: dict[int, Iterator[SimpleNamespace | None]] = {}
         self.alive = True
         self.engine_core = self
         ENGINES.append(self)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[SimpleNamespace]:
         assert self.alive
         outputs = {number: next(request) for number, request in self.requests.items()}
         finished = {number: output for number, output in outputs.items() if output is not None}
@@ -154,114 +75,118 @@ class _Engine:
 class LLM:
     """An engine on a GPU."""
 
-    model_class = _Model
-
     def __init__(
         self,
         model: str,
         *,
-        skip_tokenizer_init: bool = False,
-        dtype: str = "auto",
-        seed: int | None = None,
-        gpu_memory_utilization: float = 0.9,
-        enforce_eager: bool = False,
-        tensor_parallel_size: int = 1,
-        max_model_len: int | None = None,
-        logprobs_mode: str = "raw_logprobs",
+        skip_tokenizer_init: bool,
+        dtype: str,
+        seed: int,
+        gpu_memory_utilization: float,
+        enforce_eager: bool,
+        max_model_len: int | None,
+        logprobs_mode: str,
     ) -> None:
-        assert logprobs_mode in ("raw_logprobs", "processed_logprobs")
-        self._model, self._mode = self.model_class(model), logprobs_mode
-        if self._model.inner.config.num_attention_heads % tensor_parallel_size:
-            raise RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
-        self._longest = max_model_len or self._model.inner.config.max_position_embeddings
+        assert logprobs_mode == "processed_logprobs"
+        self._model = AutoModelForCausalLM.from_pretrained(model, local_files_only=True).eval()
+        self._longest = max_model_len or self._model.config.max_position_embeddings
         self.llm_engine = _Engine()
         self._first: dict[tuple[int, ...], Tensor] = {}  # logits after prompts that were read
 
     def generate(
         self, prompts: Sequence[TokensPrompt], sampling_params: Sequence[SamplingParams], *, use_tqdm: bool = True
-    ) -> list[RequestOutput]:
+    ) -> list[SimpleNamespace]:
         pairs = list(zip(prompts, sampling_params, strict=True))
-        assert all(len(p["prompt_token_ids"]) + (s.max_tokens or 0) <= self._longest for p, s in pairs)
+        assert all(len(p["prompt_token_ids"]) + s.max_tokens <= self._longest for p, s in pairs)
         requests = {i: self._request(i, p["prompt_token_ids"], parameters) for i, (p, parameters) in enumerate(pairs)}
         self.llm_engine.requests = requests
-        outputs: list[RequestOutput] = []
+        outputs: list[SimpleNamespace] = []
         while self.llm_engine.requests:
             outputs += self.llm_engine.step()
         return sorted(outputs, key=lambda output: output.request_id)
 
     def apply_model(self, func: Callable[[nn.Module], object]) -> list[object]:
-        if os.environ.get("VLLM_ALLOW_INSECURE_SERIALIZATION") != "1":
-            raise TypeError(f"Object of type {type(func)} is not serializable")
-        assert self.llm_engine.alive
-        try:
-            return [pickle.loads(pickle.dumps(func))(self._model)]
-        except BaseException as error:  # noqa: BLE001 - between processes nothing finer comes back
-            raise Exception(f"Call to collective_rpc method failed: {error}") from None
+        return [func(self._model)]
 
     def collective_rpc(self, method: str, kwargs: dict[str, str]) -> list[None]:
         assert method == "reload_weights"
         (file,) = Path(kwargs["weights_path"]).glob("*.safetensors")
-        self._model.reload(load_file(file).items())
+        self._reload(load_file(file))
         return [None]
 
     def reset_prefix_cache(self) -> bool:
         self._first.clear()
         return True
 
-    def _request(self, number: int, prompt: list[int], parameters: SamplingParams) -> Iterator[RequestOutput | None]:
+    @torch.no_grad()
+    def _reload(self, weights: dict[str, Tensor]) -> None:
+        own = dict(self._model.named_parameters())
+        for name, tensor in weights.items():
+            own[name].copy_(tensor)
+
+    def _request(self, number: int, prompt: list[int], parameters: SamplingParams) -> Iterator[SimpleNamespace | None]:
         samples = [self._completion(prompt, parameters, index) for index in range(parameters.n)]
-        ended: list[CompletionOutput] = []
+        ended: list[SimpleNamespace] = []
         while samples:
             made = [(sample, next(sample)) for sample in samples]
             ended += [output for _, output in made if output is not None]
             samples = [sample for sample, output in made if output is None]
-            yield None if samples else RequestOutput(number, prompt, ended)  # whoever is first has ended first
+            yield None if samples else SimpleNamespace(request_id=number, outputs=ended)  # the first has ended first
 
     @torch.no_grad()
     def _completion(
         self, prompt: list[int], parameters: SamplingParams, index: int
-    ) -> Iterator[CompletionOutput | None]:
-        generator = torch.Generator()
-        if parameters.seed is not None:
-            generator.manual_seed(parameters.seed + index)
-        tokens: list[int] = []
-        log_probs: list[dict[int, Logprob]] = []
-        reason = "length"
-        while len(tokens) < (parameters.max_tokens or 1 << 30) and reason == "length":
-            raw = self._logits(prompt, tokens)
-            logits = raw.clone()
+    ) -> Iterator[SimpleNamespace | None]:
+        generator = torch.Generator().manual_seed((parameters.seed or 0) + index)
+        tokens, log_probs, reason = list[int](), list[dict[int, SimpleNamespace]](), "length"
+        while len(tokens) < parameters.max_tokens and reason == "length":
+            logits = self._logits(prompt, tokens).clone()
             for token, bias in (parameters.logit_bias or {}).items():
                 logits[token] += bias
             processed = (logits / (parameters.temperature or 1.0)).log_softmax(-1)
             greedy = parameters.temperature == 0
             token = int(processed.argmax() if greedy else torch.multinomial(processed.exp(), 1, generator=generator))
-            told = processed if self._mode == "processed_logprobs" else raw.log_softmax(-1)
             tokens.append(token)
-            log_probs.append({token: Logprob(float(told[token]))})
-            if token in (parameters.stop_token_ids or ()) or (not parameters.ignore_eos and token == self._eos()):
+            log_probs.append({token: SimpleNamespace(logprob=float(processed[token]))})
+            if token in (parameters.stop_token_ids or ()):
                 reason = "stop"
-            if reason == "length" and len(tokens) < (parameters.max_tokens or 1 << 30):
+            elif len(tokens) < parameters.max_tokens:
                 yield None
-        yield CompletionOutput(index, "", tokens, None, None if parameters.logprobs is None else log_probs, reason)
+        yield SimpleNamespace(index=index, token_ids=tokens, logprobs=log_probs, finish_reason=reason)
 
     def _logits(self, prompt: list[int], tokens: list[int]) -> Tensor:
         key = tuple(prompt)
         if tokens or key not in self._first:
-            ids = torch.tensor([prompt + tokens])
-            found = self._model.computing(input_ids=ids, use_cache=False).logits[0, -1].float()
+            hidden = self._model.base_model(input_ids=torch.tensor([prompt + tokens]), use_cache=False)[0][0, -1]
+            found = self._head(hidden).float()
             if tokens:
                 return found
             self._first[key] = found
         return self._first[key]
 
-    def _eos(self) -> int | None:
-        return self._model.inner.config.eos_token_id
+    def _head(self, hidden: Tensor) -> Tensor:
+        return self._model.lm_head(hidden)
 
 
 class PackedLLM(LLM):
     """An engine on a CPU."""
 
-    model_class = _PackedModel
+    def __init__(self, model: str, **options: object) -> None:
+        super().__init__(model, **options)  # pyright: ignore[reportArgumentType]
+        head = self._model.lm_head
+        self._packed = head.weight.detach().clone()
+        head.quant_method = SimpleNamespace(process_weights_after_loading=self._pack)
+
+    def _pack(self, head: nn.Linear) -> None:
+        self._packed = head.weight.detach().clone()
+
+    def _reload(self, weights: dict[str, Tensor]) -> None:
+        super()._reload(weights)
+        if "lm_head.weight" in weights:
+            self._pack(self._model.lm_head)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        return hidden @ self._packed.T
 
 
 class StubbornLLM(LLM):

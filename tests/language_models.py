@@ -30,8 +30,7 @@ def _qwen2() -> PreTrainedModel:
 
 
 def _llama() -> PreTrainedModel:
-    shape = LlamaConfig(**_COMMON, num_key_value_heads=1, attention_bias=True, mlp_bias=True, head_dim=16)
-    return LlamaForCausalLM(shape)
+    return LlamaForCausalLM(LlamaConfig(**_COMMON, num_key_value_heads=1, head_dim=16))
 
 
 def _qwen3() -> PreTrainedModel:

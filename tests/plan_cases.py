@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import any_plan
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
@@ -23,6 +24,15 @@ def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = Non
     )
     links = Links(within_node_bytes_per_s=1e9, across_nodes_bytes_per_s=1e8, latency_s=0.0, submit_s=0.0)
     return Cluster("test", "gpu", devices, cores, int(memory_bytes), groups=(group,), links=links)
+
+
+def parse(text: str, num_devices: int, workflow: Workflow, name: str = "plan") -> Plan:
+    """The plan that a text describes."""
+    items, *options = text.split("; ")
+    variant: dict[str, object] = {"items": items.split(" > ")}
+    for key, _, value in (option.partition(" ") for option in options):
+        variant[key] = [*variant.get(key, []), value] if key == "exclusive" else int(value)
+    return resolve(name, [variant], num_devices, workflow)
 
 
 def stage(

@@ -222,12 +222,11 @@ class _Scene(BatchedScene):
         self.px = SimulatedPhysx(scenes, torch.device(self.device))
 
     def _setup_gpu_rendering(self) -> None:
-        self.render_system_group = _Renderers(self.sub_scenes, torch.device(self.device))
+        self.render_system_group = _Renderers(torch.device(self.device))
 
 
 class _Renderers(RenderGroup):
-    def __init__(self, scenes: list[sapien.Scene], device: torch.device) -> None:
-        super().__init__(scenes)
+    def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def create_camera_group(self, cameras: list, picture_names: list[str]) -> CameraGroup:

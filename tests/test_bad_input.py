@@ -33,8 +33,13 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
+        "env.options.camera_eye=[0,0,1]",
+        ["env.options.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"],
+    ),
+    (
+        VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
-        ["env.options.crash is 1", "leave it out"],
+        ["env.options.crash is 1", "use one of control_mode"],
     ),
     (
         VLA,
@@ -46,7 +51,6 @@ WORDS: list[tuple[str, str, list[str]]] = [
         "warm_start.demonstrations=/nowhere.h5",
         ["warm_start.demonstrations is '/nowhere.h5'", "there is nothing", "give a trajectory file"],
     ),
-    (VLA, "warm_start.teacher=/nowhere", ["warm_start.teacher is '/nowhere'", "give a checkpoint folder"]),
     (VLA, "run.dir=/proc/nowhere", ["run.dir is '/proc/nowhere'", "cannot be written", "use another run.dir"]),
     (MATH, "data.level=sums", ["data.level is 'sums'", "sum"]),
     (MATH, "data.files.all=/nowhere.jsonl policy.folder={run}", ["/nowhere.jsonl"]),

@@ -43,18 +43,6 @@ def test_what_cannot_go_into_the_cache_goes_to_the_spare_place(tmp_path, caplog)
     assert writable_place(tmp_path / "cache/x", None) == tmp_path / "cache/x"
 
 
-def test_what_the_cache_holds_is_used_though_nothing_can_be_added(tmp_path, monkeypatch) -> None:
-    (tmp_path / "clone").mkdir()
-
-    def refuse(*arguments, **options):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    assert writable_place(tmp_path / "clone", None) == tmp_path / "clone"
-    with pytest.raises(ConfigError, match="Read-only file system"):
-        writable_place(tmp_path / "other", None)
-
-
 def test_a_full_disk_takes_an_empty_file_but_no_clone(tmp_path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as a disk on which so much is left

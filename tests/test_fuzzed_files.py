@@ -12,13 +12,13 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plan_cases import embodied
+from plan_cases import embodied, parse
 
 from rlinf_embodied.compose import CONFIG_DIR, load, read_mapping
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, PlanError
 from rlinf_embodied.learning import checkpoint
-from rlinf_embodied.planning.notation import parse, resolve
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.profile import load_profile, parse_profile
 from rlinf_embodied.tools.plans import described_cluster
 

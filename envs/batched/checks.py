@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
-import gymnasium as gym
-import numpy as np
-import torch
 from torch import Tensor
 
-from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.errors import SimulatorError
 
 TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}  # their internals are relied on
 SHOWN = 10  # row numbers in a message
@@ -33,26 +30,10 @@ def short(rows: Sequence[int]) -> str:
     return shown + (f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
 
 
-def check_num_envs(num_envs: int) -> None:
-    """Raises ConfigError for a number of rows that is not a whole number above 0."""
-    if not isinstance(num_envs, int | np.integer) or num_envs < 1:
-        raise ConfigError(f"num_envs is {num_envs!r}, but an env has at least one row: give a whole number above 0")
-
-
 def check_rows(rows: Sequence[int], num_envs: int) -> None:
     """Raises SimulatorError if there are no rows, or one does not exist or comes twice."""
     if not rows or len(set(rows)) != len(rows) or not all(0 <= row < num_envs for row in rows):
         raise SimulatorError(f"reset got rows {list(rows)}: each must be one of 0..{num_envs - 1}, and once")
-
-
-def chosen_rows(env_idx: Tensor | np.ndarray | Sequence[int] | None, num_envs: int) -> list[int]:
-    """Returns the checked row numbers in options["env_idx"]: numbers, a mask bool [N], or None for all."""
-    if env_idx is None:
-        return list(range(num_envs))
-    index = torch.as_tensor(env_idx).reshape(-1)
-    rows = (index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist()
-    check_rows(rows, num_envs)
-    return rows
 
 
 def check_finite(actions: Tensor, running: Tensor | None = None) -> None:
@@ -68,33 +49,3 @@ def check_finite(actions: Tensor, running: Tensor | None = None) -> None:
             f"actions of rows {short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
             "policy's outputs for NaN"
         )
-
-
-def check_actions(actions: object, space: gym.Space, num_envs: int) -> None:
-    """Raises SimulatorError if actions for `step` have another shape, lack a robot, or are not finite.
-
-    They are an array [N, A] ([A] too for one row), one by robot in a dict, or None.  Where the control mode is switched
-    the size of an action is not known yet.
-    """
-    if actions is None:
-        return
-    if isinstance(actions, Mapping):
-        if "control_mode" in actions:
-            return
-        robots = dict(space.items()) if isinstance(space, gym.spaces.Dict) else {}
-        if set(actions) != set(robots):
-            known = ", ".join(robots) or "none: the task has one robot"
-            raise SimulatorError(
-                f"actions have the keys {sorted(actions)}, but the robots are {known}: give one for each"
-            )
-        for name, part in actions.items():
-            check_actions(part, robots[name], num_envs)
-        return
-    values = actions if isinstance(actions, Tensor) else torch.as_tensor(np.asarray(actions))
-    expected = (num_envs, *(space.shape or ()))
-    if tuple(values.shape) != expected and not (num_envs == 1 and values.shape == space.shape):
-        raise SimulatorError(
-            f"actions have shape {tuple(values.shape)}, but {expected} (rows, dimensions) are needed: nothing was "
-            "stepped; give one row of actions per env"
-        )
-    check_finite(values.reshape(expected))

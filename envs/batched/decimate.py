@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import sapien
-from mani_skill.envs.sapien_env import BaseEnv
-from mani_skill.sensors.camera import Camera as SensorCamera
 
 from envs.batched.meshes import VERSION, Mesh, decimated
 from rlinf_embodied.cache import cached
@@ -60,13 +58,6 @@ def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swa
                 swaps.append(Swap(entity, heavy, light))
                 swaps[-1].show_light()
     return swaps
-
-
-def decimate_task(task: BaseEnv) -> None:
-    """Decimates the visual meshes of every scene of a task for the images of its sensors."""
-    cameras = [sensor.camera._render_cameras for sensor in task._sensors.values() if isinstance(sensor, SensorCamera)]
-    for scene, own in zip(task.scene.sub_scenes, zip(*cameras, strict=True), strict=True):
-        decimate_visuals(scene, own)
 
 
 def _pixel(body: RenderBody, cameras: Sequence[Camera]) -> float:

@@ -3,10 +3,9 @@
 SAPIEN solves one row a call: some seventy iterations of small matrices.  `clik.c` runs the same iteration, a row per
 SIMD lane; it is compiled once per machine into the cache folder.  Its joint values differ from SAPIEN's in the last
 bits of float64 and carry a bound of that difference: a row is taken only if its float32 targets and its success are
-certain.  A target out of the arm's reach has no solution, see chain.Reach.  All other rows go to SAPIEN: in practice
-those without solution that are just within reach, on which the iteration is chaotic, and about a percent of the others.
-So does everything without a compiler, for a chain with other joints than revolute and prismatic ones, and for a new
-chain whose trial does not agree with SAPIEN.
+certain.  All other rows go to SAPIEN: in practice those without solution, on which the iteration is chaotic, and about
+a percent of the others.  So does everything without a compiler, for a chain with other joints than revolute and
+prismatic ones, and for a new chain whose trial does not agree with SAPIEN.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
-from envs.batched.chain import MAX_ITERATIONS, chain_reach, read_chain
+from envs.batched.chain import MAX_ITERATIONS, read_chain
 from rlinf_embodied import portable
 from rlinf_embodied.cache import cached
 
@@ -58,7 +57,6 @@ class RowSolver:
                 "inverse kinematics row by row (slow): a trial of %s differs or is undecided", kinematics.urdf_path
             )
             self.chain = None
-        self.reach = None if self.chain is None else chain_reach(self.chain)
 
     def solve(self, rows: Sequence[int], qpos: np.ndarray, poses: np.ndarray, targets: np.ndarray) -> None:
         """Writes joint targets of `rows`; a row without solution is left as it is.
@@ -71,8 +69,6 @@ class RowSolver:
         """
         self.num_rows += len(rows)
         unsure = np.asarray(rows)
-        if self.reach is not None:
-            unsure = unsure[~self.reach.is_beyond(poses[unsure])]
         if self.chain is not None:
             unsure = unsure[self.run(unsure, qpos, poses, targets)[2] == UNSURE]
         self.num_by_sapien += len(unsure)

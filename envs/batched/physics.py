@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 from types import SimpleNamespace
 
@@ -28,13 +26,8 @@ class PhysicsBatch:
     would make.  Scenes that are not in `active` are neither stepped nor given drive targets.
     """
 
-    def __init__(self, scenes: list[sapien.Scene], rendering: bool, num_threads: int = 1) -> None:
-        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers.
-
-        With several threads scenes are stepped side by side (PhysX releases the GIL), with the same results.
-        """
-        self.num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
+    def __init__(self, scenes: list[sapien.Scene], rendering: bool) -> None:
+        """`scenes` is shared with the ManiSkillScene, `recreate_scene` replaces items; `rendering`: with renderers."""
         self.scenes, self.rendering = scenes, rendering
         self.systems: list[physx.PhysxCpuSystem] = [scene.physx_system for scene in scenes]
         self.num_scenes = len(scenes)
@@ -152,21 +145,14 @@ class PhysicsBatch:
         set_position_targets = self.position_drives.take()
         set_velocity_targets = self.velocity_drives.take()
 
-        def advance(scenes: list[int]) -> None:
-            for i in scenes:
-                set_position_targets(i)
-                set_velocity_targets(i)
-                step, pack, pack_poses = self._calls[i]
-                for _ in range(count):
-                    step()
-                self._packs[i], self._pose_packs[i] = pack(), pack_poses()
-                self.contacts.read(i)
-
-        if self._threads is None:
-            advance(self.active)
-        else:
-            parts = [self.active[k :: self.num_threads] for k in range(self.num_threads)]
-            deque(self._threads.map(advance, parts), 0)
+        for i in self.active:
+            set_position_targets(i)
+            set_velocity_targets(i)
+            step, pack, pack_poses = self._calls[i]
+            for _ in range(count):
+                step()
+            self._packs[i], self._pose_packs[i] = pack(), pack_poses()
+            self.contacts.read(i)
         self._stale.difference_update(self.active)
         self._unjoined = self._bodies_old = self._joints_old = True
 

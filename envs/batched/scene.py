@@ -7,7 +7,6 @@ replaced in the objects: because the CPU does it otherwise (visibility, camera m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from types import FunctionType, ModuleType
 
@@ -46,10 +45,10 @@ def make_scenes(num_scenes: int, render_device: sapien.Device | None) -> list[sa
 class BatchedScene(ManiSkillScene):
     """A ManiSkillScene whose physics is a `PhysicsBatch` and whose renderers are one per scene."""
 
-    def __init__(self, sub_scenes: list[sapien.Scene], num_threads: int = 1, **kwargs: object) -> None:
-        """Arguments are ManiSkillScene's, and in how many threads scenes are stepped."""
+    def __init__(self, sub_scenes: list[sapien.Scene], **kwargs: object) -> None:
+        """Arguments are ManiSkillScene's."""
         super().__init__(sub_scenes, **kwargs)
-        self.px = PhysicsBatch(sub_scenes, self.can_render(), num_threads)
+        self.px = PhysicsBatch(sub_scenes, self.can_render())
         self.gpu_sim_enabled = True
 
     def create_actor_builder(self) -> ActorBuilder:
@@ -83,7 +82,7 @@ class BatchedScene(ManiSkillScene):
         return camera
 
     def _setup_gpu_rendering(self) -> None:
-        self.render_system_group = RenderGroup(self.sub_scenes)
+        self.render_system_group = RenderGroup()
 
 
 # By robot, of those whose assets ship with ManiSkill: fingers 1 and 2 open along their y axes (1) or against them (-1).
@@ -214,15 +213,9 @@ def _matrices(name: str, camera: RenderCamera) -> Tensor:
     return torch.from_numpy(np.stack([getattr(part, name)() for part in camera._render_cameras]))
 
 
-def adopt_robots(agent: BaseAgent | None, controllers_changed: Callable[[], None]) -> None:
-    """Gives robots the faster `is_grasping`, and has every change of their controllers reported."""
+def adopt_robots(agent: BaseAgent | None) -> None:
+    """Gives robots the faster `is_grasping`."""
     for robot in agent.agents if isinstance(agent, MultiAgent) else [agent] if agent is not None else []:
         for cls, opening in OPENING.items():
             if type(robot).is_grasping is cls.is_grasping:
                 robot.is_grasping = partial(is_grasping, opening, cls.is_grasping.__defaults__, robot)
-        robot.set_control_mode = partial(_set_control_mode, robot, controllers_changed)
-
-
-def _set_control_mode(robot: BaseAgent, changed: Callable[[], None], control_mode: str | None = None) -> None:
-    type(robot).set_control_mode(robot, control_mode)
-    changed()

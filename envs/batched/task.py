@@ -11,19 +11,14 @@ import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.randomization.batched_rng import BatchedRNG
 from mani_skill.envs.utils.system.backend import BackendInfo
-from mani_skill.utils import common, tree
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from envs.batched.checks import check_actions, chosen_rows, short
 from envs.batched.controllers import adopt_controllers, controllers_of, has_bare_steps
-from envs.batched.decimate import decimate_task
 from envs.batched.rotations import few_operations
 from envs.batched.scene import BatchedScene, adopt_robots, adopt_structs, make_scenes
 from envs.batched.scene_recreation import packed_state, put_back
-from envs.batched.seeds import FIRST_SEED, RowSeeds, RowStates, Seeds, row_draws
+from envs.batched.seeds import FIRST_SEED, RowStates, row_draws
 from envs.stock import overrides
-from rlinf_embodied.errors import SimulatorError
 
 
 class BatchedTask:
@@ -33,20 +28,16 @@ class BatchedTask:
     initialised under its own random states, after its PhysX scene was recreated.
     """
 
-    _seeds: RowSeeds
     _row_seeds: np.ndarray  # int64 [N], of the current episodes
     _being_reset: Tensor  # bool [N]
     _task_class: type[BaseEnv]
     _draws_by_row: bool  # whether rows may be initialised together, see seeds.py
-    _rows_alike: bool  # whether all rows are built with one seed
-    _num_threads: int
-    _decimate: bool
 
     def _setup_scene(self) -> None:
         self._set_scene_config()
         scenes = make_scenes(self.num_envs, self._render_device)
         stock = {"sim_config": self.sim_config, "device": self.device, "backend": self.backend}
-        self.scene = BatchedScene(scenes, self._num_threads, **stock)
+        self.scene = BatchedScene(scenes, **stock)
         self.scene.px.timestep = 1.0 / self._sim_freq
 
     @property
@@ -70,17 +61,13 @@ class BatchedTask:
 
     def _reconfigure(self, options: dict) -> None:
         super()._reconfigure(options)
-        adopt_robots(self.agent, self._adopt_controllers)
-        self._adopt_controllers()
+        adopt_robots(self.agent)
+        adopt_controllers(self.agent, self._reset_controller)
+        self._steps_are_bare = has_bare_steps(self._task_class, self.agent)
 
     def _after_reconfigure(self, options: dict) -> None:
         super()._after_reconfigure(options)
         adopt_structs(self)  # which may have been merged here
-
-    def _adopt_controllers(self) -> None:
-        """Changes the active controllers and finds out whether steps are bare with them."""
-        adopt_controllers(self.agent, self._reset_controller)
-        self._steps_are_bare = has_bare_steps(self._task_class, self.agent)
 
     def _reset_controller(self, stock_reset) -> None:
         """Keeps a partial reset to its rows; stock resets all, which moves the targets of running rows."""
@@ -89,68 +76,19 @@ class BatchedTask:
         self.scene._reset_mask = everywhere
 
     # ----------------------------------------------------------------------------------------------------------- reset
-    def reset(self, seed: Seeds | None = None, options: dict | None = None) -> tuple[object, dict]:
-        """Starts episodes; as BaseEnv.reset, with its options env_idx (rows), reconfigure and reset_to_env_states.
-
-        Args:
-            seed: one per row (N entries, also when some rows are reset), or one that those of the rows are derived from
-                as in ManiSkill.  None: each row draws its next seed from its own generator.
-            options: see BaseEnv.
-
-        Returns:
-            Observation and info of all N rows.
-
-        Raises:
-            SimulatorError: another number of seeds, rows that do not exist or come twice, or only some rows of a
-                reset that rebuilds all.
-        """
-        options = dict(options or {})
-        rows = chosen_rows(options.get("env_idx"), self.num_envs)
-        rebuild = options.get("reconfigure") or (self.reconfiguration_freq != 0 and self._reconfig_counter == 0)
-        if rebuild and len(rows) != self.num_envs:
-            raise SimulatorError(
-                f"reset of envs {short(rows)} would rebuild all {self.num_envs}: reset all at once, or use "
-                "reconfiguration_freq=0"
-            )
-        if not hasattr(self, "_seeds"):  # construction
-            self._seeds = RowSeeds(self.num_envs)
-            return self._build(np.full(self.num_envs, FIRST_SEED) if self._rows_alike else np.array(seed), options)
-        seeds = self._seeds.next(seed, rows)
-        if rebuild:
-            return self._build(seeds, options)
-        left = self._reconfig_counter - (self.reconfiguration_freq != 0)
-        self.begin(rows, seeds, options)
-        self._reconfig_counter = left
-        info = self.get_info()
-        self._last_obs = self._observe(info, rows, options)
-        return self._last_obs, {**info, "reconfigure": False}
-
-    def _observe(self, info: dict, rows: Sequence[int], options: dict) -> object:
-        """Returns all rows' observations, the caller's for rows that were reset to given states."""
-        given = options.get("reset_to_env_states", {}).get("obs")
-        if given is None:
-            return self.get_obs(info)
-        observations = tree_map(torch.clone, self._last_obs)
-        tree.replace(observations, torch.as_tensor(rows), common.to_tensor(given, device=self.device))
-        return observations
-
-    def _build(self, seeds: np.ndarray, options: dict) -> tuple[object, dict]:
-        """Rebuilds all scenes, each row with its own seed, and starts an episode in every row."""
-        self._row_seeds = seeds
+    def reset(self, seed: object = None, options: dict | None = None) -> tuple[object, dict]:
+        """Builds all scenes, for BaseEnv's construction; `begin` starts episodes.  Rows are built as stock envs are."""
+        self._row_seeds = np.full(self.num_envs, FIRST_SEED)
         self._being_reset = torch.ones(self.num_envs, dtype=torch.bool)
-        built = super().reset(seed=seeds, options={**options, "reconfigure": True})
+        built = super().reset(seed=self._row_seeds, options={**(options or {}), "reconfigure": True})
         self._built_state = [packed_state(system) for system in self.scene.px.systems]
-        if not self._decimate or not self._sensors:
-            return built
-        decimate_task(self)
-        self._last_obs = self.get_obs(built[1])
-        return self._last_obs, built[1]
+        return built
 
     @few_operations()
-    def begin(self, rows: Sequence[int], seeds: Sequence[int], options: dict | None = None) -> None:
+    def begin(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in each of these rows from its own seed, and evaluates nothing."""
         index = torch.as_tensor(list(rows))
-        options = {**(options or {}), "env_idx": index}
+        options = {"env_idx": index}
         self._row_seeds[index.numpy()] = seeds
         self._being_reset = torch.zeros(self.num_envs, dtype=torch.bool)
         self._being_reset[index] = True
@@ -175,8 +113,7 @@ class BatchedTask:
         self._clear_sim_state()
         if self.agent is not None:
             self.agent.reset()
-        if not self._restore(rows, options):
-            self._initialize_episode(rows, options)
+        self._initialize_episode(rows, options)
         self.scene._reset_mask = torch.ones(self.num_envs, dtype=torch.bool)
         if generator is not None:
             torch.default_generator.set_state(generator)
@@ -190,16 +127,8 @@ class BatchedTask:
         self.scene.px.stop(self._being_reset.nonzero()[:, 0].tolist())
         self.scene._gpu_fetch_all()
 
-    def _restore(self, rows: Tensor, options: dict) -> bool:
-        """Sets the given states of these rows; returns whether there are some."""
-        if "reset_to_env_states" not in options:
-            return False
-        states = options["reset_to_env_states"]["env_states"]
-        (self.set_state_dict if isinstance(states, dict) else self.set_state)(states, rows)
-        return True
-
     def _set_main_rng(self, seed: object) -> None:
-        """Does nothing: `reset` takes the rows' seeds from `_seeds`."""
+        """Does nothing: rows have separate seeds."""
 
     def _set_episode_rng(self, seed: np.ndarray, env_idx: Tensor) -> None:
         """Seeds the rows that are reset, in place: making a RandomState takes fifty times longer than seeding it."""
@@ -230,42 +159,17 @@ class BatchedTask:
 
     # ------------------------------------------------------------------------------------------------------------ step
     @few_operations()
-    def step(self, action: Tensor | np.ndarray | dict | None) -> tuple:
-        """Steps all rows; as BaseEnv.step.
-
-        Raises:
-            SimulatorError: actions of another shape, or not finite; nothing was stepped.
-        """
-        check_actions(action, self._orig_single_action_space, self.num_envs)
-        self.scene.px.active = list(range(self.num_envs))
-        return super().step(action)
-
-    @few_operations()
     def advance(self, actions: Tensor, rows: Sequence[int]) -> None:
         """Runs one control step of these rows only; actions float32 [N, A] (entries of other rows are ignored)."""
         self.scene.px.active = list(rows)
         self._step_action(actions)
 
-    def _step_action(self, action: Tensor | np.ndarray | dict | None) -> Tensor | dict | None:
-        if isinstance(action, dict) and "control_mode" in action:
-            action = self._switched(**action)
-        watched = "_after_simulation_step" in vars(self)  # RecordEpisode takes an image of each simulation step
-        if action is None or watched or not self._steps_are_bare:
+    def _step_action(self, action: Tensor | dict) -> Tensor | dict:
+        if not self._steps_are_bare:
             return super()._step_action(action)
-        action = common.to_tensor(action, device=self.device)
-        if isinstance(action, Tensor):
-            action = action.reshape(self.num_envs, -1)
         self.agent.set_action(action)
         self._before_control_step()
         self.scene.px.advance(self._sim_steps_per_control)
         self._after_control_step()
         self.scene._gpu_fetch_all()
-        return action
-
-    def _switched(self, control_mode: str, action: Tensor | np.ndarray) -> Tensor | np.ndarray:
-        """Changes the control mode, for all rows, and returns the action for it."""
-        if control_mode != self.agent.control_mode:
-            self.agent.set_control_mode(control_mode)
-            self.agent.controller.reset()
-        check_actions(action, self.agent.controller.single_action_space, self.num_envs)
         return action

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config import EnvConfig, EnvOptions
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
@@ -46,11 +46,10 @@ class Facts:
     categorical: bool = False
     films: bool = True  # whether it can render videos
     ends: bool = False  # whether `state` reports `terminated` and `truncated`
-    warning: str = ""  # for the log
 
 
 @dataclass(kw_only=True, slots=True)
-class ForeignOptions:
+class ForeignOptions(EnvOptions):
     """The options in env.options that all of these simulators have."""
 
     adapter: str = ""  # import path of the Adapter

@@ -66,8 +66,6 @@ class ForeignSimulator(Simulator):
             self._state["object"] = zeros(np.float32, 3)
         if facts.ends:
             self._state |= {"terminated": zeros(bool), "truncated": zeros(bool)}
-        if facts.warning:
-            _LOG.warning("%s", facts.warning)
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         starts = {row: self._adapter.start(int(seed), self._numbers) for row, seed in zip(rows, seeds, strict=True)}

@@ -6,9 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from envs.foreign import wire
@@ -23,19 +21,17 @@ _ADVICE = "use fewer rows (env.num_envs, eval.num_envs) or env.options.processes
 
 
 class Local:
-    """Rows in this process, run by a thread of `pool` if there is one; errors are raised unchanged."""
+    """Rows in this process; errors are raised unchanged."""
 
-    def __init__(self, rows: Rows, pool: Executor | None = None) -> None:
-        self._rows, self._pool = rows, pool
-        self._answer: Callable[[], Message] = lambda: Message("")
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._question = rows, Message("")
 
     def ask(self, question: Message) -> None:
-        run = partial(self._rows.run, question)
-        self._answer = run if self._pool is None else self._pool.submit(run).result
+        self._question = question
 
     def answer(self) -> Message:
         """Returns the answer to the last question."""
-        return self._answer()
+        return self._rows.run(self._question)
 
     def close(self) -> None:
         self._rows.close()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from envs.episodes import EpisodeEnv
-from envs.foreign.env import ForeignSimulator, shares_of, start_processes
+from envs.foreign.env import ForeignSimulator, start_processes
 from envs.foreign.process import Local
 from envs.foreign.worker import Rows
 from envs.gym.row import CAMERA, Gymnasium, GymnasiumOptions
@@ -17,7 +15,7 @@ from rlinf_embodied.interfaces.options import typed
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
     """Returns `num_envs` rows of a Gymnasium id; arguments as envs.maniskill.make_env, tensors are on the CPU.
 
-    Rows run in this process, stepped sequentially or by several threads, or in processes of env.options.python.
+    Rows run in this process, or in processes of env.options.python.
 
     Raises:
         ConfigError: an unknown option or camera.
@@ -51,7 +49,5 @@ def read_options(config: EnvConfig) -> GymnasiumOptions:
 
 def _in_this_process(config: EnvConfig, adapter: Gymnasium, num_rows: int) -> ForeignSimulator:
     facts = adapter.open(config.cameras, config.obs_size)
-    shares = shares_of(num_rows, adapter.options.threads)
-    pool = ThreadPoolExecutor(len(shares)) if len(shares) > 1 else None
-    links = [Local(Rows(adapter, config.cameras, config.obs_size), pool) for _ in shares]
-    return ForeignSimulator(config, adapter, facts, shares, links)
+    links = [Local(Rows(adapter, config.cameras, config.obs_size))]
+    return ForeignSimulator(config, adapter, facts, [range(num_rows)], links)

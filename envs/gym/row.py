@@ -14,7 +14,7 @@ import numpy as np
 
 from envs.foreign.adapter import REPOSITORY, Adapter, Facts, ForeignOptions, Start, folder_of
 from envs.foreign.worker import offscreen_gl, why_not_imported
-from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, success_in, taken_as_numbers
+from envs.gym.spaces import ActionCode, ObservationCode, is_history_free, success_in
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
@@ -29,7 +29,6 @@ _STEP = ("observation", "reward", "terminated", "truncated", "info")
 class GymnasiumOptions(ForeignOptions):
     """The options in env.options."""
 
-    threads: int = 1  # that step this worker's rows; the plan decides the number of workers, each with one core
     history_free: bool | None = (
         None  # whether an episode is a function of seed and actions; None: true for Gymnasium's own envs
     )
@@ -39,9 +38,6 @@ class GymnasiumOptions(ForeignOptions):
 
     def __post_init__(self) -> None:
         ForeignOptions.__post_init__(self)
-        require(self.threads >= 1, "env.options.threads", self.threads, "it must be at least 1", "use 1")
-        rule = "rows that run in processes of env.options.python have one thread each"
-        require(self.threads == 1 or not self.python, "env.options.threads", self.threads, rule, "use processes")
         taken = sorted({"render_mode", "max_episode_steps", "num_envs"} & set(self.make))
         rule = "rendering follows env.cameras, the time limit is env.horizon, and the rows are env.num_envs"
         require(not taken, "env.options.make", taken, rule, "leave them out")
@@ -79,7 +75,7 @@ class Gymnasium(Adapter):
         self._size = size if cameras else FILM_SIZE
         first = self._made = Row(self.task, self.options.make, self._size)
         first.require_images(cameras)
-        box, own = taken_as_numbers(first.env.observation_space), self.options
+        own = self.options
         success = first.reports_success() if own.success is None else own.success
         self._refuses_success = own.success is None and not success
         return Facts(
@@ -92,10 +88,6 @@ class Gymnasium(Adapter):
             categorical=first.action.categorical,
             films=first.draws,
             ends=True,
-            warning=""
-            if box is None
-            else f"{self.task} observes a Box of {box.dtype} {list(box.shape)}, which is used as a state vector: give "
-            "it the dtype uint8 and values from 0 to 255 if it is an image",
         )
 
     def scene(self, task: int) -> Row:

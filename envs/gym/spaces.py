@@ -10,8 +10,6 @@ from gymnasium import Env, spaces
 
 from rlinf_embodied.errors import SimulatorError
 
-_MIN_IMAGE = 8  # pixels of an edge
-
 
 @dataclass(frozen=True, slots=True)
 class ActionCode:
@@ -100,15 +98,6 @@ class ObservationCode:
         for key in self.path or ():
             observation = observation[key]
         return observation
-
-
-def taken_as_numbers(space: spaces.Space) -> spaces.Box | None:
-    """Returns a Box that has the shape of an image but not its dtype uint8, None without one."""
-    if isinstance(space, spaces.Dict):
-        return next((box for part in space.values() if (box := taken_as_numbers(part)) is not None), None)
-    shape = space.shape if isinstance(space, spaces.Box) and space.dtype != np.uint8 else ()
-    like_image = len(shape) == 3 and min(shape[:2]) >= _MIN_IMAGE and shape[2] in (1, 3)
-    return space if like_image and isinstance(space, spaces.Box) else None
 
 
 def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [
                            minibatches of 64, 10 epochs, Adam 3e-4 (SB3's defaults, and those of bench/sb3.py); nothing
                            is standardised
     pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
-                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.vector.make_sb3, and
+                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.sb3.make_sb3, and
                            SB3's on stock envs, whose state also holds velocities and whether the cube is grasped; SBX's
                            on both.  Episodes last 50 steps whatever happens, so that returns compare
     images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
@@ -23,8 +23,6 @@ Writes <out>.json and <out>.png.
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 import sys
 import time
@@ -33,7 +31,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from experiments.bench.control.curves import Curve, draw, learned, seeds_of, trained
+from experiments.bench.control.curves import Curve, draw, kept, seeds_of, trained
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Worker, chosen
 from experiments.bench.sb3 import CONTROL, HORIZON, MINIBATCH, STEPS, our_words, sbx_ppo, stock
 from rlinf_embodied.compose import compose_train
@@ -42,19 +40,19 @@ HELD_OUT_SEED = 1_000_000
 PICK = {"n_steps": 32, "batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
 PIXELS = 64
 _PICK_WORDS = (
-    *("env=maniskill_pick", "env.robot=null", "env.chunk=1"),
-    *(f"env.horizon={HORIZON}", f"env.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
+    *("env=maniskill_pick", "env.options.robot=null", "env.chunk=1"),
+    *(f"env.horizon={HORIZON}", f"env.options.control_mode={CONTROL}", "env.hold_steps=0", "env.reward=dense"),
     *("env.success_bonus=0", "env.num_envs=16", "env.block_size=16", "env.chunks_per_rollout=32"),
     *("policy=actor_critic", "policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
     *("algorithm=ppo_mujoco", "algorithm.lr_end_fraction=1.0", "algorithm.num_minibatches=4", "algorithm.epochs=4"),
     *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0", "algorithm.gamma=0.8", "algorithm.gae_lambda=0.9"),
     *("env.carry_over=true", "cluster=serial"),
 )
-PICK_WORDS = (*_PICK_WORDS, "env.cameras=[]", "env.objects_in_proprio=true")
+PICK_WORDS = (*_PICK_WORDS, "env.cameras=[]", "env.options.objects_in_proprio=true")
 IMAGE_WORDS = (
     *_PICK_WORDS,
     "env.cameras=[base_camera]",
-    "env.camera_fov=null",
+    "env.options.camera_fov=null",
     f"env.obs_size={PIXELS}",
     "policy.options.hidden_size=512",
 )
@@ -121,7 +119,15 @@ class Peer:
             found = float(cast(float, evaluate_policy(model, held, episodes, callback=note)[0]))
             return found, statistics.mean(solved) if solved else None
 
-        return learned(model, seed, total, points, ask, time.process_time)
+        steps, evaluated, speeds = [0], [ask()], []
+        for _ in range(points):
+            start, before = time.process_time(), model.num_timesteps
+            model.learn(total // points, reset_num_timesteps=False)
+            speeds.append((model.num_timesteps - before) / (time.process_time() - start))
+            steps.append(model.num_timesteps)
+            evaluated.append(ask())
+        returns, success = [one for one, _ in evaluated], [share for _, share in evaluated if share is not None]
+        return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
 
     def model(self, arm: str, case: Case, seed: int, env: Any) -> Any:
         """Returns the learner, untrained."""
@@ -138,7 +144,7 @@ class Peer:
     def _envs(self, arm: str, case: Case, seed: int) -> tuple[Any, Any]:
         from stable_baselines3.common.env_util import make_vec_env
 
-        from envs.adapters import make_sb3
+        from envs.sb3 import make_sb3
 
         if " on " not in arm:
             return make_vec_env(case.task, 8, seed=seed), make_vec_env(case.task, 1)
@@ -153,27 +159,20 @@ class Peer:
 
 def curve(arm: str, case: Case, seed: int, own: Options, place: Path) -> Curve:
     """Returns the curve of one training; it is trained now unless its folder has it."""
-    count, points, kept = own.iterations or case.iterations, own.points or case.points, place / "curve.json"
-    words = [*case.words] if arm == "ours" else []
-    asked = {"arm": arm, "words": words, "iterations": count, "points": points, "episodes": own.episodes}
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["asked"] == asked:
-            return Curve(**found["curve"])
-    shutil.rmtree(place, ignore_errors=True)
-    if arm == "ours":
-        words = [*words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
-        made = trained(words, seed, place, points)
-    else:
+    count, points = own.iterations or case.iterations, own.points or case.points
+    words = [*case.words, f"run.num_iterations={count}", f"eval.num_episodes={own.episodes}", "checkpoint.keep=1"]
+
+    def train() -> Curve:
+        if arm == "ours":
+            return trained(words, seed, place, points)
         worker = Worker(Peer)
         try:
             whole = count * case.steps
-            made = cast(Curve, worker.ask("learn", arm, case, seed, whole, points, own.episodes).answer())
+            return cast(Curve, worker.ask("learn", arm, case, seed, whole, points, own.episodes).answer())
         finally:
             worker.close()
-    place.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"asked": asked, "curve": asdict(made)}), encoding="utf-8")
-    return made
+
+    return kept(place, {"arm": arm, "words": words, "points": points}, train)
 
 
 def table(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> Table:
@@ -214,8 +213,12 @@ def measure(run: Run[Options]) -> Report:
                 panels[name][arm].append(made)
                 print(f"{name}, {arm}, seed {seed}: {made.returns[0]:.1f} -> {made.last:.1f}", flush=True)
                 run.keep({"curves": plain()})
-    found = table(panels)
-    return Report(content={"curves": plain()}, text=str(found), draw=lambda path: draw(panels, "env steps", path))
+    found, units = table(panels), dict.fromkeys(panels, "env steps")
+    return Report(
+        content={"curves": plain()},
+        text=str(found),
+        draw=lambda path: draw(panels, units, path),
+    )
 
 
 BENCHMARK = Benchmark("ppo_curves", Options, measure)

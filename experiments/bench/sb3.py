@@ -6,7 +6,7 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
     mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
                    3e-4), without standardised observations, on 8 rows
-    state, images  SB3's PPO trains on PickCube through envs.vector.make_sb3, and on ManiSkill's single CPU envs with
+    state, images  SB3's PPO trains on PickCube through envs.sb3.make_sb3, and on ManiSkill's single CPU envs with
                    its CPUGymWrapper in SB3's DummyVecEnv: 512 env steps an iteration, minibatches of 128, 4 epochs, on
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
@@ -184,7 +184,7 @@ def stock(task: str, num_envs: int, obs_size: int | None, seed: int = 0, whole_e
 
 def batched(task: str, num_envs: int, obs_size: int | None) -> Any:
     """Returns the rows of one env object of ours."""
-    from envs.adapters import make_sb3
+    from envs.sb3 import make_sb3
 
     shown: dict[str, Any] = {} if obs_size is None else {"cameras": ["base_camera"], "obs_size": obs_size}
     observations = "state" if obs_size is None else "dict"

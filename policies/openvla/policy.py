@@ -5,7 +5,7 @@ instruction --prompt, fixed width--> ids [B, L]                                 
                                                                  tokens of actions <--action columns--+--> values
 tokens --bins--> [-1, 1] --range of the data set--> the robot's action --gripper, clip--> [-1, 1] of the env
 
-A critic on privileged state is a head of its own; one on observations reads the hidden state that predicts the first
+A critic on privileged state is a separate head; one on observations reads the hidden state that predicts the first
 token, and shares the network with the policy.
 """
 
@@ -260,7 +260,7 @@ class OpenVLAPolicy(ImitationPolicy):
         return critic if self.config.critic is Critic.privileged else [*self.policy_parameters(), *critic]
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what a critic's privileged state is standardised with; the network has statistics of its own."""
+        """Sets what a critic's privileged state is standardised with; the network has its own statistics."""
         if name == "privileged":
             self.module.privileged_scale.set(mean, std)
 
@@ -278,11 +278,11 @@ class OpenVLAPolicy(ImitationPolicy):
 
     def _normalised(self, actions: np.ndarray) -> np.ndarray:
         """Returns what the network is to say for actions [..., A] of the env."""
-        told = actions.astype(np.float64)
+        wanted = actions.astype(np.float64)
         if self.options.gripper is not Gripper.as_it_is:
             sign = 1.0 if self.options.gripper is Gripper.binary else -1.0
-            told[..., -1] = np.where(told[..., -1] * sign > 0, 1.0, 0.0)
-        return self.range.normalise(told)
+            wanted[..., -1] = np.where(wanted[..., -1] * sign > 0, 1.0, 0.0)
+        return self.range.normalise(wanted)
 
     # ---------------------------------------------------------------------------------------------------------- files
     def save(self, folder: Path) -> None:

@@ -180,8 +180,8 @@ class SmolVLANet(nn.Module):
     def _entered(self, x: Tensor, time: Tensor) -> Tensor:
         entered = self.action_in_proj(x.to(self.action_in_proj.weight.dtype))
         angles = time[:, None] * self.frequencies
-        told = torch.cat([angles.sin(), angles.cos()], 1).to(entered.dtype)[:, None].expand_as(entered)
-        return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([entered, told], -1))))
+        embedded = torch.cat([angles.sin(), angles.cos()], 1).to(entered.dtype)[:, None].expand_as(entered)
+        return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(torch.cat([entered, embedded], -1))))
 
     def velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
         """Returns dx / dt [B, C, A] of chunks x [B, C, A] at times [B], from noise (0) to data (1)."""
@@ -235,7 +235,7 @@ def _llama_config(options: SmolVLAOptions, width: int, intermediate: int) -> Lla
         vocab_size=options.vocab_size,
         hidden_size=width,
         intermediate_size=intermediate,
-        num_hidden_layers=0,  # layers of our own take their place
+        num_hidden_layers=0,  # JointLayer and CrossLayer take their place
         num_attention_heads=options.num_heads,
         num_key_value_heads=options.num_kv_heads,
         head_dim=options.head_dim,

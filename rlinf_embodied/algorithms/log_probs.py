@@ -88,24 +88,6 @@ def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*a
     return torch.searchsorted(cumulated, target[..., None], right=True)[..., 0]
 
 
-def restrict_to_nucleus(
-    log_probs: Float[Tensor, "*axes V"], top_p: float
-) -> tuple[Float[Tensor, "*axes V"], Float[Tensor, "*axes"]]:
-    """Returns (log-probs with -inf outside the nucleus and not rescaled, log of the nucleus's mass).
-
-    The nucleus is the smallest set of likeliest values whose mass is at least `top_p` (Holtzman et al. 2020,
-    arXiv:1904.09751, section 3.1); among equals the smaller index goes first.  log p(token) under the restricted
-    distribution is the first result minus the second.  Masses are summed in float64.
-    """
-    ordered, order = log_probs.sort(dim=-1, descending=True, stable=True)
-    mass = ordered.to(torch.float64).exp()
-    before = mass.cumsum(-1) - mass  # of all likelier values: the first one is always inside
-    inside = before < top_p
-    kept = torch.zeros_like(inside).scatter(-1, order, inside)
-    log_mass = (mass * inside).sum(-1).log().to(log_probs.dtype)
-    return log_probs.masked_fill(~kept, -torch.inf), log_mass
-
-
 def greedy_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:
     """Returns the greedy choice; the first of equals."""
     return logits.argmax(-1)

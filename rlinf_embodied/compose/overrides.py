@@ -180,11 +180,8 @@ def _example(kind: object) -> str:
     names = getattr(kind, "__members__", None)
     if names is not None:
         return " or ".join(names)
-    if is_dataclass(kind):
-        names = ", ".join(entry.name for entry in fields(typing.cast(type, kind)))
-        return f"<section>.<key>=<value> with one of its keys ({names}), or a choice where it is a group"
     origin = typing.get_origin(kind)
     if origin in (list, dict):
         return "a list such as [a,b]" if origin is list else "keys and values such as {a: 1}"
     samples = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
-    return " or ".join(samples.get(arm, str(arm)) for arm in typing.get_args(kind) or (kind,))
+    return " or ".join(samples.get(arm, "one of its keys") for arm in typing.get_args(kind) or (kind,))

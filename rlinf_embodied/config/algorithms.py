@@ -42,7 +42,7 @@ class Source(StrEnum):
 
     rollouts = "rollouts"  # whole rollouts of the weights that are trained, used once
     transitions = "transitions"  # single env steps from the replay buffer
-    demonstrations = "demonstrations"  # episodes of files, of a teacher or of the scripted expert, again and again
+    demonstrations = "demonstrations"  # episodes of files or of the scripted expert, again and again
 
 
 class Level(StrEnum):

@@ -36,8 +36,8 @@ FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio.", "samples."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
     *("run.tensorboard", "run.wandb", "run.trackio"),
-    *("warm_start.cache_dir", "reward.num_workers", "generation.vllm.gpu_memory_utilization"),
-    *("generation.vllm.tensor_parallel_size", "generation.vllm.max_model_len", "generation.vllm.update"),
+    *("warm_start.cache_dir", "generation.vllm.gpu_memory_utilization"),
+    "generation.vllm.max_model_len",
     "algorithm.max_zero_advantage_iterations",
     "env.control_hz",
     "env.rows_per_call",
@@ -155,49 +155,27 @@ class MathConfig(TrainingConfig):
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, self.rows_per_block
-        require(
-            block % group == 0 and self.num_rows % block == 0,
-            "generation.rows_per_block",
-            block,
+        rule = (
             f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
-            f"algorithm.group_size = {self.num_rows} completions are whole blocks",
-            f"use {_largest(group, block, self.num_rows)}",
+            f"algorithm.group_size = {self.num_rows} completions are whole blocks"
         )
+        whole = block % group == 0 and self.num_rows % block == 0
+        require(whole, "generation.rows_per_block", block, rule, f"use {_largest(group, block, self.num_rows)}")
         require_exact(self.run.exact, "algorithm", algorithm.reduction)
+        rule = "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise"
         for path, engine in (("generation.engine", generation.engine), ("eval.engine", self.eval.engine)):
-            require(
-                engine is not Engine.vllm or not self.run.exact.holds,
-                path,
-                engine.value,
-                "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise",
-                f"set run.exact=false or {path}=transformers",
-            )
-        _require_whole_distribution(self.eval, generation)
-        require(
-            generation.max_new_tokens > 1 or not self.eval.forced_prefix,
-            "generation.max_new_tokens",
-            generation.max_new_tokens,
-            "a forced prefix is the first token, and an answer follows it",
-            "use at least 2, or eval.forced_prefix=false",
-        )
-        require(
-            self.policy.folder is None or self.warm_start.checkpoint is None,
-            "warm_start.checkpoint",
-            self.warm_start.checkpoint,
-            f"policy.folder is {self.policy.folder!r}, and training starts from one model",
-            "give one of the two",
-        )
-        require(
-            not (self.data.files or self.data._target_)
-            or self.policy.folder is not None
-            or self.warm_start.checkpoint is not None,
-            "policy.folder",
-            self.policy.folder,
-            "the small model learns to write from generated problems and their steps, which neither data.files nor "
-            "data._target_ has",
+            valid = engine is not Engine.vllm or not self.run.exact.holds
+            require(valid, path, engine.value, rule, f"set run.exact=false or {path}=transformers")
+        folder, start = self.policy.folder, self.warm_start.checkpoint
+        rule = f"policy.folder is {folder!r}, and training starts from one model"
+        require(folder is None or start is None, "warm_start.checkpoint", start, rule, "give one of the two")
+        rule = "the small model learns to write from generated problems and their steps, which files and sources lack"
+        action = (
             "train it on generated problems first and give warm_start.checkpoint=<run.dir>/checkpoints/latest, or give "
-            "the folder of a pretrained model",
+            "the folder of a pretrained model"
         )
+        generated = not (self.data.files or self.data._target_)
+        require(generated or folder is not None or start is not None, "policy.folder", folder, rule, action)
 
     @property
     def num_rows(self) -> int:
@@ -223,16 +201,6 @@ class MathConfig(TrainingConfig):
     def blocks_per_batch(self) -> int:
         """Blocks of a decoding batch: as many as generation.rows_per_batch has room for, in batches of equal size."""
         return _largest(self.rows_per_block, self.generation.rows_per_batch, self.num_rows) // self.rows_per_block
-
-
-def _require_whole_distribution(evaluation: AnswerEvalConfig, generation: GenerationConfig) -> None:
-    require(
-        evaluation.engine is not Engine.vllm or generation.top_p == 1 or not evaluation.num_samples,
-        "generation.top_p",
-        generation.top_p,
-        "eval.engine=vllm samples from the whole distribution only",
-        "use 1.0, eval.num_samples=0, or eval.engine=transformers",
-    )
 
 
 def _largest(unit: int, limit: int, whole: int) -> int:
@@ -279,12 +247,11 @@ class EvaluateAnswersConfig:
     generation: GenerationConfig
     reward: RewardConfig
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
-    eval: AnswerEvalConfig = field(default_factory=lambda: AnswerEvalConfig(forced_prefix=False))
+    eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
         require_no_cores(self.cluster)
-        _require_whole_distribution(self.eval, self.generation)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -33,7 +33,40 @@ MANISKILL = "envs.maniskill.make_env"
 
 
 @dataclass(kw_only=True, slots=True)
-class EnvConfig:
+class EnvOptions:
+    """Base class of an env's options, which `read_options(env section)` in the module of `env._target_` returns."""
+
+    def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
+        """Returns what an evaluation must share with the training for its result to mean anything, as JSON values.
+
+        Args:
+            sees: whether the policy sees images.
+            on_gpu: whether a GPU simulates and renders.
+        """
+        return {}
+
+
+class Chunking:
+    """Arithmetic of what has a horizon, and chunks that a policy predicts and an env executes."""
+
+    __slots__ = ()
+    chunk: int
+    execute_steps: int  # 0: all
+    horizon: int
+
+    @property
+    def executed(self) -> int:
+        """Env steps per policy call."""
+        return self.execute_steps or self.chunk
+
+    @property
+    def chunks_per_episode(self) -> int:
+        """Policy calls of a whole episode; the last one may be cut short by its end."""
+        return -(-self.horizon // self.executed)
+
+
+@dataclass(kw_only=True, slots=True)
+class EnvConfig(Chunking):
     """A simulator task and how episodes are run on it."""
 
     _target_: str = MANISKILL  # or (env section, rows, device, render_final) -> a custom VectorEnv, docs/own_env.md
@@ -54,18 +87,9 @@ class EnvConfig:
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
     backend: Backend = Backend.auto
-    control_mode: str = "pd_ee_delta_pose"
-    robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
     states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
-    camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
-    camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
-    camera_target: list[float] | None = None  # what it looks at, metres
-    decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
-    show_goal: bool = False  # whether goal markers are seen in images
-    goal_in_proprio: bool = True  # whether the proprioception holds the goal position
-    objects_in_proprio: bool = False  # whether it holds where the objects of a ManiSkill task are, as a tracker says
-    options: dict[str, Any] = field(default_factory=dict)  # an env's own, see envs/point_reach.py, envs/gym/row.py
+    options: dict[str, Any] = field(default_factory=dict)  # of this env: ManiSkill's are in envs/maniskill.py
 
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
@@ -89,13 +113,6 @@ class EnvConfig:
             "use the rate of the robot's controller, often 10 to 50",
         )
         require(
-            not self.objects_in_proprio or self._target_ == MANISKILL,
-            "env.objects_in_proprio",
-            self.objects_in_proprio,
-            "only ManiSkill's tasks say where their objects are",
-            "leave it out, and let the env's own proprioception hold it",
-        )
-        require(
             self.executed <= self.horizon,
             "env.execute_steps" if self.execute_steps else "env.chunk",
             self.executed,
@@ -117,18 +134,6 @@ class EnvConfig:
             "episodes are carried over only where they are reset one by one",
             "set env.auto_reset=true or env.carry_over=false",
         )
-        require(
-            (self.camera_eye is None) == (self.camera_target is None),
-            "env.camera_eye",
-            self.camera_eye,
-            f"env.camera_target is {self.camera_target!r}, and a camera needs both or neither",
-            "give both, for example env.camera_eye=[0.3,0,0.6] env.camera_target=[-0.1,0,0.1]",
-        )
-        for name in ("camera_eye", "camera_target"):
-            point = getattr(self, name)
-            require(
-                point is None or len(point) == 3, f"env.{name}", point, "a point has x, y and z", "give three numbers"
-            )
         require(
             0 <= self.hold_steps <= self.horizon,
             "env.hold_steps",
@@ -157,16 +162,6 @@ class EnvConfig:
         """Whether a GPU simulates and renders a ManiSkill task where devices are of a kind, torch's name of it."""
         auto = self.backend is Backend.auto and kind == "cuda"
         return self._target_ == MANISKILL and (auto or self.backend is Backend.gpu)
-
-    @property
-    def executed(self) -> int:
-        """Env steps per policy call."""
-        return self.execute_steps or self.chunk
-
-    @property
-    def chunks_per_episode(self) -> int:
-        """Policy calls of a whole episode; the last one may be cut short by its end."""
-        return -(-self.horizon // self.executed)
 
     @property
     def num_blocks(self) -> int:

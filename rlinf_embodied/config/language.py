@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,13 +38,7 @@ class DataConfig:
         alone = self._target_ is None or not self.files
         rule = "problems come from files or from a custom source"
         require(alone, "data._target_", self._target_, rule, "leave out one of data.files and data._target_")
-        require(
-            self.prompt_template in ("compact", "natural"),
-            "data.prompt_template",
-            self.prompt_template,
-            "it is compact or natural",
-            "choose one",
-        )
+        require_one_of(self, "data", "prompt_template", "compact", "natural")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -59,16 +53,11 @@ class TinyLMConfig:
     context_length: int = 128
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "context_length"):
-            value = getattr(self, name)
-            require(value >= 1, f"policy.{name}", value, "it must be at least 1", "use a positive number")
-        require(
-            self.hidden_size % (2 * self.num_heads) == 0,
-            "policy.hidden_size",
-            self.hidden_size,
-            f"it must be a multiple of twice policy.num_heads={self.num_heads} (rotary embeddings pair dimensions)",
-            "change one of the two",
-        )
+        sizes = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "context_length")
+        require_numbers(self, "policy", *sizes, low=1)
+        rule = f"it must be a multiple of twice policy.num_heads={self.num_heads} (rotary embeddings pair dimensions)"
+        even = self.hidden_size % (2 * self.num_heads) == 0
+        require(even, "policy.hidden_size", self.hidden_size, rule, "change one of the two")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,10 +103,7 @@ class LanguagePolicyConfig(TinyLMConfig):
         require(not taken, "policy.chat_template_args", self.chat_template_args, rule, f"leave out {', '.join(taken)}")
         rule = "policy=folder reads a model from disk"
         require(self.folder != "", "policy.folder", self.folder, rule, "use policy.folder=<dir>")
-        require(
-            self.precision is Precision.float32 or self.lora.rank > 0,
-            "policy.precision",
-            self.precision.value,
-            "weights that are trained are held in float32, since small steps are lost below",
-            "use float32, or train adapters only: policy.lora.rank=16",
-        )
+        valid = self.precision is Precision.float32 or self.lora.rank > 0
+        rule = "weights that are trained are held in float32, since small steps are lost below"
+        action = "use float32, or train adapters only: policy.lora.rank=16"
+        require(valid, "policy.precision", self.precision.value, rule, action)

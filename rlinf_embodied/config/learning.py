@@ -36,7 +36,6 @@ class WarmStartConfig:
 
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
-    teacher: str | None = None  # clone this checkpoint's policy on the simulator's state: it acts as the expert would
     from_nothing: bool = False  # a new policy
     num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 240 87 (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
@@ -51,7 +50,7 @@ class WarmStartConfig:
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        ways = {name: getattr(self, name) for name in ("checkpoint", "demonstrations", "teacher", "from_nothing")}
+        ways = {name: getattr(self, name) for name in ("checkpoint", "demonstrations", "from_nothing")}
         given = [name for name, value in ways.items() if value]
         if len(given) > 1:
             name, other = given[:2]

@@ -86,7 +86,7 @@ class ClusterConfig:
     first_progress_s: float = 600.0  # and where it has made no progress before: starts, set-ups, first calls
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     emulated: bool = False  # described by the two below; for planning and for stages that only sleep
-    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/described_cluster.py
+    nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
     links: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.algorithms import Reduction, Sharding, require_ratio_bounds
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
 
@@ -18,13 +17,6 @@ class Engine(StrEnum):
     vllm = "vllm"  # vLLM's own engine, see docs/reasoning.md
 
 
-class WeightUpdate(StrEnum):
-    """How a running vLLM gets new weights."""
-
-    reload = "reload"  # by its own reload_weights; where that is refused another engine starts
-    restart = "restart"  # an engine for each version of the weights: slow, and right for every model
-
-
 @dataclass(kw_only=True, slots=True)
 class VllmConfig:
     """vLLM's options other than the model."""
@@ -32,14 +24,11 @@ class VllmConfig:
     gpu_memory_utilization: float = 0.4  # share of the GPU for its weights and cache; a learner there needs the rest
     dtype: str = "auto"  # auto: that of the model, half precision for float32
     enforce_eager: bool = False  # true: no compilation and no CUDA graphs, which start slowly
-    tensor_parallel_size: int = 1  # GPUs (on a CPU: processes) that share each layer
     max_model_len: int | None = None  # tokens of a prompt with its completion; None: the model's context
-    update: WeightUpdate = WeightUpdate.reload
 
     def __post_init__(self) -> None:
-        share, ranks, length = self.gpu_memory_utilization, self.tensor_parallel_size, self.max_model_len
+        share, length = self.gpu_memory_utilization, self.max_model_len
         require(0 < share <= 1, "generation.vllm.gpu_memory_utilization", share, "it is a share", "use 0.4")
-        require(ranks >= 1, "generation.vllm.tensor_parallel_size", ranks, "it must be at least 1", "use 1")
         rule = "a prompt and its completion have at least one token each"
         require(length is None or length >= 2, "generation.vllm.max_model_len", length, rule, "use null or 512")
 
@@ -48,11 +37,8 @@ class VllmConfig:
 class GenerationConfig:
     """How completions are sampled, and in which portions."""
 
-    max_new_tokens: int = (
-        52  # of generated problems; 512 with data.prompt_template=natural (configs/train_llm_math.yaml)
-    )
+    max_new_tokens: int = 52  # of generated problems; with data.prompt_template=natural 512 (train_llm_math.yaml)
     temperature: float = 1.0  # of sampling, and of the log-probs alike
-    top_p: float = 1.0
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
     max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
@@ -60,24 +46,8 @@ class GenerationConfig:
     vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs"):
-            value = getattr(self, name)
-            require(value >= 1, f"generation.{name}", value, "it must be at least 1", "use a positive number")
-        require(
-            self.temperature > 0,
-            "generation.temperature",
-            self.temperature,
-            "training samples, so that it must be positive",
-            "use 1.0 (evaluation is greedy by itself)",
-        )
-        require(0 < self.top_p <= 1, "generation.top_p", self.top_p, "it lies in (0, 1]", "use 1.0 for everything")
-        require(
-            self.engine is not Engine.vllm or self.top_p == 1,
-            "generation.top_p",
-            self.top_p,
-            "generation.engine=vllm does not tell the mass of a nucleus, without which log-probs are not comparable",
-            "use 1.0, or generation.engine=transformers",
-        )
+        require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
+        require_numbers(self, "generation", "temperature", low=0, above=True)  # evaluation is greedy by itself
 
 
 @dataclass(kw_only=True, slots=True)
@@ -87,33 +57,20 @@ class RewardConfig:
     _target_: str | None = None  # dotted path of (completion, problem) -> float, where 1 and more count as right
     concurrency: int = 1  # calls of this function at once, in threads: for one that waits for an answer of others
     waits: bool = False  # it waits and hardly computes: the stage may run without a core (cluster.waiting_devices)
-    num_workers: int = 1  # processes for math-verify, at most; they start when an answer needs it
     timeout_s: float = 2.0  # processor seconds that one answer may take
     format_reward: float = 0.0  # what the right format earns, with a right or a wrong answer
     overlong_tokens: int = 0  # this many last tokens below max_new_tokens cost, more and more; 0: nothing
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
     def __post_init__(self) -> None:
-        own = self._target_ is not None
+        custom = self._target_ is not None
         rule = "it needs a custom function, and is at least 1"
-        require(
-            self.concurrency == 1 or (own and self.concurrency > 1),
-            "reward.concurrency",
-            self.concurrency,
-            rule,
-            "use 1",
-        )
-        require(
-            own or not self.waits,
-            "reward.waits",
-            self.waits,
-            "nothing is waited for without reward._target_",
-            "use false",
-        )
-        require(self.num_workers >= 1, "reward.num_workers", self.num_workers, "it must be at least 1", "use 1")
-        require(self.timeout_s > 0, "reward.timeout_s", self.timeout_s, "it must be positive", "use 2.0")
-        value = self.overlong_tokens
-        require(value >= 0, "reward.overlong_tokens", value, "it must not be negative", "use 0 for no penalty")
+        valid = self.concurrency == 1 or (custom and self.concurrency > 1)
+        require(valid, "reward.concurrency", self.concurrency, rule, "use 1")
+        rule = "nothing is waited for without reward._target_"
+        require(custom or not self.waits, "reward.waits", self.waits, rule, "use false")
+        require_numbers(self, "reward", "timeout_s", low=0, above=True)
+        require_numbers(self, "reward", "overlong_tokens", low=0)
 
 
 class ReasoningName(StrEnum):
@@ -152,9 +109,7 @@ class ReasoningAlgorithmConfig:
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
-    dual_clip: float | None = (
-        None  # largest ratio that counts where the advantage is negative, for example 3; None: any
-    )
+    dual_clip: float | None = None  # largest ratio where the advantage is negative, for example 3; None: any
     max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
@@ -162,12 +117,10 @@ class ReasoningAlgorithmConfig:
     lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
     lr_warmup_iterations: int = 0  # ... and rises over the policy's first iterations
     beta2: float = 0.99  # of Adam
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # of policy and critic
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
-    tis_cap: float | None = (
-        2.0  # truncated importance sampling: largest pi_training / pi_rollout of a token; None: none
-    )
+    tis_cap: float | None = 2.0  # importance sampling: largest pi_training / pi_rollout of a token; None: not used
     tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
     reduction: Reduction = Reduction.auto
     sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
@@ -178,54 +131,31 @@ class ReasoningAlgorithmConfig:
     value_lr: float = 3e-4  # of the small model; of a folder's 1e-5
     value_epochs: int = 1
     value_clip: float | None = None
-    value_max_grad_norm: float = 1.0
     critic_warmup_iterations: int = 5  # iterations that train the critic only
 
     def __post_init__(self) -> None:
-        for name in ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch"):
-            value = getattr(self, name)
-            require(value >= 1, f"algorithm.{name}", value, "it must be at least 1", "use a positive number")
+        at_least_one = ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch")
+        require_numbers(self, "algorithm", *at_least_one, low=1)
         for name in ("gamma", "gae_lambda", "lr_end_fraction"):
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
-        for name in ("lr", "value_lr", "clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):
+        require_numbers(self, "algorithm", "lr", "value_lr", low=0, above=True)
+        for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
-            bounded = name in ("lr", "value_lr")  # an infinite bound is none
-            holds = 0 < value < math.inf if bounded else value > 0
-            require(holds, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
-        for name in (
-            "kl_coef",
-            "max_resamples",
-            "max_zero_advantage_iterations",
-            "critic_warmup_iterations",
-            "lr_warmup_iterations",
-        ):
-            value = getattr(self, name)
-            require(value >= 0, f"algorithm.{name}", value, "it must not be negative", "use 0")
+        counts = ("max_resamples", "max_zero_advantage_iterations", "critic_warmup_iterations", "lr_warmup_iterations")
+        require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo
-        require(
-            self.group_size >= (2 if compares else 1),
-            "algorithm.group_size",
-            self.group_size,
-            f"{self.name.value} compares the completions of a prompt, so a group needs at least two",
-            "use 8, or algorithm=ppo",
-        )
-        require(
-            compares or not self.dynamic_sampling,
-            "algorithm.dynamic_sampling",
-            self.dynamic_sampling,
-            "PPO has no groups whose rewards could be compared",
-            "set it to false, or use algorithm=dapo",
-        )
-        require(
-            self.drop_zero_variance_groups or not self.dynamic_sampling,
-            "algorithm.drop_zero_variance_groups",
-            self.drop_zero_variance_groups,
-            "dynamic sampling replaces what was dropped",
-            "set it to true",
-        )
+        rule = f"{self.name.value} compares the completions of a prompt, so a group needs at least two"
+        enough = self.group_size >= (2 if compares else 1)
+        require(enough, "algorithm.group_size", self.group_size, rule, "use 8, or algorithm=ppo")
+        dynamic, rule = self.dynamic_sampling, "PPO has no groups whose rewards could be compared"
+        action = "set it to false, or use algorithm=dapo"
+        require(compares or not dynamic, "algorithm.dynamic_sampling", dynamic, rule, action)
+        drops, rule = self.drop_zero_variance_groups, "dynamic sampling replaces what was dropped"
+        require(drops or not dynamic, "algorithm.drop_zero_variance_groups", drops, rule, "set it to true")
 
     @property
     def num_steps(self) -> int:
@@ -242,26 +172,12 @@ class FineTuningConfig:
     chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
     steps: int = 1200
     batch_size: int = 32
-    lr: float = 3e-3  # rises over warmup_steps, then falls as a cosine to a tenth
-    warmup_steps: int = 20
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    weight_decay: float = 0.01
-    max_grad_norm: float = 1.0
+    lr: float = 3e-3  # rises over 20 steps, then falls as a cosine to a tenth
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "steps", "batch_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"warm_start.{name}", value, "it must be at least 1", "use a positive number")
-        for name in ("lr", "max_grad_norm"):
-            value = getattr(self, name)
-            require(value > 0, f"warm_start.{name}", value, "it must be positive", "use a positive number")
-        for name in ("warmup_steps", "weight_decay"):
-            value = getattr(self, name)
-            require(value >= 0, f"warm_start.{name}", value, "it must not be negative", "use 0 for none")
-        betas = self.betas
-        known = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
-        require(known, "warm_start.betas", betas, "they are two numbers in [0, 1)", "use [0.9,0.98]")
+        require_numbers(self, "warm_start", "num_examples", "steps", "batch_size", low=1)
+        require_numbers(self, "warm_start", "lr", low=0, above=True)
         share = self.chain_of_thought_share
         require(0 <= share <= 1, "warm_start.chain_of_thought_share", share, "it is a share", "use 0.3")
         even = self.batch_size % 2 == 0
@@ -279,17 +195,12 @@ class AnswerEvalConfig:
     num_samples: int = 8  # per problem, at generation.temperature, for pass@k; 0: greedy answers only
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
     problems_per_block: int = 125  # of a decoding batch
-    forced_prefix: bool = True  # before training: also with the first token of a chain of thought given
     num_shown: int = 12  # answers in the table of samples
     engine: Engine = Engine.transformers  # the engine that decodes; vllm reads generation.vllm
 
     def __post_init__(self) -> None:
-        for name in ("num_problems", "problems_per_block"):
-            value = getattr(self, name)
-            require(value >= 1, f"eval.{name}", value, "it must be at least 1", "use 1000 problems")
-        for name in ("num_samples", "every", "num_shown"):
-            value = getattr(self, name)
-            require(value >= 0, f"eval.{name}", value, "it must not be negative", "use 0 for none")
+        require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)
+        require_numbers(self, "eval", "num_samples", "every", "num_shown", low=0)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -300,5 +211,5 @@ class SamplesConfig:
     num_prompts: int = 2  # the first ones of an iteration, with all their completions
 
     def __post_init__(self) -> None:
-        require(self.every >= 0, "samples.every", self.every, "it must not be negative", "use 0 for none")
-        require(self.num_prompts >= 1, "samples.num_prompts", self.num_prompts, "it must be at least 1", "use 2")
+        require_numbers(self, "samples", "every", low=0)
+        require_numbers(self, "samples", "num_prompts", low=1)

@@ -6,7 +6,6 @@ a calculator (<<48/2=24>>) left out.  Training goes through the rows epoch by ep
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,6 @@ from rlinf_embodied.randomness import permutation
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
 _MARK = "####"
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # UTF-8 has none: only escapes can bring one
-_KEPT_FILES = 8  # of a process: training, held-out problems and checks read the same ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +26,6 @@ class _Row:
     answer: str
     solution: str | None
     columns: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Which keys of a row are read."""
-
-    question: str
-    answer: str
-    others: tuple[str, ...]
 
 
 class JsonlProblems:
@@ -68,15 +56,14 @@ class JsonlProblems:
         Raises:
             DataError: a file is missing or empty, a line cannot be used, or a question is in two splits.
         """
-        self._seed = seed
-        self._kept: tuple[int, list[int]] | None = None
-        read = _Columns(question_column, answer_column, tuple(columns))
+        self._seed, self._kept = seed, (-1, list[int]())
+        read = lambda file: _rows(Path(file).expanduser(), question_column, answer_column, columns)  # noqa: E731
         if isinstance(files, Mapping):
             self._names = {split: str(file) for split, file in files.items()}
-            self._rows = {split: _rows(Path(file), read) for split, file in files.items()}
+            self._rows = {split: read(file) for split, file in files.items()}
             self._require_disjoint()
         else:
-            rows = _rows(Path(files), read)
+            rows = read(files)
             self._names = dict.fromkeys(Split, str(files))
             self._rows = {split: [row for row in rows if split_of(row.question) is split] for split in Split}
 
@@ -90,14 +77,14 @@ class JsonlProblems:
         Raises:
             DataError: the split has no rows, or a held-out one fewer than asked for.
         """
-        rows = self._rows.get(split, ())
-        if not rows:
+        size = self.size(split)
+        if not size:
             named = f"{self._names[split]} has no question" if split in self._names else "no file is given"
             raise DataError(f"{named} for the split {split.value!r}: give a file for it in data.files")
-        if split is not Split.train and start + count > len(rows):
+        if split is not Split.train and start + count > size:
             raise DataError(
                 f"{self._names[split]}: {start + count} problems of the split {split.value!r} are asked for, but it "
-                f"has {len(rows)}: ask for fewer"
+                f"has {size}: ask for fewer"
             )
         return [self._problem(split, position) for position in range(start, start + count)]
 
@@ -111,9 +98,9 @@ class JsonlProblems:
 
     def _order(self, epoch: int) -> list[int]:
         """Row numbers of an epoch, kept until another epoch is asked for."""
-        if self._kept is None or self._kept[0] != epoch:
-            size = len(self._rows[Split.train])
-            self._kept = epoch, permutation(self._seed, "data/order", epoch, size=size).tolist()
+        if self._kept[0] != epoch:
+            order = permutation(self._seed, "data/order", epoch, size=len(self._rows[Split.train]))
+            self._kept = epoch, order.tolist()
         return self._kept[1]
 
     def _require_disjoint(self) -> None:
@@ -128,62 +115,37 @@ class JsonlProblems:
                     )
 
 
-def _rows(file: Path, columns: _Columns) -> tuple[_Row, ...]:
-    """Returns the rows of a file, which a process reads once unless it has changed."""
-    file = file.expanduser()
+def _rows(file: Path, question_column: str, answer_column: str, columns: Sequence[str]) -> list[_Row]:
     try:
-        found = file.stat()
-        return _read(file, columns, (found.st_mtime_ns, found.st_size, found.st_ino))
+        lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     except OSError as error:
         raise DataError(
-            f"data.files names {str(file)!r}, but it cannot be read ({error.strerror}): correct it"
+            f"data.files names {str(file)!r}, which cannot be read ({error.strerror}): correct it"
         ) from error
-
-
-@functools.lru_cache(maxsize=_KEPT_FILES)
-def _read(file: Path, columns: _Columns, state: tuple[int, ...]) -> tuple[_Row, ...]:
-    """Reads a file; `state` changes when its content does."""
-    lines = file.read_bytes().splitlines()  # bytes: text would also be split at U+2028 and the like
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            rows.append(_row(line, f"{file}, line {number}", columns))
+            rows.append(_row(line, f"{file}, line {number}", question_column, answer_column, columns))
     if not rows:
-        raise DataError(
-            f"data.files names {str(file)!r}, but it has no rows: give a file with one JSON object per line"
-        )
-    return tuple(rows)
+        raise DataError(f"data.files names {str(file)!r}, but it has no rows: give one JSON object per line")
+    return rows
 
 
-def _row(line: bytes, place: str, columns: _Columns) -> _Row:
+def _row(line: bytes, place: str, question_column: str, answer_column: str, columns: Sequence[str]) -> _Row:
     try:
         record = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}): each line must be one JSON object") from error
-    if _SURROGATE.search(line):
-        _require_characters(record, place)
     if not isinstance(record, dict):
         raise DataError(f"{place} is a {type(record).__name__}, but each line must be one JSON object: correct it")
-    question = _column(record, columns.question, "data.question_column", place)
-    answer = _column(record, columns.answer, "data.answer_column", place)
-    others = {name: _value(record, name, "data.columns", place) for name in columns.others}
+    question = _text(record, question_column, "data.question_column", place)
+    answer = _text(record, answer_column, "data.answer_column", place)
     worked, mark, final = answer.rpartition(_MARK)
-    if not (final if mark else answer).strip():
+    if mark and not final.strip():
         raise DataError(f"{place}: its answer is empty, so that nothing could be right: remove or complete it")
     solution = _CALCULATION.sub("", worked).strip() or None
+    others = {name: _value(record, name, "data.columns", place) for name in columns}
     return _Row(question, final.strip() if mark else answer, solution, others)
-
-
-def _require_characters(record: object, place: str) -> None:
-    """Checks that escapes beyond U+FFFF come in pairs: half of one is no character, and no tokenizer takes it."""
-    try:
-        json.dumps(record, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(error.object[error.start]):04x}"
-        raise DataError(
-            f"{place} holds {half}, half of a surrogate pair, which is no character: write both halves or the "
-            "character itself, or remove it"
-        ) from error
 
 
 def _value(record: dict[str, object], name: str, path: str, place: str) -> object:
@@ -192,12 +154,14 @@ def _value(record: dict[str, object], name: str, path: str, place: str) -> objec
     return record[name]
 
 
-def _column(record: dict[str, object], name: str, path: str, place: str) -> str:
+def _text(record: dict[str, object], name: str, path: str, place: str) -> str:
     """Returns a column as stripped text; numbers count as text."""
     value = _value(record, name, path, place)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise DataError(f"{place}: {name!r} is {value!r}, but it must be text or a number: correct it")
     text = str(value).strip()
-    if not text:
-        raise DataError(f"{place}: its {name} is empty: remove or complete it")
+    valid = isinstance(value, str | int | float) and not isinstance(value, bool)
+    # half of a surrogate pair, which JSON can escape, is no character, and no tokenizer takes it
+    if not valid or not text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(
+            f"{place}: {name!r} is {value!r}, but it must be a text or a number: correct or remove the line"
+        )
     return text

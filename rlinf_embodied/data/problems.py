@@ -25,14 +25,6 @@ _SHARES = {Split.test: 2, Split.validation: 1}  # of 20; training has the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Countdown:
-    """The rule of a countdown problem, for example 24 from (3, 5, 8)."""
-
-    target: int
-    numbers: tuple[int, ...]  # each may be used once
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """A question whose answer can be checked.
 
@@ -41,11 +33,10 @@ class Problem:
 
     id: int  # position in its split's stream; shifted by split, so that no two splits share an id
     question: str
-    answer: str  # of countdown: one of the expressions that solve it
+    answer: str
     solution: str | None  # worked steps that lead to the answer; None if the data has none
-    family: str  # "sum", "chain", "linear", "countdown", or "text" for questions in words
+    family: str  # "sum", "chain", or "text" for questions in words
     level: str  # for example "sum4-6-9"; a file's name for questions in words
-    rule: Countdown | None = None  # None: the answer is compared as a value
     columns: Mapping[str, object] = field(default_factory=dict, hash=False)  # of its row, as data.columns names them
 
 

@@ -10,7 +10,6 @@ Neither writes the end-of-sequence token: the tokenizer owns it.
 from __future__ import annotations
 
 import re
-from typing import Protocol
 
 from rlinf_embodied.data.problems import Problem
 
@@ -18,43 +17,23 @@ _MARK = "####"
 _BOXED = "\\boxed{"
 _LONGEST_BOX = 1024  # characters that are searched for the closing bracket
 _INSTRUCTION = "Write the steps, then the answer alone in a last line that begins with ####."
-_OPERATOR = re.compile(r"(?<=[0-9x)])[-+*/=]")  # a sign that follows nothing of that kind is part of a number
-
-
-class PromptTemplate(Protocol):
-    """Writes prompts and completions, and reads completions."""
-
-    def prompt(self, problem: Problem) -> str:
-        """Returns what the model is given; of a chat, the user's message."""
-        ...
-
-    def completion(self, problem: Problem, chain_of_thought: bool) -> str:
-        """Returns a right completion: a direct answer, or a chain of thought if asked for and the problem has steps."""
-        ...
-
-    def final_answer(self, completion: str) -> str | None:
-        """Returns the answer that a completion ends with, stripped; None where it gives none."""
-        ...
-
-    def is_formatted(self, completion: str) -> bool:
-        """Returns whether the completion gives one final answer, in the template's way and at its very end."""
-        ...
+_OPERATOR = re.compile(r"(?<=[0-9])[-+*/=]")  # a sign that follows nothing of that kind is part of a number
 
 
 class CompactTemplate:
     """The template of small models with a character vocabulary."""
 
     def prompt(self, problem: Problem) -> str:
-        """Returns the question as it is."""
+        """Returns what the model is given (of a chat, the user's message): the question as it is."""
         return problem.question
 
     def completion(self, problem: Problem, chain_of_thought: bool) -> str:
-        """Returns "7+8=15;15-9=6;#6", or "#6" for a direct answer."""
+        """Returns a right completion: "7+8=15;15-9=6;#6", or "#6" for a direct answer."""
         steps = problem.solution if chain_of_thought and problem.solution else ""
         return f"{steps}#{problem.answer}"
 
     def final_answer(self, completion: str) -> str | None:
-        """Returns all that follows the last #; an answer that continues after it is another answer."""
+        """Returns all that follows the last #, stripped; None where a completion gives no answer."""
         _, mark, answer = completion.rpartition("#")
         return answer.strip() or None if mark else None
 
@@ -69,15 +48,15 @@ class NaturalTemplate:
 
     def prompt(self, problem: Problem) -> str:
         """Returns the question as a sentence, and how the answer is to be given."""
-        return f"{_sentence(problem)}\n{_INSTRUCTION}"
+        text = problem.family == "text"
+        sentence = problem.question if text else f"What is {_spaced(problem.question.removesuffix('='))}?"
+        return f"{sentence}\n{_INSTRUCTION}"
 
     def completion(self, problem: Problem, chain_of_thought: bool) -> str:
         """Returns the steps in lines, if asked for, and the answer behind ####."""
-        lines = []
-        if chain_of_thought and problem.solution:
-            lines = [problem.solution] if problem.family == "text" else _step_lines(problem.solution)
-        answer = problem.answer if problem.family == "text" else _spaced(problem.answer)
-        return "\n".join([*lines, f"{_MARK} {answer}"])
+        steps = problem.solution if chain_of_thought and problem.solution else ""
+        lines = [steps] if problem.family == "text" else [_spaced(step) for step in steps.split(";")]
+        return "\n".join([*filter(None, lines), f"{_MARK} {problem.answer}"])
 
     def final_answer(self, completion: str) -> str | None:
         """Returns what follows #### in the last line, else the last \\boxed{}, else what follows the last ####.
@@ -97,25 +76,8 @@ class NaturalTemplate:
         return bool(mark) and begins_a_line and bool(answer) and "#" not in answer and "\n" not in answer
 
 
+PromptTemplate = CompactTemplate | NaturalTemplate
 PROMPT_TEMPLATES: dict[str, PromptTemplate] = {"compact": CompactTemplate(), "natural": NaturalTemplate()}
-
-
-def _sentence(problem: Problem) -> str:
-    if problem.rule is not None:
-        *most, last = map(str, problem.rule.numbers)
-        return (
-            f"Use the numbers {', '.join(most)} and {last}, each of them at most once, with + - * / and brackets, "
-            f"and write an expression that equals {problem.rule.target}."
-        )
-    if problem.family == "linear":
-        return f"Solve {_spaced(problem.question.removesuffix('?'))} for x."
-    if problem.family == "text":
-        return problem.question
-    return f"What is {_spaced(problem.question.removesuffix('='))}?"
-
-
-def _step_lines(solution: str) -> list[str]:
-    return [_spaced(step) for step in solution.split(";") if step]
 
 
 def _spaced(expression: str) -> str:

@@ -1,4 +1,4 @@
-"""How demonstrations are made: an expert or a teacher acts, a recording is replayed, recorded images are read."""
+"""How demonstrations are made: an expert acts, a recording is replayed, recorded images are read."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from rlinf_embodied.algorithms.imitation import Demonstrations, join
 from rlinf_embodied.config import EnvConfig, WarmStartConfig
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
-from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError, SimulatorError
+from rlinf_embodied.errors import ConfigError, DataError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.telemetry.progress import report_progress
@@ -41,29 +40,24 @@ class Demonstrator(Protocol):
         ...
 
 
-def demonstrator(
-    source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int, device: str
-) -> Demonstrator:
+def demonstrator(source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int) -> Demonstrator:
     """Returns what makes a source's demonstrations.
 
     Args:
         source: whose.
         env: see `for_demonstrations`; of ROWS rows, or of one for a LeRobot dataset.
-        start: how an expert or a teacher acts.
+        start: how an expert acts.
         seed: of the run.
-        device: of a teacher.
 
     Raises:
         DataError: vectors of a file have other sizes than those of the env.
         ConfigError: the run's instruction is none of a dataset's tasks.
-        CheckpointError: the teacher was trained on another state than the one that the env shows.
     """
     if source.kind is Kind.maniskill:
         return _Replay(source, env)
     if source.kind is Kind.lerobot:
         return _RecordedImages(source, env)
-    teacher = Teacher(source.path, env, device, source.named) if source.kind is Kind.teacher else None
-    return _Expert(env, start, seed, teacher)
+    return _Expert(env, start, seed)
 
 
 def _run(
@@ -102,51 +96,19 @@ def _run(
     return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
 
 
-# --------------------------------------------------------------------------------------------------- expert and teacher
-class Teacher:
-    """A trained policy on the simulator's state: any sub-step gets the first action of its chunk, greedy."""
-
-    def __init__(self, folder: str, env: VectorEnv, device: str, named: str) -> None:
-        """Loads the policy; `named` is the config path that gave the folder, for errors.
-
-        Raises:
-            CheckpointError: it was trained on another state than the one that `env` shows.
-        """
-        self._policy = load_policy(trained_under(folder).policy, folder, device).policy
-        self._device = device
-        state = env.state().privileged
-        size = 0 if state is None else state.shape[1]
-        theirs = getattr(self._policy, "env", env.spec)  # policies of this project know theirs
-        if (theirs.privileged_dim, theirs.action_dim) != (size, env.spec.action_dim):
-            raise CheckpointError(
-                f"{named} is {folder!r}, whose state and actions have {theirs.privileged_dim} and "
-                f"{theirs.action_dim} dimensions, but those of this env have {size} and {env.spec.action_dim}: "
-                "train it on the same env"
-            )
-
-    @torch.no_grad()
-    def actions(self, env: VectorEnv) -> Tensor:
-        """Returns the next action of every row, float32 [N, A]."""
-        features = self._policy.encode(env.state().to(self._device))
-        return self._policy.act(features, None, 1.0).actions[:, 0]
-
-
+# --------------------------------------------------------------------------------------------------------------- expert
 class _Expert:
-    """The scripted expert, or a teacher in its place: noisy actions are executed, clean ones are the labels."""
+    """The scripted expert: noisy actions are executed, clean ones are the labels."""
 
-    def __init__(self, env: VectorEnv, start: WarmStartConfig, seed: int, teacher: Teacher | None) -> None:
-        self._env, self._start, self._seed, self._teacher = env, start, seed, teacher
+    def __init__(self, env: VectorEnv, start: WarmStartConfig, seed: int) -> None:
+        self._env, self._start, self._seed = env, start, seed
 
     def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
         observation = self._reset(numbers)
         return _run(self._env, observation, lambda *step: self._controller(numbers, *step), len(numbers))
 
     def _reset(self, numbers: Sequence[int]) -> Observation:
-        """Starts an episode per row; where a region is given, restarts it until the object lies in it.
-
-        Raises:
-            SimulatorError: the object hardly ever lies there.
-        """
+        """Starts an episode per row; where a region is given, restarts it until the object lies in it."""
         env, rows, seed = self._env, list(range(len(numbers))), self._seed
         observation = env.reset([int(reset_seed(seed, -1, number)) for number in numbers], rows)
         region = self._start.region
@@ -169,7 +131,7 @@ class _Expert:
         env = self._env
 
         def act(substep: int) -> Tensor:
-            clean = (env.expert_actions() if self._teacher is None else self._teacher.actions(env)).clamp(-1.0, 1.0)
+            clean = env.expert_actions().clamp(-1.0, 1.0)
             labels.append(clean)
             step = chunk_step * env.spec.chunk + substep
             noise = torch.zeros_like(clean)
@@ -195,7 +157,7 @@ class _Replay:
 
     def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
         self._env, self._episodes = env, read_recording(Path(source.path), source.named).episodes
-        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.robot")
+        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
 
     def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
         env, episodes = self._env, [self._episodes[number] for number in numbers]
@@ -224,8 +186,8 @@ class _RecordedImages:
         self._spec, self._where = env.spec, source.where
         self._dataset = LeRobotDataset(Path(source.path), source.named)
         info, spec = self._dataset.info, env.spec
-        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.control_mode, env.robot")
-        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.robot")
+        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.options.control_mode, env.options.robot")
+        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.options.robot")
         instruction, tasks = env.state().instruction[0], self._dataset.tasks
         if instruction not in tasks:
             known = ", ".join(repr(task) for task in tasks)

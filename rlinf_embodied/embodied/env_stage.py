@@ -162,11 +162,7 @@ class EnvStage:
         return reset_seed(self._config.seed, groups, step_context.iteration, step_context.round, episode)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
-        """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen.
-
-        Raises:
-            SimulatorError: the scripted expert is to act, and the task has none.
-        """
+        """Runs one chunk of actions [B, C, A] per block; None stands for a block whose rows are all frozen."""
         shard = self._shards[tuple(actions)]
         if step_context.iteration < self._config.expert_iterations:
             chosen = shard.env.expert_actions().clamp(-1.0, 1.0)[:, None].split(self._size)

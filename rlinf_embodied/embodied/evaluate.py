@@ -68,11 +68,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
-    """Returns the section of the policy that acts; None: expert or random actions.
-
-    Raises:
-        CheckpointError: the checkpoint is missing or foreign, has other sizes, or was trained under other conditions.
-    """
+    """Returns the section of the policy that acts; None: expert or random actions."""
     checkpoint = str(config.checkpoint)
     if config.policy == "sb3":
         if not Path(checkpoint).is_file():
@@ -96,11 +92,7 @@ def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
 
 
 def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> StageSpec:
-    """Returns the stage in which a checkpoint's policy acts, asking its high-level one if there is one.
-
-    Raises:
-        CheckpointError: hierarchy.json cannot be read.
-    """
+    """Returns the stage in which a checkpoint's policy acts, asking its high-level one if there is one."""
     if not has_two_levels(checkpoint):
         return policy_stage("eval_policy", policy, checkpoint, asked)
     folder = str(Path(checkpoint) / HIGH_FOLDER)

@@ -25,9 +25,8 @@ from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, Policy
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
-from rlinf_embodied.embodied.outcome import EvaluationResult
+from rlinf_embodied.embodied.outcome import EvaluationResult, tile, write_mp4
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
-from rlinf_embodied.embodied.video import tile, write_mp4
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation

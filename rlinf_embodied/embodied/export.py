@@ -14,15 +14,21 @@ from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
-from rlinf_embodied.embodied.demonstrations import ROWS, Teacher, for_demonstrations
+from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, load_policy, require_conditions, trained_under
-from rlinf_embodied.embodied.sources import require_teacher
+from rlinf_embodied.embodied.policy_folder import (
+    PHYSICS,
+    load_policy,
+    require_conditions,
+    require_fitting,
+    trained_under,
+)
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
+from rlinf_embodied.plug_ins import env_options
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second
@@ -80,19 +86,14 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             f"none of {len(taken)} episodes of {config.env.task} was solved, and successes_only is true: there is "
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
-    robot = config.env.robot or "default"
+    robot = getattr(env_options(config.env), "robot", None) or "default"
     write_dataset(out, [_frames(episode) for episode in kept], _FPS, robot, video=config.video)
     return {"run": len(taken), "solved": sum(episode.solved for episode in taken), "written": len(kept)}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
 def require_exportable(config: ExportConfig, out: Path) -> None:
-    """Refuses what would be found out, or passed over, only after all episodes.
-
-    Raises:
-        ConfigError: see `export_dataset`.
-        CheckpointError: see `export_dataset`.
-    """
+    """Refuses what would be found out, or passed over, only after all episodes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
     if not config.env.cameras:
@@ -111,32 +112,25 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     theirs = trained_under(config.checkpoint)
     require_env_target(config.env)
     require_policy_class(theirs.policy, cloned=False)
-    if _sees(config):
+    if theirs.env.cameras:
         folder = Path(config.checkpoint)
         require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", logged=PHYSICS)
-    else:
-        require_teacher(config.checkpoint, config.env, "checkpoint")
-
-
-def _sees(config: ExportConfig) -> bool:
-    """Whether who acts looks at images."""
-    return config.policy == "checkpoint" and bool(trained_under(str(config.checkpoint)).env.cameras)
 
 
 # --------------------------------------------------------------------------------------------------------------- acting
 def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
-    """Returns who acts; a policy that sees acts chunk by chunk, as it was trained."""
+    """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
         return lambda numbers, step, shown: env.expert_actions()
     folder = str(config.checkpoint)
-    if not _sees(config):
-        teacher = Teacher(folder, env, "cpu", "checkpoint")
-        return lambda numbers, step, shown: teacher.actions(env)
-    settings = trained_under(folder).policy
-    policy, executed, chunk = load_policy(settings, folder, "cpu").policy, config.env.executed, []
+    trained = trained_under(folder)
+    settings, chunk = trained.policy, []
+    policy, executed = load_policy(settings, folder, "cpu").policy, trained.env.executed
 
     @torch.no_grad()
     def act(numbers: range, step: int, shown: Observation) -> Tensor:
+        if step == 0:
+            require_fitting(folder, shown)
         if step % executed == 0:
             rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
             drawn = lambda: policy.spec.noise.draw(config.run.seed, "export", rows, step // executed)  # noqa: E731

@@ -40,7 +40,7 @@ class FineTuningConfig(LearnerConfig):
 
     algorithm: SFTConfig
     sources: tuple[DemonstrationSource, ...]
-    start: WarmStartConfig  # how an expert or a teacher acts, and whether the policy is new
+    start: WarmStartConfig  # how an expert acts, and whether the policy is new
 
     def episodes(self, block: int) -> list[tuple[int, int, bool]]:
         """Returns (source, its episode, whether it is held out) of a data block's episodes; one at least is not."""
@@ -82,12 +82,7 @@ def fine_tuning_workflow(stage: FineTuningConfig) -> Workflow:
 
 
 def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgress) -> None:
-    """Has new stages make their demonstrations, round by round.
-
-    Raises:
-        SimulatorError: a block is left without any.
-        DataError: files do not fit the env.
-    """
+    """Has new stages make their demonstrations, round by round."""
     total = sum(source.num_episodes for source in stage.sources)
     done = used = 0
     for number in range(max(of_type(executor.call(ACTOR, "open_sources", StepContext(0)), int))):
@@ -115,17 +110,11 @@ class FineTuningLearner(PolicyLearner):
 
     # ------------------------------------------------------------------------------------------------ demonstrations
     def open_sources(self, step_context: StepContext) -> int:
-        """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for.
-
-        Raises:
-            DataError: vectors of a file have other sizes than those of the env.
-            ConfigError: the run's instruction is none of a dataset's tasks.
-            CheckpointError: a teacher was trained on another state than the one that the env shows.
-        """
+        """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
         rows = 1 if kinds == {Kind.lerobot} else ROWS
         self._env: VectorEnv = make_env(for_demonstrations(config.env), rows, self.device)
-        settings = (self._env, config.start, config.model.seed, self.device)
+        settings = (self._env, config.start, config.model.seed)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
         of_source = [[e for e in episodes if e[0] == k] for k in range(len(config.sources))]
@@ -172,21 +161,10 @@ class FineTuningLearner(PolicyLearner):
             self._made.measure(self._data)
 
     def _nothing_solved(self) -> str:
-        source, task = self._config.sources[0], self._config.env.task
-        if source.kind is Kind.expert:
-            return (
-                f"the expert of {task} solved none of a block's episodes: check the task's expert, or give "
-                "warm_start.checkpoint"
-            )
-        if source.kind is Kind.teacher:
-            return (
-                f"{source.where}, but it solved none of a block's episodes of {task}: train it for longer, and look at "
-                "its own evaluation"
-            )
-        paths = ", ".join(source.path for source in self._config.sources)
+        task, kinds = self._config.env.task, ", ".join(source.path or source.kind for source in self._config.sources)
         return (
-            f"{source.named} is {paths!r}, but none of a block's episodes solves {task} when it is replayed: check "
-            "env.robot, env.horizon and the simulator (physx_cpu or physx_cuda) against those it was recorded with"
+            f"none of a block's episodes from {kinds} solves {task} here: check a task's expert, and "
+            "compare env.options.robot, env.horizon and the simulator with those that a file was recorded with"
         )
 
     # ------------------------------------------------------------------------------------------------------- learning

@@ -107,10 +107,6 @@ class EmbodiedJob:
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """There are none."""
-        return []
-
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
         """Returns nothing: what this policy does is seen in videos."""
         return []
@@ -178,12 +174,7 @@ class EmbodiedJob:
             sources_of(config)
 
     def _require_algorithm(self) -> None:
-        """Checks that the policy has what the algorithm needs, and that recorded transitions can be used.
-
-        Raises:
-            ConfigError: the policy lacks a method.
-            CheckpointError, DataError: `data` cannot be used, or is of another env.
-        """
+        """Checks that the policy has what the algorithm needs, and that recorded transitions can be used."""
         config, needed = self.config, self.config.algorithm.policy_method
         target, rule = config.policy._target_, f"algorithm={config.algorithm.name} needs its `{needed}`"
         found = hasattr(load_target(target), needed)

@@ -17,8 +17,7 @@ from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Precision, Source
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
-from rlinf_embodied.embodied.precision import computed_in
-from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, computed_in
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart

@@ -20,7 +20,7 @@ from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.plug_ins import env_options, load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
@@ -92,11 +92,11 @@ def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: 
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def require_fitting(folder: str, observation: Observation) -> None:
+def require_fitting(folder: str, observation: Observation, criticised: bool = False) -> None:
     """Checks that the policy of a folder was made for observations like one; published folders do not tell.
 
     State vectors are compared by name and length, images by their size: cameras are in the policy's order.  A policy
-    that sees images needs no privileged state to act.
+    that sees images needs no privileged state to act, unless a critic on it is asked, too (`criticised`).
 
     Raises:
         CheckpointError: it was made for others.
@@ -111,7 +111,7 @@ def require_fitting(folder: str, observation: Observation) -> None:
     if made_for.cameras:
         ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
         theirs |= {f"image {k}": list(part.shape) for k, part in enumerate(made_for.of_kind(FeatureKind.image))}
-    elif observation.privileged is not None:
+    if observation.privileged is not None and (criticised or not made_for.cameras):
         ours["privileged"], theirs["privileged"] = [observation.privileged.shape[1]], [made_for.privileged_dim]
     if list(ours.items()) != list(theirs.items()):  # their order counts: vectors are put side by side
         raise CheckpointError(
@@ -125,8 +125,7 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
     The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
-    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
-    solver settings are the task's and the robot's own, alike on both: task, robot, control mode and versions tell them.
+    the Jacobian, a reset draws for all rows at once, and images have the original meshes.
 
     Args:
         env: section of the config.
@@ -136,20 +135,14 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
     return {
         "task": env.task,
-        "control_mode": env.control_mode,
-        "robot": env.robot or "default",
-        "cameras": _views(env),
-        "camera_fov": env.camera_fov,
+        "cameras": list(env.cameras),
         "obs_size": env.obs_size,
         "chunk": env.chunk,
         "horizon": env.horizon,
         "action_head": policy.name,
         "observations": OBSERVATION_VERSION,
         "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",
-        "decimate": maniskill and bool(env.cameras) and not on_gpu and env.decimate is not False,  # of images' meshes
-        "show_goal": bool(env.cameras) and env.show_goal,
-        "goal_in_proprio": env.goal_in_proprio,
-        "objects_in_proprio": env.objects_in_proprio,
+        **env_options(env).conditions(bool(env.cameras), on_gpu),
         **{f"version of {name}": libraries[name] for name in _LIBRARIES if name in libraries},
     }
 
@@ -158,13 +151,6 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
     """Returns how two fingerprints differ, for example ["obs_size is 64 there and 128 here"]."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     return [f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names]
-
-
-def _views(env: EnvConfig) -> list[str]:
-    """Names of the cameras; the first one with its place where that is not the task's own."""
-    if env.camera_eye is None or not env.cameras:
-        return list(env.cameras)
-    return [f"{env.cameras[0]} at {env.camera_eye} to {env.camera_target}", *env.cameras[1:]]
 
 
 def require_conditions(

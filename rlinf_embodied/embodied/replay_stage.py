@@ -30,7 +30,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 DEMONSTRATIONS = "demonstrations"
-_SAME = ("_target_", "task", "control_mode", "robot", "goal_in_proprio", "objects_in_proprio", "states", "options")
+_SAME = ("_target_", "task", "states", "options")
 _CURSOR = "cursor"  # of a state: where the next transition goes
 
 
@@ -107,11 +107,6 @@ class ReplayBuffer:
     def __len__(self) -> int:
         """Returns how many transitions it holds."""
         return self._size
-
-    @property
-    def sizes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of one transition by column; {} of an empty one."""
-        return {name: tuple(column.shape[1:]) for name, column in self._columns.items()}
 
     def add(self, columns: Columns) -> None:
         """Puts transitions in, in order; those that were put in first make room."""
@@ -204,14 +199,13 @@ class ReplayStage:
         """Takes each block's transitions in and returns its part of every batch, columns [U, R, ...]; {} in warm-up.
 
         Raises:
-            DataError: recorded transitions are of another env than those that arrive, or cannot be read.
+            DataError: recorded transitions cannot be used.
         """
         config, iteration = self._config, step_context.iteration
         name = DEMONSTRATIONS if iteration < config.demonstrations_until else REPLAY
         for block, payloads in inputs.items():
             self._read(block)
             for columns in cast("list[Columns]", payloads):
-                self._require_alike(block, columns)
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731
@@ -225,15 +219,6 @@ class ReplayStage:
             number = len(next(iter(found.values())))
             buffer = self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(number, config.capacity))
             buffer.add(found)
-
-    def _require_alike(self, block: int, columns: Columns) -> None:
-        sizes = self._buffers[block, DEMONSTRATIONS].sizes
-        ours = {name: tuple(column.shape[1:]) for name, column in columns.items()}
-        if sizes and sizes != ours:
-            raise DataError(
-                f"data is {', '.join(self._config.data)}, whose transitions have sizes {sizes}, but those of this env "
-                f"have {ours}: give recordings of the same env, with its env.* as they were"
-            )
 
     def _batches(self, block: int, iteration: int) -> Columns:
         config = self._config

@@ -7,22 +7,24 @@ same under every plan: a row's last bits depend on the size of its batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import cast
+import copy
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import PolicyColumns
-from rlinf_embodied.config import PolicyConfig, Precision
+from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
-from rlinf_embodied.embodied.precision import computed_in
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features, Policy, PolicyOutput
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
+from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
@@ -109,7 +111,8 @@ class RolloutStage:
         policy, config = self._policy, self._config
         assert len(observation) == len(blocks) * config.block_size
         if not self._fits:
-            require_fitting(config.folder, observation)
+            criticised = config.records and config.policy.critic is Critic.privileged
+            require_fitting(config.folder, observation, criticised)
             self._fits = True
         features = policy.encode(observation.to(self._device))
         noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
@@ -174,3 +177,46 @@ def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def _stacked_if_any(parts: Sequence[Tensor | None]) -> Tensor | None:
     found = [part for part in parts if part is not None]
     return torch.stack(found) if found else None
+
+
+# ----------------------------------------------------------------------------------------------------------- bfloat16
+_Policy = TypeVar("_Policy", bound=Policy)
+_COMPUTES = (
+    *("encode", "act", "evaluate", "value"),
+    *("encode_trainable", "encode_frozen", "pooled", "imitation_loss"),  # of a policy that can imitate
+)
+
+
+def computed_in(precision: Precision, policy: _Policy, config: PolicyConfig, device: str) -> _Policy:
+    """Returns the policy itself, or in bfloat16 one that has its weights and computes on `device` by autocast.
+
+    Features stay as they come out, which halves what is kept of a frozen part.  A critic on privileged state is small,
+    and stays in float32.
+    """
+    if precision is Precision.float32:
+        return policy
+    kind = type(policy)
+    methods = {name: _autocast(getattr(kind, name), precision, device) for name in _COMPUTES if hasattr(kind, name)}
+    if config.critic is Critic.privileged:
+        del methods["value"]
+    made = copy.copy(policy)  # of the same module
+    made.__class__ = type(kind.__name__, (kind,), methods)  # pyright: ignore[reportAttributeAccessIssue]
+    return cast(_Policy, made)
+
+
+def _autocast(method: Callable[..., Any], precision: Precision, device: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def run(*arguments: Any, **named: Any) -> Any:
+        with computing(precision, device):
+            return _in_float32(method(*arguments, **named))
+
+    return run
+
+
+def _in_float32(found: Any) -> Any:
+    if isinstance(found, PolicyOutput):
+        values = _in_float32(found.values)
+        return replace(found, actions=found.actions.float(), log_probs=found.log_probs.float(), values=values)
+    if isinstance(found, Evaluation):
+        return Evaluation(found.log_probs.float(), _in_float32(found.entropy), _in_float32(found.values))
+    return found.float() if isinstance(found, Tensor) else found

@@ -1,4 +1,4 @@
-"""Where demonstrations come from: files, a teacher, or the scripted expert; checked before the run starts."""
+"""Where demonstrations come from: files, or the scripted expert; checked before the run starts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ import numpy as np
 from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import Recording, read_recording
-from rlinf_embodied.embodied.hierarchy import has_two_levels
-from rlinf_embodied.embodied.policy_folder import require_policy_folder, trained_under
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.plug_ins import env_options
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
-_DATA, _FILES, _TEACHER = "data", "warm_start.demonstrations", "warm_start.teacher"
-_TEACHER_FILES = ("config.json", "model.safetensors", "dataset_statistics.json")
+_DATA, _FILES = "data", "warm_start.demonstrations"
 
 
 class Kind(StrEnum):
     """What shows how."""
 
     expert = "expert"  # the scripted expert of the task
-    teacher = "teacher"  # a checkpoint of a policy on the simulator's state
     maniskill = "maniskill"  # a recorded trajectory file
     lerobot = "lerobot"  # a LeRobot v3 folder
 
@@ -52,7 +49,6 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     Raises:
         ConfigError: files are missing, or of another task, control mode, camera or image size.
         DataError: files cannot be read, or hold too few episodes.
-        CheckpointError: the teacher's folder cannot be used.
     """
     start, env = config.warm_start, config.env
     files = [] if start.demonstrations is None else [start.demonstrations]
@@ -67,43 +63,7 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
                 "demonstrations needs at least one: record more"
             )
         return found
-    if start.teacher is not None:
-        require_teacher(start.teacher, env, _TEACHER)
-        folder = Path(start.teacher).resolve()  # "latest" moves on
-        digest = _digest([folder / name for name in _TEACHER_FILES])
-        return (DemonstrationSource(Kind.teacher, start.num_demos, str(folder), digest, _TEACHER),)
     return (DemonstrationSource(Kind.expert, start.num_demos),)
-
-
-def require_teacher(folder: str, env: EnvConfig, named: str) -> None:
-    """Checks that a folder holds a policy on the simulator's state for an env; `named` is the config path to name.
-
-    Raises:
-        CheckpointError: it does not.
-    """
-    require_policy_folder(named, folder)
-    missing = [name for name in _TEACHER_FILES if not (Path(folder) / name).exists()]
-    if missing:
-        raise CheckpointError(
-            f"{named} is {folder!r}, but it lacks {', '.join(missing)}: give a whole checkpoint folder"
-        )
-    if has_two_levels(folder):
-        raise CheckpointError(
-            f"{named} is {folder!r}, a checkpoint of two levels of policies, whose lower one needs the goals of the "
-            "higher one: give a checkpoint of one policy"
-        )
-    theirs = trained_under(folder).env
-    if theirs.cameras:
-        raise CheckpointError(
-            f"{named} is {folder!r}, but that policy sees {', '.join(theirs.cameras)}, and a teacher acts on the "
-            "simulator's state: train one with policy=state, or go on from that policy with warm_start.checkpoint"
-        )
-    for name in ("task", "control_mode", "robot"):
-        if getattr(theirs, name) != getattr(env, name):
-            raise CheckpointError(
-                f"{named} is {folder!r}, trained with env.{name}={getattr(theirs, name)}, but env.{name} is "
-                f"{getattr(env, name)}: use the same for both"
-            )
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -157,18 +117,23 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
     return len(recording.episodes)
 
 
+def _setting(env: EnvConfig, name: str) -> object:
+    """Returns a setting of an env; None for an option that the env does not have."""
+    owner = env_options(env) if name.startswith("options.") else env
+    return getattr(owner, name.removeprefix("options."), None)
+
+
 def _require_same_env(recording: Recording, env: EnvConfig, where: str) -> None:
     others = {
         "task": "give a recording of that task",
-        "control_mode": "convert the recording: python -m mani_skill.trajectory.replay_trajectory -c <control mode> "
-        "--save-traj",
+        "options.control_mode": "convert the recording: python -m mani_skill.trajectory.replay_trajectory "
+        "-c <control mode> --save-traj",
     }
     for name, other in others.items():
-        ours, theirs = getattr(env, name), getattr(recording, name)
-        if ours != theirs:
+        ours, theirs = _setting(env, name), getattr(recording, name.removeprefix("options."))
+        if ours not in (theirs, None):
             raise ConfigError(
-                f"{where}, recorded with {name} {theirs!r}, but env.{name} is {ours!r}: set env.{name}={theirs}, or "
-                f"{other}"
+                f"{where}, recorded with {theirs!r}, but env.{name} is {ours!r}: set env.{name}={theirs}, or {other}"
             )
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+import importlib
 from pathlib import Path
-from typing import cast
 
 from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.options import NoOptions, typed
-from rlinf_embodied.plug_ins import load_plug_in, load_target
-
-# envs that can say why they have no scripted expert without being built; of others it is known when they are
-_WHY_NO_EXPERT = {"envs.maniskill.make_env": "envs.expert_tasks.why_no_expert"}
+from rlinf_embodied.plug_ins import env_options, load_plug_in
 
 
 def require_start(config: TrainConfig) -> None:
@@ -24,25 +19,19 @@ def require_start(config: TrainConfig) -> None:
     start, env = config.warm_start, config.env
     fine_tunes = config.algorithm.learns_from is Source.demonstrations
     given = config.files if fine_tunes else start.checkpoint or start.from_nothing
-    given = given or start.demonstrations or start.teacher
+    given = given or start.demonstrations
     if given or may_resume(config):
         return
     why = why_no_expert(env)
     if why is None:
         return
-    train, same = "python experiments/train_vla.py", f"env=maniskill env.task={env.task}"
-    same += "" if env.control_mode == EnvConfig().control_mode else f" env.control_mode={env.control_mode}"
     raise ConfigError(
         f"{why}, and training starts from a policy that sometimes succeeds. Give one of\n"
-        "  warm_start.demonstrations=<file.h5>   episodes that ManiSkill recorded (the .json beside them), or\n"
-        "  warm_start.demonstrations=<folder>    a LeRobot v3 dataset\n"
-        "  warm_start.teacher=<dir>              a policy that learned from the simulator's state, as by\n"
-        f"    {train} {same} policy=state algorithm=ppo_dense run.dir=runs/teacher\n"
-        f"    {train} {same} warm_start.teacher=runs/teacher/checkpoints/latest\n"
+        "  warm_start.demonstrations=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>\n"
+        "                                        (record a policy that learned from the simulator's state)\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
         "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with images\n"
-        "  env.task=<another task>               with an expert: python experiments/train_vla.py env=maniskill_pick\n"
-        "See docs/warm_start.md"
+        "or a task with an expert, as env=maniskill_pick. See docs/warm_start.md"
     )
 
 
@@ -52,19 +41,14 @@ def require_env_target(env: EnvConfig) -> None:
     Raises:
         ConfigError: it cannot, or an option is not known or wrong; names the field.
     """
-    if env._target_ == EnvConfig()._target_:  # ManiSkill's: it is right, and takes seconds to import
-        typed(env.options, NoOptions, "env.options")
-        return
-    made = load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
-    read_options = getattr(inspect.getmodule(made), "read_options", None)
-    if read_options is not None:
-        read_options(env)
+    load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    env_options(env)
 
 
 def why_no_expert(env: EnvConfig) -> str | None:
     """Returns why an env has no scripted expert; None where it has one, or where only the env itself can tell."""
-    target = _WHY_NO_EXPERT.get(env._target_)
-    return None if target is None else cast("str | None", load_target(target)(env))
+    ask = getattr(importlib.import_module(env._target_.rpartition(".")[0]), "why_no_expert", None)
+    return None if ask is None else ask(env)
 
 
 def may_resume(config: TrainConfig) -> bool:

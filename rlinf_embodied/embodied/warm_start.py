@@ -20,7 +20,7 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
-from rlinf_embodied.embodied.policy_check import check_policy, is_own, new_policy
+from rlinf_embodied.embodied.policy_check import new_policy
 from rlinf_embodied.embodied.policy_folder import is_published, save_policy
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.workflow import run_iteration
@@ -40,7 +40,7 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
-_PLACES = ("cache_dir", "checkpoint", "demonstrations", "teacher")  # where files lie; what is in them counts
+_PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
     *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),
@@ -79,11 +79,7 @@ def starting_policy(
 
 
 def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
-    """Returns the folder of a new high-level policy; arguments as `starting_policy`.
-
-    Raises:
-        ConfigError: the columns of a goal are none of the env's.
-    """
+    """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
     hierarchy = config.hierarchy
     new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
     of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
@@ -133,8 +129,8 @@ class NewPolicyStage:
 
     def save_policy(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
-        config, own = self._config, is_own(self._config.policy)
-        rows = ROWS if config.measures or own else 1
+        config = self._config
+        rows = ROWS if config.measures else 1
         try:
             env = make_env(for_demonstrations(config.env), rows, self._device)
         except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
@@ -143,8 +139,6 @@ class NewPolicyStage:
             acts_in = env.spec if config.hierarchy is None else choice_spec(env.spec, config.hierarchy)
             with within("" if config.hierarchy is None else "hierarchy"):
                 policy = self._policy(acts_in)
-            if own:
-                check_policy(policy, config.policy, acts_in, env.reset(range(rows)).to(self._device))
             if config.measures and isinstance(policy, ImitationPolicy):
                 self._set_statistics(env, policy)
             save_policy(policy, Path(folder), config.env, config.policy, self._device)

@@ -14,6 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config.env import Chunking
+
 CLOCK_COLUMNS = 2  # of privileged state; they depend on env.horizon and env.chunk, all others on the simulator alone
 OBSERVATION_VERSION = 3  # raised when images or proprioception of one config change: policies learned from these
 PROPRIO = "proprio"  # the state vector of an env that has only one
@@ -118,7 +120,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvSpec:
+class EnvSpec(Chunking):
     """Plain facts about an env.
 
     For example EnvSpec("PickCube-v1", 32, 5, 50, 7, features_of({"base_camera": (64, 64)}, {"proprio": 19}), "cpu").
@@ -164,16 +166,6 @@ class EnvSpec:
     def privileged_dim(self) -> int:
         """Q, 0 without."""
         return sum(feature.shape[0] for feature in self.of_kind(FeatureKind.privileged))
-
-    @property
-    def executed(self) -> int:
-        """Env steps E of a chunk."""
-        return self.execute_steps or self.chunk
-
-    @property
-    def chunks_per_episode(self) -> int:
-        """Chunks of a whole episode; the last one may be cut short by its end."""
-        return -(-self.horizon // self.executed)
 
 
 @dataclass(frozen=True, slots=True)

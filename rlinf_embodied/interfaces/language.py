@@ -55,9 +55,7 @@ class Prefix(Protocol):
     """N prompts that a decoder has read."""
 
     @property
-    def logits(self) -> Tensor:
-        """Logits of each prompt's first completion token, float [N, V]."""
-        ...
+    def logits(self) -> Tensor: ...  # of each prompt's first completion token, float [N, V]
 
 
 @runtime_checkable
@@ -169,14 +167,10 @@ class LanguagePolicy(Protocol):
 class ValueModel(Protocol):
     """A critic for completions."""
 
-    module: nn.Module
+    module: nn.Module  # all of its parameters are trained
 
     def values(self, batch: TokenBatch) -> Tensor:
         """Returns V before each token of the completions, float32 [B, R], differentiable; 0 where a row has none."""
-        ...
-
-    def parameters(self) -> list[nn.Parameter]:
-        """Returns what the value loss trains, in a fixed order."""
         ...
 
     @classmethod

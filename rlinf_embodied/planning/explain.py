@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.errors import PlanError
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check, runs_ahead
 from rlinf_embodied.planning.coarse import coarse
 from rlinf_embodied.planning.notation import place_text, to_text
@@ -29,20 +30,30 @@ class Ranked:
 
     plan: Plan
     kind: Kind
-    iteration_s: float
-    stages_s: Mapping[str, float]  # of each stage, on its busiest device
-    other_s: Mapping[str, float]  # switches and weights, likewise
-    driver_s: float
-    bottleneck: str
-    idle_share: float  # mean over devices
-    worst_idle_share: float
-    peak_bytes: float
+    run: Simulation
+    idle_shares: tuple[float, ...]  # by device
+    peak_bytes: float  # of any device
     why_not: str = ""  # why it lost; empty for the best
 
     @property
     def label(self) -> str:
         """The plan as text."""
         return to_text(self.plan)
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds per iteration."""
+        return self.run.iteration_s
+
+    @property
+    def bottleneck(self) -> str:
+        """The stage that computes longest on its busiest device."""
+        return max(self.run.stages_s, key=self.run.stages_s.__getitem__)
+
+    @property
+    def idle_share(self) -> float:
+        """Mean over all devices."""
+        return sum(self.idle_shares) / len(self.idle_shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +116,8 @@ def best_of(kind: Kind, pricer: Pricer) -> Ranked:
     ranking = rank(pricer)
     found = next((entry for entry in ranking.plans if entry.kind is kind), None)
     if found is None:
-        raise PlanError(
-            f"no {kind} plan of {pricer.workflow.name} on {pricer.cluster.name}, {ranking.impossible[kind]}: use auto"
-        )
+        where = f"{pricer.workflow.name} on {pricer.cluster.name}"
+        raise PlanError(f"no {kind} plan of {where}, {ranking.impossible[kind]}: use auto")
     return found
 
 
@@ -161,66 +171,45 @@ def _described(simulator: Simulator, plan: Plan, name: str) -> Ranked:
     """Returns a plan with everything that a report says of it."""
     pricer, plan = simulator.pricer, replace(plan, name=name)
     run = simulator.run(plan)
-    idle = [max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices)]
-    return Ranked(
-        plan=plan,
-        kind=plan.kind(pricer.workflow),
-        iteration_s=run.iteration_s,
-        stages_s=run.stages_s,
-        other_s=run.other_s,
-        driver_s=run.driver_s,
-        bottleneck=max(run.stages_s, key=lambda stage: run.stages_s[stage]),
-        idle_share=sum(idle) / len(idle),
-        worst_idle_share=max(idle),
-        peak_bytes=max(pricer.memory(plan).values()),
-    )
+    idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
+    return Ranked(plan, plan.kind(pricer.workflow), run, idle, max(pricer.memory(plan).values()))
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
     """Returns the entry with the reason why it is slower than the best."""
-    if entry is best:
-        return entry
     lost = entry.iteration_s - best.iteration_s
-    if lost < -_SAME * best.iteration_s:
+    if entry is best:
+        why = ""
+    elif lost < -_SAME * best.iteration_s:
         saved = 1 - entry.iteration_s / best.iteration_s
         why = f"saves {saved:.1%}, but a larger staleness has to save {WORTH:.0%} of the best with a smaller one"
-        return replace(entry, why_not=why)
-    if lost <= _SAME * best.iteration_s:
-        return replace(entry, why_not="as fast as the best")
-    return replace(entry, why_not=f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(_reasons(entry, best))}")
+    elif lost <= _SAME * best.iteration_s:
+        why = "as fast as the best"
+    else:
+        why = f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(_reasons(entry, best))}"
+    return replace(entry, why_not=why)
 
 
 def _reasons(entry: Ranked, best: Ranked) -> list[str]:
-    """Returns what takes longer than in the best plan."""
-    least, found = 0.01 * best.iteration_s, []
-    slower = {stage: entry.stages_s[stage] - best.stages_s[stage] for stage in entry.stages_s}
-    stage = max(slower, key=lambda name: slower[name])
-    if slower[stage] > least:
-        found.append(
-            f"{stage} computes {entry.stages_s[stage]:.3g} s on {_where(entry, stage)}, "
-            f"{best.stages_s[stage]:.3g} s on {_where(best, stage)} in the best plan"
-        )
-    for what in ("switches", "weights"):
-        here, there = entry.other_s.get(what, 0.0), best.other_s.get(what, 0.0)
-        if here - there > least:
-            found.append(f"{what} take {here:.3g} s, {there:.3g} s in the best plan")
-    if entry.driver_s - best.driver_s > least:
-        found.append(f"submitting its calls takes {entry.driver_s:.3g} s, {best.driver_s:.3g} s in the best plan")
+    """Returns what takes longer than in the best plan by more than 1 % of an iteration."""
+    there, found = _costs(best), list[str]()
+    for what, (seconds, where) in _costs(entry).items():
+        if seconds - there[what][0] > 0.01 * best.iteration_s:
+            found.append(f"{what} {seconds:.3g} s{where}, {there[what][0]:.3g} s{there[what][1]} in the best plan")
     if entry.idle_share > best.idle_share + 0.01:
         found.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
-    if not found:
-        here, there = (one.iteration_s * (1 - one.idle_share) for one in (entry, best))
-        found.append(
-            f"devices work {here:.3g} s on average, {there:.3g} s in the best plan"
-            if here > there
-            else "its calls wait longer for each other and for data"
-        )
-    return found
+    return found or ["its calls wait longer for each other and for data"]
 
 
-def _where(entry: Ranked, stage: str) -> str:
-    place = entry.plan.places()[stage]
-    return f"device{'s' if len(place.devices) > 1 else ''} {place_text(place.devices, place.blocks)}"
+def _costs(entry: Ranked) -> dict[str, tuple[float, str]]:
+    """Returns the seconds of all parts of an iteration, and on which devices."""
+    run, places = entry.run, entry.plan.places()
+    found = {
+        f"{s} computes": (n, f" on {place_text(places[s].devices, places[s].blocks)}") for s, n in run.stages_s.items()
+    }
+    found |= {f"{what} take": (run.other_s.get(what, 0.0), "") for what in ("switches", "weights")}
+    busy_s = entry.iteration_s * (1 - entry.idle_share)
+    return found | {"submitting its calls takes": (run.driver_s, ""), "devices work on average": (busy_s, "")}
 
 
 def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
@@ -230,8 +219,8 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
             "plan": entry.label,
             "kind": str(entry.kind),
             "s/iteration": f"{entry.iteration_s:.2f}",
-            "bottleneck": f"{entry.bottleneck} {entry.stages_s[entry.bottleneck]:.1f} s",
-            "idle (worst)": f"{entry.idle_share:.0%} ({entry.worst_idle_share:.0%})",
+            "bottleneck": f"{entry.bottleneck} {entry.run.stages_s[entry.bottleneck]:.1f} s",
+            "idle (worst)": f"{entry.idle_share:.0%} ({max(entry.idle_shares):.0%})",
             "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
             "why not": entry.why_not or "the best",
         }
@@ -261,11 +250,6 @@ def _why_none(kind: Kind, pricer: Pricer, found: Sequence[Found]) -> str:
         return "there is one stage"
     if pricer.cluster.num_devices == 1:
         return "there is one device"
-    everywhere = set.intersection(
-        *({d for d in range(pricer.cluster.num_devices) if pricer.runs_on(s, d)} for s in pricer.workflow.stages)
-    )
-    if kind is Kind.collocated and not everywhere:
-        return "no device can run all stages"
     return "the search has found none"
 
 

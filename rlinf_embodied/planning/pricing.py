@@ -14,6 +14,7 @@ from rlinf_embodied.workflow.graph import Workflow
 
 Facts = tuple[float, float, float]  # bytes of a stage on a device: resident, of its largest call, offloaded
 Entries = tuple[tuple[str, Facts], ...]  # stages that are in memory together
+Held = tuple[Entries, ...]  # of each item that uses a device, in their order
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +71,8 @@ class Pricer:
             for e in workflow.weight_edges
         }
         self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
-        self._items: dict[Item, dict[int, int]] = {}
-        self._entries: list[Entries] = []
-        self._numbers: dict[Entries, int] = {}  # equal entries have one number, by which peaks are looked up
-        self._peaks: dict[tuple[tuple[int, ...], frozenset[tuple[str, str]]], float] = {}
+        self._items: dict[Item, dict[int, Entries]] = {}
+        self._peaks: dict[tuple[Held, frozenset[tuple[str, str]]], float] = {}
 
     def with_(self, **changes: object) -> Pricer:
         """Returns the same with another workflow, profile, cluster or scale."""
@@ -112,17 +111,11 @@ class Pricer:
         links = self.cluster.links
         return links.within_node_bytes_per_s if self.node_of[a] == self.node_of[b] else links.across_nodes_bytes_per_s
 
-    def round_bytes(self, source: str, target: str) -> float:
-        """Returns the bytes per item and round that `target` gets: as measured, else as the workflow estimates."""
-        known = self.profile.edge_bytes_per_item.get((source, target))
-        if known is None:
-            declared = (e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target))
-            known = next(declared, 0.0)
-        return known
-
     def edge_bytes(self, source: str, target: str) -> float:
-        """Returns the bytes per item that `target` gets from all rounds of `source`."""
-        return self.round_bytes(source, target) * self.rounds.get(source, 1.0)
+        """Returns the bytes per item that `target` gets from all rounds of `source`: as measured, else as estimated."""
+        declared = [e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target)]
+        one = self.profile.edge_bytes_per_item.get((source, target), (declared or [0.0])[0])
+        return one * self.rounds.get(source, 1.0)
 
     # ---------------------------------------------------------------------------------------------------------- memory
     def _standing_bytes(self, device: int) -> float:
@@ -141,7 +134,7 @@ class Pricer:
         What is made ahead is counted where it was made, as far as the bytes of the edges are known.
         """
         pairs = frozenset(plan.exclusive)
-        found = {device: self.peak(numbers, pairs) for device, numbers in self.held(plan.items).items()}
+        found = {device: self.peak(held, pairs) for device, held in self.held(plan.items).items()}
         for device, num_bytes in self.ahead_bytes(plan).items():
             found[device] += num_bytes
         return found
@@ -150,19 +143,15 @@ class Pricer:
         """Returns whether every device has the memory that a plan needs."""
         return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
 
-    def held(self, items: Sequence[Item]) -> dict[int, tuple[int, ...]]:
-        """Returns by device numbers that stand for what the stages of each item hold there, in their order."""
-        on: dict[int, list[int]] = {}
+    def held(self, items: Sequence[Item]) -> dict[int, Held]:
+        """Returns by device what the stages of each item hold there."""
+        on: dict[int, list[Entries]] = {}
         for item in items:
-            for device, number in self._entries_of(item).items():
-                on.setdefault(device, []).append(number)
-        return {device: tuple(numbers) for device, numbers in on.items()}
+            for device, entries in self._entries_of(item).items():
+                on.setdefault(device, []).append(entries)
+        return {device: tuple(entries) for device, entries in on.items()}
 
-    def stages_of(self, number: int) -> list[str]:
-        """Returns the stages that a number of `held` stands for."""
-        return [stage for stage, _ in self._entries[number]]
-
-    def _entries_of(self, item: Item) -> dict[int, int]:
+    def _entries_of(self, item: Item) -> dict[int, Entries]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
             loop = self.workflow.loop_of(item.places[0].stage)
@@ -178,14 +167,8 @@ class Pricer:
                 for device in layout.hosts:
                     facts = self._bytes(place.stage, len(layout.hosts), owned[device], at_once[device])
                     found.setdefault(device, []).append((place.stage, facts))
-            self._items[item] = {device: self._number(tuple(own)) for device, own in found.items()}
+            self._items[item] = {device: tuple(own) for device, own in found.items()}
         return self._items[item]
-
-    def _number(self, entries: Entries) -> int:
-        if entries not in self._numbers:
-            self._numbers[entries] = len(self._entries)
-            self._entries.append(entries)
-        return self._numbers[entries]
 
     def _bytes(self, stage: str, devices: int, owned: int, called: int) -> Facts:
         key = (stage, devices, owned, called)
@@ -196,12 +179,11 @@ class Pricer:
             self._facts[key] = held, working, measured.offloaded_bytes
         return self._facts[key]
 
-    def peak(self, items: tuple[int, ...], pairs: frozenset[tuple[str, str]]) -> float:
-        """Returns the most bytes of a device with these numbers of `held`, where these pairs are exclusive."""
-        if (items, pairs) not in self._peaks:
-            known = [self._entries[number] for number in items]
-            self._peaks[items, pairs] = _peak(known, excluded_by(pairs, self.workflow.stages), self._shared)
-        return self._peaks[items, pairs]
+    def peak(self, held: Held, pairs: frozenset[tuple[str, str]]) -> float:
+        """Returns the most bytes of a device on which items hold this, where these pairs are exclusive."""
+        if (held, pairs) not in self._peaks:
+            self._peaks[held, pairs] = _peak(held, excluded_by(pairs, self.workflow.stages), self._shared)
+        return self._peaks[held, pairs]
 
     def ahead_bytes(self, plan: Plan) -> dict[int, float]:
         """Returns the bytes on each device of the data that the front of a plan with a staleness has made ahead.

@@ -15,11 +15,11 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order, sorted_pairs
-from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.pricing import Held, Pricer
 from rlinf_embodied.planning.simulate import Simulator
 
 Items = tuple[Item, ...]
@@ -29,6 +29,7 @@ PairSet = frozenset[tuple[str, str]]
 
 MOVES = 80_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 6_000, 400
+MOST_PAIRS = 40  # of exclusive stages, each of which is tried to be dropped
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 
 
@@ -56,7 +57,7 @@ class Search:
         self.chunks = [k for k in range(2, min(self.num_blocks, 64) + 1) if self.num_blocks % k == 0]
         self.scores: dict[State, Score] = {}
         self.best: dict[tuple[Kind, tuple], tuple[Score, Plan]] = {}
-        self._separated: dict[tuple[tuple[tuple[int, ...], float], PairSet, tuple[str, str] | None], PairSet] = {}
+        self._separated: dict[tuple[frozenset[tuple[Held, float]], PairSet], PairSet] = {}
         self._busy: dict[Item, dict[int, float]] = {}
         self._streams: dict[tuple[tuple[str, ...], int], bool] = {}
         self.moves = 0
@@ -115,44 +116,38 @@ class Search:
         return self._busy[item]
 
     # --------------------------------------------------------------------------------------------------------- memory
-    def resident(self, items: Items, exclusive: Pairs = (), never: tuple[str, str] | None = None) -> State:
-        """Returns the items with more pairs of stages exclusive, until all devices have enough memory."""
+    def resident(self, items: Items, exclusive: Pairs = (), shuffled: bool = False) -> State:
+        """Returns the items with more pairs of stages exclusive, until all devices have enough memory.
+
+        First no stage stays in a full device while another one works; then each pair that is not needed is dropped,
+        those whose switches take longest first, or in any order.
+        """
         ahead = self.pricer.ahead_bytes(Plan("", self.cluster.num_devices, items, exclusive, self.staleness))
         room, pairs = self.pricer.memory_bytes, frozenset(exclusive)
-        alike = {(on, room[device] - ahead.get(device, 0.0)) for device, on in self.pricer.held(items).items()}
-        lacking = {key: self.pricer.peak(key[0], pairs) - key[1] for key in alike}
-        if max(lacking.values()) <= 0:
+        alike = frozenset((on, room[device] - ahead.get(device, 0.0)) for device, on in self.pricer.held(items).items())
+        if self._fit(alike, pairs):
             return items, exclusive
-        for key in sorted(alike, key=lambda key: (-lacking[key], key)):
-            if (key, pairs, never) not in self._separated:
-                self._separated[key, pairs, never] = self._separate(*key, pairs, never)
-            pairs = self._separated[key, pairs, never]
-        new = sorted(pairs.difference(exclusive))
-        for pair in new if 1 < len(new) <= 12 else ():  # some turn out not to be needed
-            if all(self.pricer.peak(on, pairs - {pair}) <= limit for on, limit in alike):
-                pairs -= {pair}
-        return items, tuple(sorted(pairs))
+        if shuffled or (alike, pairs) not in self._separated:
+            self._separated[alike, pairs] = self._separate(alike, pairs, shuffled)
+        return items, tuple(sorted(self._separated[alike, pairs]))
 
-    def _separate(self, on: tuple[int, ...], room: float, pairs: PairSet, never: tuple[str, str] | None) -> PairSet:
-        """Returns more pairs, until a device has room: those that free most for what their switches take."""
-        peak = self.pricer.peak(on, pairs)
-        if peak <= room:
-            return pairs
-        known = self.pricer.profile.stages
-        of_item = [[stage for stage in self.pricer.stages_of(number) if not known[stage].stays] for number in on]
-        choices = [p for a, b in itertools.combinations(of_item, 2) for p in sorted_pairs(itertools.product(a, b))]
-        switch_s = {s: known[s].offload_s + known[s].onload_s + 1e-3 for s in known}
-        if len(choices) > 40:  # too many to weigh: none of these stays while another one works
-            return pairs.union(pair for pair in choices if pair != never)
-        while peak > room:
-            left = [pair for pair in choices if pair not in pairs and pair != never]
-            freed = {pair: peak - self.pricer.peak(on, pairs | {pair}) for pair in left}
-            if not freed:
-                break
-            gain = {p: min(max(n, 0.0), peak - room) / (switch_s[p[0]] + switch_s[p[1]]) for p, n in freed.items()}
-            chosen = max(left, key=lambda pair: (gain[pair], -switch_s[pair[0]] - switch_s[pair[1]]))
-            pairs |= {chosen}
-            peak -= freed[chosen]
+    def _fit(self, alike: Iterable[tuple[Held, float]], pairs: PairSet) -> bool:
+        return all(self.pricer.peak(on, pairs) <= limit for on, limit in alike)
+
+    def _separate(self, alike: Iterable[tuple[Held, float]], before: PairSet, shuffled: bool) -> PairSet:
+        known, pairs = self.pricer.profile.stages, before
+        for on, limit in alike:
+            if self.pricer.peak(on, pairs) > limit:
+                stages = [[stage for stage, _ in entries if not known[stage].stays] for entries in on]
+                choices = (pair for a, b in itertools.combinations(stages, 2) for pair in itertools.product(a, b))
+                pairs = pairs.union(sorted_pairs(choices))
+        switch_s = {name: stage.offload_s + stage.onload_s for name, stage in known.items()}
+        new = sorted(pairs - before, key=lambda pair: (-switch_s[pair[0]] - switch_s[pair[1]], pair))
+        if shuffled:
+            self.draw.shuffle(new)
+        for pair in new if len(new) <= MOST_PAIRS else ():
+            if self._fit(alike, pairs - {pair}):
+                pairs -= {pair}
         return pairs
 
     # --------------------------------------------------------------------------------------------------------- starts
@@ -247,8 +242,7 @@ class Search:
             return self._kept(self._move_order(items), pairs)
         if kind < 0.92 or not pairs:
             return self._kept(self._move_chunks(items), pairs)
-        pair = self.draw.choice(pairs)
-        return self.resident(items, tuple(p for p in pairs if p != pair), pair if self.draw.random() < 0.7 else None)
+        return self.resident(items, shuffled=True)
 
     def _kept(self, items: Items | None, pairs: Pairs) -> State | None:
         """Returns items with as many pairs as they need: those that there are, or others."""

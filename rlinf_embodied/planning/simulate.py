@@ -18,6 +18,7 @@ tests/tools/test_emulation.py compares this with the real executor, with stages 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -29,7 +30,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Loop
 
-_SPREAD = 1e-4  # of a loop's step: clocks of one group that differ by no more in their steps stay as they are
+_SPREAD = 1e-4  # of a loop's step: clocks that differ by no more in their steps stay as they are
 Exclusive = Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
 
 
@@ -260,23 +261,6 @@ class _Stepwise:
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
         self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
         self._relays = self._is_relayed()
-        self._group_of = self._groups()
-
-    def _groups(self) -> dict[int, int]:
-        """Returns by device the least of those that it exchanges messages with, over any number of hops."""
-        opener, answerer = (self._layouts[side] for side in self._loop.sides)
-        group_of = {device: device for device in (*opener.devices, *answerer.devices)}
-        pairs = {
-            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
-        }
-        changed = True
-        while changed:
-            changed = False
-            for a, b in pairs:
-                if group_of[a] != group_of[b]:
-                    group_of[a] = group_of[b] = min(group_of[a], group_of[b])
-                    changed = True
-        return group_of
 
     def _is_relayed(self) -> bool:
         """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
@@ -289,29 +273,35 @@ class _Stepwise:
         return len(answers) == len(opener.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
-        """Goes through the steps; once two in a row add the same to every clock, the rest is added at once."""
+        """Goes through the steps; once two in a row add the same to every clock, the rest is added at once.
+
+        All clocks have to be in step for that: one that gained on another one would overtake it some time.
+        """
         loop, clocks = self._loop, self._clocks
         if self._relays:
             clocks.submit(len(self._layouts[loop.answerer].hosts))
-        ends = [clocks.ends[side] for side in loop.sides]
-        calls = [device for layout in self._layouts.values() for device in layout.devices]
-        groups = [self._group_of[device] for device in (*hosts, *calls)]
-        added: list[float] = []
-        now = [*(clocks.free_s[d] for d in hosts), *ends[0], *ends[1]]
+        last: list[float] = []
+        before = self._times(hosts)
         for step in range(loop.chunk_steps):
             submitted, driver_s = clocks.submitted, clocks.driver_s
             self._step(step)
-            before, now = now, [*(clocks.free_s[d] for d in hosts), *ends[0], *ends[1]]
-            last, added = added, [b - a for a, b in zip(before, now, strict=True)]
-            left, per_step = loop.chunk_steps - step - 1, clocks.driver_s - driver_s
-            same = 1e-12 * max(now)
+            now = self._times(hosts)
+            added = [b - a for a, b in zip(before, now, strict=True)]
+            left, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
             repeats = bool(last) and all(abs(a - b) <= same for a, b in zip(last, added, strict=True))
-            if left and repeats and clocks.spans is None and per_step <= min(added) and _in_step(groups, added):
+            in_step = max(added) - min(added) <= _SPREAD * min(added) and per_step <= min(added)
+            if left and repeats and in_step and clocks.spans is None:
                 self._skip(left, hosts, added)
                 clocks.submitted += left * (clocks.submitted - submitted)
                 clocks.driver_s += left * per_step
                 break
+            last, before = added, now
         self._close()
+
+    def _times(self, hosts: Sequence[int]) -> list[float]:
+        """Returns all clocks: of the devices, and the ends of both sides' calls."""
+        ends = (self._clocks.ends[side] for side in self._loop.sides)
+        return [*(self._clocks.free_s[device] for device in hosts), *itertools.chain.from_iterable(ends)]
 
     def _skip(self, steps: int, hosts: Sequence[int], added: Sequence[float]) -> None:
         """Adds steps of `added` seconds each to the clocks of the devices, and to the ends of both sides' calls."""
@@ -356,12 +346,6 @@ class _Stepwise:
             if not self._relays:
                 begin = max(begin, clocks.submit())
             own[call] = clocks.work(stage, device, begin, lengths[call], step)
-
-
-def _in_step(groups: Sequence[int], added: Sequence[float]) -> bool:
-    """Returns whether a step has added nearly the same to all clocks of each group, so that none overtakes another."""
-    first: dict[int, float] = {}
-    return all(abs(one - first.setdefault(g, one)) <= _SPREAD * one for g, one in zip(groups, added, strict=True))
 
 
 def simulate(plan: Plan, pricer: Pricer, traced: bool = False) -> Simulation:

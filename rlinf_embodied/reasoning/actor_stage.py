@@ -22,20 +22,20 @@ from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Engine, Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
-from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
-from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
-from rlinf_embodied.learning.weights import StageState, WeightsMessage, require_version
+from rlinf_embodied.learning.weights import Groups, StageState, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy
+from rlinf_embodied.reasoning.vllm_engine import require_same_weights
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
@@ -68,19 +68,17 @@ class ActorStage(LearnerStage):
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         adam = AdamSettings(algorithm.lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
         shared.enter(self.user)
+        self._policy = shared.policy
         if self._is_sharded:
-            self._policy, self._learner = self._sharded(context, shared.policy, adam)
+            self._learner = self._sharded(context, adam)
         else:
-            self._policy, parameters = shared.policy, shared.policy.parameters()
-            self._learner = Learner(parameters, adam, STATISTICS, self._reducer)
+            self._learner = Learner(self._policy.parameters(), adam, STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # its copy is on the device while another stage works with it
 
-    def _sharded(
-        self, context: StageContext, view: LanguagePolicy, adam: AdamSettings
-    ) -> tuple[LanguagePolicy, Learner]:
-        """Returns a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
+    def _sharded(self, context: StageContext, adam: AdamSettings) -> Learner:
+        """Makes a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
         require(
@@ -90,16 +88,15 @@ class ActorStage(LearnerStage):
             f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
             "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
         )
-        config = self._config
-        policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
-        learner = ShardedLearner(
-            *(policy.module, policy.parameters, view.module, adam, STATISTICS),
-            zero_loss=lambda: zero_loss(policy, context.device, self._algorithm.precision),
+        config, view, precision = self._config, self._policy.module, self._algorithm.precision
+        self._policy = policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
+        return ShardedLearner(
+            *(policy.module, policy.parameters, view, adam, STATISTICS),
+            zero_loss=lambda: zero_loss(policy, context.device, precision),
             group=context.group,
             device=context.device,
-            precision=self._algorithm.precision,
+            precision=precision,
         )
-        return policy, learner
 
     # -------------------------------------------------------------------------------------------------------- update
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -109,11 +106,9 @@ class ActorStage(LearnerStage):
             ObjectiveError: completions come from other weights, or their log-probs differ too much from training's.
         """
         if step_context.chunk == 0:
-            generation = self._config.generation
-            self._rows = {}
-            self._objective = Objective(
-                self._policy, self._algorithm, generation.temperature, generation.max_new_tokens, {}
-            )
+            generation, self._rows = self._config.generation, {}
+            settings = generation.temperature, generation.max_new_tokens
+            self._objective = Objective(self._policy, self._algorithm, *settings, {})
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
             self._learner.start()
@@ -134,8 +129,7 @@ class ActorStage(LearnerStage):
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
         rounds = _rounds([to_device(payload, self.device) for payload in payloads], actor_inputs(self._algorithm))
-        versions = {r.generation.version for r in rounds}
-        versions |= {part.version for r in rounds for part in (r.old_log_probs,) if part is not None}
+        versions = {part.version for r in rounds for part in (r.generation, r.old_log_probs) if part is not None}
         require_version(versions, self.shared.version, step_context.staleness)
         kept = None
         if self._algorithm.dynamic_sampling:
@@ -176,12 +170,11 @@ class ActorStage(LearnerStage):
         algorithm, blocks = self._algorithm, self._rows
         if algorithm.num_steps == 1:
             return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
-        shuffled = lambda purpose, sizes: minibatches(  # noqa: E731
-            Shuffle(self._config.run.seed, purpose, step_context.iteration),
-            sizes,
-            algorithm.num_minibatches,
-            algorithm.epochs,
-        )
+
+        def shuffled(purpose: str, sizes: Mapping[int, int]) -> Iterable[Mapping[int, Tensor]]:
+            shuffle = Shuffle(self._config.run.seed, purpose, step_context.iteration)
+            return minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.epochs)
+
         trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})
         watched = shuffled("watched", {block: rows.num_watched for block, rows in blocks.items()})
         return (
@@ -202,7 +195,7 @@ class ActorStage(LearnerStage):
         self._differences = (float(found[0]), float(found[1]))
         precisions = {self._config.policy.precision, self._algorithm.precision}
         if not self._stale and self.device == "cpu" and precisions == {Precision.float32}:
-            if self._config.generation.engine is Engine.transformers:  # others round as they like
+            if self._config.generation.engine is Engine.transformers:
                 require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
         return False
@@ -213,50 +206,38 @@ class ActorStage(LearnerStage):
 
     def _metrics(self, fitted: Fitted) -> dict[str, float]:
         assert self._differences is not None
+        generation = self._config.generation
+        if generation.engine is Engine.vllm and not self._stale:
+            require_same_weights(fitted.mean("mismatch", "ratios"), generation.vllm)
         mean = lambda name: fitted.mean(name, "ratios")  # noqa: E731
-        return (
-            policy_metrics(fitted)
-            | {
-                "losses/mismatch_mean": mean("mismatch"),
-                "losses/mismatch_max": self._differences[0],
-                "losses/initial_log_ratio": self._differences[1],
-                "losses/mismatch_kl": mean("mismatch_kl"),
-                "losses/mismatch_ratio": mean("ratio"),
-                "losses/importance_capped": mean("capped"),
-                "charts/learning_rate": self._learner.lr,
-                "charts/optimizer_steps": float(len(fitted.norms)),
-            }
-            | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
-        )
+        metrics = policy_metrics(fitted) | {
+            "losses/mismatch_mean": mean("mismatch"),
+            "losses/mismatch_max": self._differences[0],
+            "losses/initial_log_ratio": self._differences[1],
+            "losses/mismatch_kl": mean("mismatch_kl"),
+            "losses/mismatch_ratio": mean("ratio"),
+            "losses/importance_capped": mean("capped"),
+            "charts/learning_rate": self._learner.lr,
+            "charts/optimizer_steps": float(len(fitted.norms)),
+        }
+        return metrics | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
 
     # --------------------------------------------------------------------------------------------- weights and state
     def offload(self, step_context: Moment) -> None:
         """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
-        if self._is_sharded:
-            self.move_training("cpu")
-        else:
-            super().offload(step_context)
+        self.move_training("cpu") if self._is_sharded else super().offload(step_context)
 
     def onload(self, step_context: Moment) -> None:
-        if self._is_sharded:
-            self.move_training(self.device)
-        else:
-            super().onload(step_context)
+        self.move_training(self.device) if self._is_sharded else super().onload(step_context)
 
     def write_policy(self, folder: Path) -> None:
         save_policy(self.shared.policy, folder, self._config)
 
-    def save(
-        self,
-        step_context: Moment,
-        argument: tuple[str, int, int, StagePart],
-        *parts: StagePart | WeightsMessage | None,
-    ) -> None:
-        """Begins a checkpoint, with adapters as such: the policy's folder has them merged."""
-        root, step, keep, first = argument
-        if self._config.policy.lora.rank:
-            first = replace(first, tensors={**first.tensors, _MODULE: self.shared.policy.module.state_dict()})
-        super().save(step_context, (root, step, keep, first), *parts)
+    def export_training(self) -> Groups:
+        """Returns the optimizer's state, and adapters as such: the policy's folder has them merged."""
+        adapted = self._config.policy.lora.rank > 0
+        adapters = {_MODULE: dict(self.shared.policy.module.state_dict())} if adapted else {}
+        return super().export_training() | adapters
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores optimizer, adapters and version; the weights were loaded with the policy."""

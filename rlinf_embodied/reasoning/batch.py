@@ -25,7 +25,6 @@ class SamplingParams:
 
     max_new_tokens: int = 52
     temperature: float = 1.0  # 0: the likeliest token, always
-    top_p: float = 1.0  # mass of the nucleus; 1: everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,6 @@ class GenerationBlock:
     prompts: tuple[Prompt, ...]
     group_size: int  # G
 
-    @property
-    def num_rows(self) -> int:
-        """Number of completions."""
-        return len(self.prompts) * self.group_size
-
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -60,17 +54,12 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The G completions of one prompt, R = the longest of them; entries behind a row's length are 0 (tokens: padding).
-
-    log_probs + log_mass is the log-prob under temperature alone, which is what training computes; they differ by
-    top-p only.
-    """
+    """The G completions of one prompt, R = the longest; entries behind a row's length are 0 (tokens: padding)."""
 
     prompt: Prompt
     tokens: Tensor  # int64 [G, R]
     lengths: Tensor  # int64 [G], at least 1; the ending token counts
     log_probs: Tensor  # float32 [G, R], of the distribution sampled from; greedy: at temperature 1
-    log_mass: Tensor  # float32 [G, R], of the nucleus, at most 0
     ended: Tensor  # bool [G], False where max_new_tokens cut the completion off
 
 
@@ -81,11 +70,6 @@ class PromptSet:
 
     blocks: tuple[tuple[tuple[Problem, Prompt], ...], ...]
     index: int  # of this block among them
-
-    @property
-    def own(self) -> tuple[tuple[Problem, Prompt], ...]:
-        """The block's problems."""
-        return self.blocks[self.index]
 
 
 @dataclass(frozen=True, slots=True)

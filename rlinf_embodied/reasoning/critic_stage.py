@@ -11,11 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import (
-    gae,
-    next_values,
-    standardized,
-)
+from rlinf_embodied.algorithms.advantages import gae, next_values, standardized
 from rlinf_embodied.algorithms.losses import explained_variance, value_loss
 from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -74,8 +70,8 @@ class CriticStage(LearnerStage):
         shared = SharedPolicy(self._critic, device=context.device)
         shared.enter(self.user)
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.value_max_grad_norm)
-        self._learner = Learner(self._critic.parameters(), settings, VALUE_STATISTICS, self._reducer)
+        settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
+        self._learner = Learner(list(self._critic.module.parameters()), settings, VALUE_STATISTICS, self._reducer)
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -1,9 +1,7 @@
-"""Evaluation on held-out problems: greedy answers, samples, and answers whose beginning is given.
+"""Evaluation on held-out problems.
 
 greedy    one answer per problem at temperature 0: accuracy with Wilson's interval
 sampled   n answers per problem at the training's temperature: pass@k, unbiased (Chen et al. 2021, arXiv 2107.03374)
-forced    greedy, with the first token of a chain of thought given (forced prefix): what the policy could do
-          already if it only wrote out its steps
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,12 +17,11 @@ import numpy as np
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EvaluateAnswersConfig, MathConfig, RecoveryConfig
-from rlinf_embodied.data.problems import Problem, Split
+from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Prompt, Sample, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Noise, Sample, SamplingParams
 from rlinf_embodied.reasoning.generation_stage import LanguageStage
 from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
 from rlinf_embodied.reasoning.prompt_stage import Asked, Prompts
@@ -40,14 +36,6 @@ from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 STAGE = "answers"
-
-
-class Mode(StrEnum):
-    """How problems are answered."""
-
-    greedy = "greedy"
-    sampled = "sampled"
-    forced = "forced"
 
 
 def held_out(made: StageConfig) -> tuple[Prompts, int]:
@@ -79,31 +67,29 @@ class AnswerStage(LanguageStage):
     def setup(self, context: StageContext) -> None:
         """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
-        self._prompt_template = PROMPT_TEMPLATES[self._config.data.prompt_template]
         self._problems, self._number = held_out(self._made)
-        self._verifier = Verifier(self._prompt_template, self._config.reward)
+        self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
         self._shared.leave(self._user)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Answers the problems of one of its blocks: the step_context's message holds the mode, and which one."""
-        mode, number = cast("tuple[Mode, int]", step_context.message)
+        """Answers the problems of its blocks; the step_context's message says whether answers are sampled."""
+        sampled = bool(step_context.message)
         self._shared.enter(self._user)
         try:
-            blocks = sorted(inputs)[number : number + 1]
-            return Output(dict.fromkeys(inputs), {block: self._run(mode, block) for block in blocks})
+            return Output(dict.fromkeys(inputs), {block: self._run(sampled, block) for block in sorted(inputs)})
         finally:
             self._shared.leave(self._user)
 
-    def _run(self, mode: Mode, block: int) -> Answers:
+    def _run(self, sampled: bool, block: int) -> Answers:
         per_block = self._config.eval.problems_per_block
         first = block * per_block
         asked = self._problems.batch(first, min(per_block, self._number - first))
-        texts, lengths, ended = self._answers(asked, mode)
+        texts, lengths, ended = self._answers(asked, sampled)
         size = len(texts) // len(asked)
         every = [problem for problem, _ in asked for _ in range(size)]
         verified = self._verifier.verify(texts, every, ended)
         right = verified.correct
-        limit = max(0, self._config.eval.num_shown - first) * size if mode is Mode.greedy else 0
+        limit = max(0, self._config.eval.num_shown - first) * size if not sampled else 0
         return Answers(
             tuple(tuple(row) for row in right.reshape(-1, size).tolist()),
             float(verified.raw.sum(dtype=np.float64)),
@@ -115,42 +101,22 @@ class AnswerStage(LanguageStage):
             ),
         )
 
-    def _answers(self, asked: Sequence[Asked], mode: Mode) -> tuple[list[str], list[int], list[bool]]:
+    def _answers(self, asked: Sequence[Asked], sampled: bool) -> tuple[list[str], list[int], list[bool]]:
         """Returns texts, lengths in tokens, and whether each came to its end; problem by problem."""
-        config, policy = self._config.generation, self._shared.policy
-        begun = {problem.id: self._forced_prefix(problem) if mode is Mode.forced else [] for problem, _ in asked}
-        prompts = tuple(Prompt(prompt.id, (*prompt.tokens, *begun[prompt.id])) for _, prompt in asked)
-        sampled = mode is Mode.sampled
-        longest = config.max_new_tokens - max(map(len, begun.values()))
-        sampling = SamplingParams(longest, config.temperature if sampled else 0.0, config.top_p if sampled else 1.0)
+        config = self._config.generation
+        sampling = SamplingParams(config.max_new_tokens, config.temperature if sampled else 0.0)
         noise = Noise(self._config.run.seed, 0, "evaluation")
+        prompts = tuple(prompt for _, prompt in asked)
         block = GenerationBlock(prompts, self._config.eval.num_samples if sampled else 1)
         texts, lengths, ended = [], [], []
         for group in self._generate(block, sampling, noise, self._config.eval.engine):
-            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True):
-                texts.append(policy.decode([*begun[group.prompt.id], *row[:length]]))
-                lengths.append(length)
+            lengths += group.lengths.tolist()
+            texts += self._texts(group)
             ended += group.ended.tolist()
         return texts, lengths, ended
 
-    def _forced_prefix(self, problem: Problem) -> list[int]:
-        """Returns the first token of a chain of thought, nothing where the problem comes without its steps."""
-        if not problem.solution:
-            return []
-        steps = self._prompt_template.completion(problem, chain_of_thought=True)
-        return self._shared.policy.encode_completion(steps)[:1]
-
 
 # -------------------------------------------------------------------------------------------------------------- results
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What n answers per problem gave; intervals are normal ones of 95 % over problems."""
-
-    num_samples: int
-    pass_at: dict[int, float]  # k -> share of problems that one of k answers solves
-    intervals: dict[int, tuple[float, float]]
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerResult:
     """What an evaluation found."""
@@ -160,8 +126,7 @@ class AnswerResult:
     length: float  # mean tokens of a greedy answer
     truncated: float  # share of greedy answers that were cut off
     reward: float | None  # mean value of reward._target_ over greedy answers; None: it is not used
-    sampled: Sampled | None
-    forced: Rate | None
+    sampled: dict[str, Any]  # see `sampled_result`; empty where nothing was sampled
     shown: tuple[Sample, ...]
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
@@ -181,13 +146,7 @@ class AnswerResult:
         }
         if self.reward is not None:
             found["reward"] = self.reward
-        if self.sampled is not None:
-            found["num_samples"] = self.sampled.num_samples
-            for k, value in self.sampled.pass_at.items():
-                found |= {f"pass@{k}": value, f"pass@{k}_interval": list(self.sampled.intervals[k])}
-        if self.forced is not None:
-            found |= self.forced.summary("forced_accuracy")
-        return found
+        return found | self.sampled
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
@@ -201,37 +160,34 @@ class AnswerResult:
             text += f" (all there are for tests: eval.num_problems asks for {self.num_asked})"
         if self.reward is not None:
             text += f", reward {self.reward:.3f}"
-        for k in (1, self.sampled.num_samples) if self.sampled else ():
-            text += f", pass@{k} {100 * self.sampled.pass_at[k]:.1f} %" if self.sampled else ""
-        return text + (f", with a forced prefix {100 * self.forced.value:.1f} %" if self.forced else "")
+        for k in (1, self.sampled["num_samples"]) if self.sampled else ():
+            text += f", pass@{k} {100 * self.sampled[f'pass@{k}']:.1f} %"
+        return text
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
-        escape = lambda text: text.replace("|", "\\|").replace("\n", "<br>")  # noqa: E731
-        rows = []
-        for a in self.shown:
-            cells = [f"`{escape(text)}`" for text in (a.prompt, a.answer, a.completion)]
-            rows.append("| " + " | ".join([*cells, "yes" if a.correct else "no"]) + " |")
+        cell = lambda text: "`" + text.replace("|", "\\|").replace("\n", "<br>") + "`"  # noqa: E731
+        rows = [
+            f"| {cell(a.prompt)} | {cell(a.answer)} | {cell(a.completion)} | {'yes' if a.correct else 'no'} |"
+            for a in self.shown
+        ]
         return "\n".join(["| problem | answer | completion | right |", "|---|---|---|---|", *rows]) + "\n"
 
 
-def sampled_result(correct: Sequence[Sequence[bool]]) -> Sampled:
-    """Returns pass@k for k = 1, 2, 4, ... and the number of samples, from [N][n] scored answers."""
+def sampled_result(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """Returns num_samples, and pass@k for k = 1, 2, 4, ... and that number, from [N][n] scored answers.
+
+    pass@k is the share of problems that one of k answers solves; intervals are normal ones of 95 % over problems.
+    """
     counts, size = np.array([sum(row) for row in correct]), len(correct[0])
-    ks = sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size})
-    pass_at, intervals = {}, {}
-    for k in ks:
+    found: dict[str, Any] = {"num_samples": size}
+    for k in sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size}):
         missed = np.array([math.comb(size - int(c), k) / math.comb(size, k) for c in counts])
         solved = 1.0 - missed
         half = Z95 * float(solved.std(ddof=1)) / math.sqrt(len(solved)) if len(solved) > 1 else 1.0
-        pass_at[k] = float(solved.mean())
-        intervals[k] = (max(0.0, pass_at[k] - half), min(1.0, pass_at[k] + half))
-    return Sampled(size, pass_at, intervals)
-
-
-def _first_right(blocks: Sequence[Answers]) -> Rate:
-    rows = [row for block in blocks for row in block.correct]
-    return Rate(sum(row[0] for row in rows), len(rows))
+        mean = float(solved.mean())
+        found |= {f"pass@{k}": mean, f"pass@{k}_interval": [max(0.0, mean - half), min(1.0, mean + half)]}
+    return found
 
 
 class AnswerEvaluation:
@@ -239,59 +195,38 @@ class AnswerEvaluation:
 
     stage = STAGE
 
-    def __init__(
-        self,
-        made: StageConfig,
-        session: Session,
-        cluster: Cluster,
-        last_step: int,
-        progress: ShowProgress | None = None,
-    ) -> None:
-        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, forced prefixes at 0.
-
-        `progress` is called with (mode, problems done, problems in all, "").
-        """
-        self._config, self._last_step, self._progress = made.config, last_step, progress
+    def __init__(self, made: StageConfig, session: Session, cluster: Cluster, last_step: int) -> None:
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only."""
+        self._config, self._last_step = made.config, last_step
         _, self._number = held_out(made)
         blocks = -(-self._number // made.config.eval.problems_per_block)
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
-        owners = self.executor.plan.all_owners(workflow)[STAGE]
-        self._rounds = max(owners.count(worker) for worker in owners)
 
     def run(self, step: int) -> AnswerResult:
         """Answers every problem."""
-        evaluation, spans, sampled, forced = self._config.eval, list[Span](), None, None
-        greedy = self._answers(step, Mode.greedy, spans)
+        evaluation, number, sampled = self._config.eval, self._number, {}
+        greedy, spans = self._answers(step, sampled=False)
         if evaluation.num_samples and step in (0, self._last_step):
-            sampled = sampled_result([row for block in self._answers(step, Mode.sampled, []) for row in block.correct])
-        if evaluation.forced_prefix and step == 0:
-            forced = _first_right(self._answers(step, Mode.forced, []))
-        number = self._number
+            answers, _ = self._answers(step, sampled=True)
+            sampled = sampled_result([row for block in answers for row in block.correct])
         return AnswerResult(
-            accuracy=_first_right(greedy),
+            accuracy=Rate(sum(row[0] for block in greedy for row in block.correct), number),
             num_asked=evaluation.num_problems,
             length=sum(block.tokens for block in greedy) / number,
             truncated=sum(block.truncated for block in greedy) / number,
             reward=sum(b.earned for b in greedy) / number if self._config.reward._target_ is not None else None,
             sampled=sampled,
-            forced=forced,
             shown=tuple(answer for block in greedy for answer in block.shown),
             spans=tuple(spans),
         )
 
-    def _answers(self, step: int, mode: Mode, spans: list[Span]) -> list[Answers]:
-        """Returns the answers block by block, and adds to `spans`."""
-        found: dict[int, Answers] = {}
-        for number in range(self._rounds):
-            result = self.executor.run(StepContext(step, message=(mode, number)))
-            for report in result.all_of(STAGE, dict):
-                found |= report
-            spans += result.spans
-            if self._progress is not None:
-                done = sum(len(answers.correct) for answers in found.values())
-                self._progress(f"{mode.value} answers", done, self._number, "")
-        return [answers for _, answers in sorted(found.items())]
+    def _answers(self, step: int, sampled: bool) -> tuple[list[Answers], list[Span]]:
+        """Returns the answers block by block, and what was timed."""
+        result, found = self.executor.run(StepContext(step, message=sampled)), dict[int, Answers]()
+        for report in result.all_of(STAGE, dict):
+            found |= report
+        return [answers for _, answers in sorted(found.items())], list(result.spans)
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -311,7 +246,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     cluster = find_cluster(config.cluster)
     made = StageConfig(cast(MathConfig, config), str(checkpoint))  # it has the sections that an evaluation reads
     with open_session(config.cluster) as session, LiveView(1) as view:
-        run = lambda: AnswerEvaluation(made, session, cluster, last_step=0, progress=view.progress).run(0)  # noqa: E731
+        run = lambda: AnswerEvaluation(made, session, cluster, last_step=0).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
     content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}

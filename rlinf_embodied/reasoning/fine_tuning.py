@@ -36,7 +36,7 @@ NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the numbe
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
 _VERSION = 1  # of what a cached policy depends on in addition to its key
 _STAGE = StageSpec("fine_tuning", f"{__name__}.FineTuningStage", None, collective=True)
-_STEPS_PER_CALL = 50
+_STEPS_PER_CALL, _WARMUP_STEPS = 50, 20
 _OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
 _FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
 
@@ -53,7 +53,11 @@ def starting_policy(
         return Path(given).expanduser()
 
     def teach(executor: Executor) -> None:
-        common.fit(executor, _STAGE.name, config.warm_start.steps, _STEPS_PER_CALL, "fine-tuning", progress)
+        total = config.warm_start.steps
+        for first in range(0, total, _STEPS_PER_CALL):
+            last = min(first + _STEPS_PER_CALL, total)
+            loss = executor.call(_STAGE.name, "fit", StepContext(first), (first, last))[0]
+            progress("fine-tuning", last, total, f"loss {loss:.3f}")
 
     workflow = Workflow("warm start", NUM_BLOCKS, {_STAGE.name: replace(_STAGE, config=config)})
     make = lambda folder: common.make_policy(folder, workflow, _STAGE.name, session, cluster, teach)  # noqa: E731
@@ -82,16 +86,14 @@ class FineTuningStage:
 
     def setup(self, context: StageContext) -> None:
         """Makes the model, the examples of this worker's blocks, and the learner."""
-        config, settings = self._config, self._config.warm_start
+        config = self._config
         whole = replace(config.policy, lora=LoraSettings(rank=0))  # adapters of random weights would learn little
         self._policy = load_policy(whole, None, config.run.seed, context.device).policy
         self._device, self._rank = context.device, context.group.rank
         self._examples = {block: self._drawn(block) for block in context.blocks}
-        betas = (settings.betas[0], settings.betas[1])
-        adam = AdamSettings(settings.lr, betas, settings.max_grad_norm, weight_decay=settings.weight_decay)
+        adam = AdamSettings(config.warm_start.lr, (0.9, 0.98), max_grad_norm=1.0, weight_decay=0.01)
         reducer = Reducer(context.group, context.owners)
         self._learner = Learner(self._policy.parameters(), adam, ("loss",), reducer)
-        self._order: tuple[int, dict[int, np.ndarray]] = -1, {}
 
     def _drawn(self, block: int) -> Sequences:
         """Returns the examples of a block; whether one shows its steps is keyed by its number."""
@@ -112,7 +114,7 @@ class FineTuningStage:
         """Makes the steps [first, last) and returns the mean loss per token."""
         settings, total, count = self._config.warm_start, 0.0, 0.0
         for step in range(*steps):
-            self._learner.lr = cosine_with_warmup(step, settings.steps, settings.lr, settings.warmup_steps)
+            self._learner.lr = cosine_with_warmup(step, settings.steps, settings.lr)
             rows = {block: self._rows(block, step) for block in self._examples}
             made = self._learner.step(rows, self._passes)
             total, count = total + made.sums["loss"], count + made.weight
@@ -122,12 +124,8 @@ class FineTuningStage:
         """The examples of a block in a step: the next ones of a permutation that is redrawn when it is used up."""
         examples, part = len(self._examples[block]), self._config.warm_start.batch_size // NUM_BLOCKS
         epoch, place = divmod(step, examples // part)
-        if self._order[0] != epoch:
-            self._order = epoch, {}
-        if block not in self._order[1]:
-            seed = self._config.run.seed
-            self._order[1][block] = permutation(seed, "fine-tuning", epoch, block, size=examples)
-        return torch.from_numpy(self._order[1][block][place * part : (place + 1) * part])
+        order = permutation(self._config.run.seed, "fine-tuning", epoch, block, size=examples)
+        return torch.from_numpy(order[place * part : (place + 1) * part])
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
@@ -159,9 +157,9 @@ def _parts(lengths: list[int]) -> list[list[int]]:
     return [order[:at], order[at:]]
 
 
-def cosine_with_warmup(step: int, num_steps: int, lr: float, warmup: int, floor: float = 0.1) -> float:
-    """Returns the learning rate of a step: it rises linearly, then falls as a cosine to `floor` times its peak."""
-    if step < warmup:
-        return lr * (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
-    return lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+def cosine_with_warmup(step: int, num_steps: int, lr: float) -> float:
+    """Returns the learning rate of a step: it rises linearly, then falls as a cosine to a tenth of its peak."""
+    if step < _WARMUP_STEPS:
+        return lr * (step + 1) / _WARMUP_STEPS
+    done = min(1.0, (step - _WARMUP_STEPS) / max(1, num_steps - _WARMUP_STEPS))
+    return lr * (0.1 + (1 - 0.1) * 0.5 * (1 + math.cos(math.pi * done)))

@@ -25,7 +25,6 @@ from rlinf_embodied.algorithms.log_probs import (
     greedy_tokens,
     inverse_cdf,
     log_softmax,
-    restrict_to_nucleus,
 )
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
@@ -68,7 +67,8 @@ class _Decoding:
         self, policy: LanguagePolicy, block: GenerationBlock, sampling: SamplingParams, noise: Noise, max_num_seqs: int
     ) -> None:
         self.block, self.sampling, self.noise = block, sampling, noise
-        rows, length = block.num_rows, sampling.max_new_tokens
+        rows, length = len(block.prompts) * block.group_size, sampling.max_new_tokens
+        self.num_rows = rows
         self.max_num_seqs = min(max_num_seqs, rows)
         width = max(len(prompt.tokens) for prompt in block.prompts) + length
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
@@ -77,7 +77,6 @@ class _Decoding:
         # made outside of inference mode, so that training may use them
         self.tokens = torch.full((rows, length), policy.spec.pad_id, device=device)
         self.log_probs = torch.zeros(rows, length, device=device)
-        self.log_mass = torch.zeros(rows, length, device=device)
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self.ended = torch.zeros(rows, dtype=torch.bool, device=device)
         self.uniforms = torch.zeros(rows, length, device=device)
@@ -106,7 +105,7 @@ class _Decoding:
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         cut = lambda table: table[rows, :longest].clone()  # noqa: E731
-        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), cut(self.log_mass), self.ended[rows].clone()
+        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), self.ended[rows].clone()
         return Group(self.block.prompts[number], *tables)
 
     # -------------------------------------------------------------------------------------------------------- one step
@@ -134,16 +133,9 @@ class _Decoding:
 
     def _draw(self, logits: Tensor, rows: Tensor, place: Tensor) -> Tensor:
         every = log_softmax(logits, self.sampling.temperature or 1.0)
-        restricted = every
-        if self.sampling.temperature == 0:
-            tokens = greedy_tokens(every)
-        else:
-            if self.sampling.top_p < 1:
-                restricted, log_mass = restrict_to_nucleus(every, self.sampling.top_p)
-                self.log_mass[rows, place] = log_mass
-            tokens = inverse_cdf(restricted, self.uniforms[rows, place])
-        log_probs = every.gather(-1, tokens[:, None])[:, 0]
-        self.log_probs[rows, place] = log_probs if restricted is every else log_probs - log_mass
+        greedy = self.sampling.temperature == 0
+        tokens = greedy_tokens(every) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         return tokens
 
     # ------------------------------------------------------------------------------------------------ who sits where
@@ -151,7 +143,7 @@ class _Decoding:
     def _admit(self, gaps: Tensor) -> list[int]:
         """Fills gaps with waiting rows, then with the last live ones; returns rows that ended at their first token."""
         finished: list[int] = []
-        while len(gaps) > 0 and self.next_row < self.block.num_rows:
+        while len(gaps) > 0 and self.next_row < self.num_rows:
             prefix = self._read_ahead()
             end = min(self.next_row + len(gaps), self.read_to * self.block.group_size)
             rows = torch.arange(self.next_row, end, device=gaps.device)

@@ -75,6 +75,10 @@ class LanguageStage:
             return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
         return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs)
 
+    def _texts(self, group: Group) -> list[str]:
+        rows = zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
+        return [self._shared.policy.decode(row[:length]) for row, length in rows]
+
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
         self._shared.leave(self._user)
@@ -113,16 +117,13 @@ class GenerationStage(LanguageStage):
         decoding, first = self._under_way[1], block - prompts.index
         if first not in decoding:
             decoding |= self._begun(step_context, first, asked)
-        groups = tuple(islice(decoding[first], len(prompts.own)))
-        assert len(groups) == len(prompts.own), "blocks of a set are asked for once, in ascending order"
+        problems = tuple(problem for problem, _ in prompts.blocks[prompts.index])
+        groups = tuple(islice(decoding[first], len(problems)))
+        assert len(groups) == len(problems), "blocks of a set are asked for once, in ascending order"
         if prompts.index == len(prompts.blocks) - 1:
             del decoding[first]  # the last one frees its memory
-        texts = tuple(
-            self._shared.policy.decode(row[:length])
-            for group in groups
-            for row, length in zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
-        )
-        return Completions(tuple(problem for problem, _ in prompts.own), groups, texts, self._shared.version)
+        texts = tuple(text for group in groups for text in self._texts(group))
+        return Completions(problems, groups, texts, self._shared.version)
 
     def _begun(
         self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]
@@ -136,7 +137,7 @@ class GenerationStage(LanguageStage):
         if self._device == "cpu" and config.engine is not Engine.vllm:
             sets = {first: sets[first]}
         rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
-        sampling = SamplingParams(config.max_new_tokens, config.temperature, config.top_p)
+        sampling = SamplingParams(config.max_new_tokens, config.temperature)
         noise = Noise(self._config.run.seed, step_context.iteration)
         return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise, config.engine))
 

@@ -6,7 +6,8 @@ no stage for prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from rlinf_embodied.planning.profile import Workload
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
@@ -23,7 +24,10 @@ _CLASSES = {  # in the order of the data
     "actor": "actor_stage.ActorStage",
 }
 _LEARNERS = ("critic", "actor")
-_NO_CONFIGS: Mapping[str, object] = {}
+_PUBLISHED = (
+    *(("generation", "reward"), ("generation", "logprob"), ("reward", "critic"), ("logprob", "critic")),
+    *(("logprob", "actor"), ("critic", "actor")),
+)
 
 
 def reasoning_graph(
@@ -34,7 +38,7 @@ def reasoning_graph(
     items_per_block: int,
     blocks_per_batch: int,
     repeat: Repeat | None = None,
-    configs: Mapping[str, object] = _NO_CONFIGS,
+    configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
 ) -> Workflow:
     """Returns the graph.
@@ -50,12 +54,25 @@ def reasoning_graph(
         waiting: stages that wait for something that is none of the cluster's.
     """
     names = [name for name in _CLASSES if name in stages]
-    ends = _ends(names) if "prompts" in stages else _published_ends(names)
+
+    def spec(name: str) -> StageSpec:
+        learns, generates = name in _LEARNERS, name == "generation"
+        return StageSpec(
+            *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
+            collective=learns,
+            granularities=(WHOLE,) if learns and not streams else (),
+            at_once=generates,
+            waits=name in waiting,
+            blocks_per_batch=blocks_per_batch if generates else 1,
+        )
+
     return Workflow(
         name="reasoning",
         num_blocks=num_blocks,
-        stages={name: _spec(name, configs.get(name), blocks_per_batch, streams, name in waiting) for name in names},
-        edges=tuple(Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in ends),
+        stages={name: spec(name) for name in names},
+        edges=tuple(
+            Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in _ends(names)
+        ),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
@@ -64,35 +81,16 @@ def reasoning_graph(
     )
 
 
-def _spec(name: str, config: object, blocks_per_batch: int, streams: bool, waits: bool) -> StageSpec:
-    learns = name in _LEARNERS
-    return StageSpec(
-        *(name, f"{_PACKAGE}.{_CLASSES[name]}", config),
-        collective=learns,
-        granularities=(WHOLE,) if learns and not streams else (),
-        at_once=name == "generation",
-        waits=waits,
-        blocks_per_batch=blocks_per_batch if name == "generation" else 1,
-    )
-
-
-def _ends(stages: Iterable[str]) -> list[tuple[str, str]]:
+def _ends(stages: Collection[str]) -> list[tuple[str, str]]:
     """Returns the data edges."""
+    if "prompts" not in stages:
+        rewarded = () if "critic" in stages else (("reward", "actor"),)
+        return [(a, b) for a, b in (*_PUBLISHED, *rewarded) if a in stages and b in stages]
     sources = [name for name in stages if name not in ("prompts", "actor")]
     ends = [("prompts", "generation"), ("generation", "reward")]
     ends += [("generation", name) for name in ("old_log_probs", "reference", "critic") if name in sources]
     ends += [("reward", "critic")] if "critic" in sources else []
     return [*ends, *((name, "actor") for name in sources)]
-
-
-def _published_ends(stages: Collection[str]) -> list[tuple[str, str]]:
-    ends = [
-        *(("generation", "reward"), ("generation", "logprob"), ("reward", "critic"), ("logprob", "critic")),
-        *(("logprob", "actor"), ("critic", "actor")),
-    ]
-    if "critic" not in stages:
-        ends.append(("reward", "actor"))
-    return [(a, b) for a, b in ends if a in stages and b in stages]
 
 
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
@@ -101,17 +99,15 @@ def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     Where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat, the learners
     wait for all answers; those of published systems do not.
     """
-    waits = "prompts" in stages and (work.max_rounds > 1 or bool({"critic", "old_log_probs"} & set(stages)))
-    again = (
-        resample(lambda rounds: RepeatDecision(True), work.max_rounds) if work.max_rounds > 1 else None
-    )  # nothing runs
+    repeats = work.max_rounds > 1
+    waits = "prompts" in stages and (repeats or bool({"critic", "old_log_probs"} & set(stages)))
     return reasoning_graph(
         stages,
         work.num_items // work.items_per_block,
         streams=not waits,
         items_per_block=work.items_per_block,
         blocks_per_batch=work.blocks_per_batch,
-        repeat=again,
+        repeat=resample(lambda rounds: RepeatDecision(True), work.max_rounds) if repeats else None,  # nothing runs
     ).with_rounds(work.expected_rounds)
 
 

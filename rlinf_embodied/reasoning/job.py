@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig, ReasoningName
+from rlinf_embodied.config import MathConfig
 from rlinf_embodied.config.algorithms import require_correction
-from rlinf_embodied.data.problems import Problem, Split
-from rlinf_embodied.data.sources import problem_source, require_laws
+from rlinf_embodied.data.problems import Split
+from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
@@ -42,7 +41,6 @@ from rlinf_embodied.workflow.graph import Workflow
 _PROBLEMS = "problems"  # used so far
 _IDLE = "idle_iterations"  # the last ones in a row without an advantage; absent: none
 _MANY_CUT = 0.5  # share of an iteration's completions
-_LOOKED_AT = 2000  # of the problems for training of a user's source
 
 
 class ReasoningJob:
@@ -69,7 +67,6 @@ class ReasoningJob:
         self.goal: float | None = None  # it runs its iterations
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
-        self._warned_of_cuts = False  # by the last iteration
         self._left_out: list[str] = []  # which prompts
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
@@ -95,15 +92,7 @@ class ReasoningJob:
         parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
         parts += [f"{reward.format_reward:g} for the right format"] if reward.format_reward else []
         parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
-        notes = [f"reward   {', '.join(parts)} (reward.*)", *self._left_out]
-        algorithm = self.config.algorithm
-        if reward.format_reward and algorithm.drop_zero_variance_groups and algorithm.name is not ReasoningName.ppo:
-            notes.append(
-                "format   algorithm.drop_zero_variance_groups=true goes by right and wrong alone: groups that differ "
-                "only in their format leave the batch; to learn the format from all groups set it to false, with "
-                "algorithm.dynamic_sampling=false"
-            )
-        return notes
+        return [f"reward   {', '.join(parts)} (reward.*)", *self._left_out]
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks that problems can be had, and that their prompts fit the model's context.
@@ -127,8 +116,10 @@ class ReasoningJob:
         if config.warm_start.checkpoint is not None and checkpoint is None:
             trained_on(Path(config.warm_start.checkpoint).expanduser())
         reward_function(config.reward)
-        self._require_problems()
-        self._count_too_long(None if given is None else str(Path(given).expanduser()))
+        problem_source(config.data, config.run.seed)
+        for split, most in ((Split.train, None), (Split.test, config.eval.num_problems)):
+            prompts = Prompts.of(config, None if given is None else str(Path(given).expanduser()), split)
+            self._left_out += prompts.left_out(most)
 
     def _reference_of(self, checkpoint: Path) -> str:
         """Returns where the policy is that a run started from: inside its folder it moves with that."""
@@ -141,35 +132,6 @@ class ReasoningJob:
                 f"algorithm.kl_coef is {self.config.algorithm.kl_coef}, but the policy that the run started from is no "
                 f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
             )
-
-    def _require_problems(self) -> None:
-        data = self.config.data
-        problem_source(data, data.seed).batch(Split.test, 0, 1)
-        (first,) = problem_source(data, self.config.run.seed).batch(Split.train, 0, 1)
-        if data._target_ is not None:
-            trained = self._problems(Split.train, self.config.run.seed, _LOOKED_AT)
-            held_out = self._problems(Split.test, data.seed, self.config.eval.num_problems)
-            require_laws(data._target_, first, trained, held_out)
-
-    def _count_too_long(self, folder: str | None) -> None:
-        """Notes how many problems are left out since their prompts are too long.
-
-        Raises:
-            ConfigError: none fits.
-        """
-        for split, most in ((Split.train, None), (Split.test, self.config.eval.num_problems)):
-            prompts = Prompts.of(self.config, folder, split)
-            too_long, number = prompts.too_long(most)
-            if too_long and (limit := prompts.limit) is not None:
-                self._left_out.append(
-                    f"prompts  {too_long} of {number} ({split.value}) have more than {limit.prompt} tokens and are "
-                    f"left out ({limit.reason}, less generation.max_new_tokens={limit.new_tokens})"
-                )
-
-    def _problems(self, split: Split, seed: int, most: int) -> list[Problem]:
-        source = problem_source(self.config.data, seed)
-        size = source.size(split)
-        return source.batch(split, 0, most if size is None else min(most, size))
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
@@ -229,18 +191,6 @@ class ReasoningJob:
             )
         progress.counts[_IDLE] = number
 
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """See Job; it is reported when it becomes true, not in every iteration."""
-        cut, before = metrics["rollout/truncated"], self._warned_of_cuts
-        self._warned_of_cuts = cut > _MANY_CUT
-        if before or not self._warned_of_cuts:
-            return []
-        return [
-            f"{100 * cut:.0f} % of the completions were cut off at generation.max_new_tokens="
-            f"{self.config.generation.max_new_tokens} and earned nothing: use a larger one, as far as the model's "
-            "context allows"
-        ]
-
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
         """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
         groups: list[ScoredGroup] = [group for report in result.all_of("reward", list) for group in report]
@@ -291,7 +241,4 @@ class ReasoningJob:
         assert isinstance(after, AnswerResult)
         folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]
-        shown = percent(before, "accuracy")
-        if "forced_accuracy" in before:
-            shown += f" (with a forced start {100 * cast(float, before['forced_accuracy']):.1f} %)"
-        return lines, f"accuracy before {shown}, after {after}"
+        return lines, f"accuracy before {percent(before, 'accuracy')}, after {after}"

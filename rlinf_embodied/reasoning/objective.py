@@ -6,7 +6,7 @@ The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,6 +31,7 @@ from rlinf_embodied.reasoning.batch import (
 
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
+_TABLES = ("rollout_log_probs", "advantages", "old_log_probs", "reference")
 _WATCHED = 8  # rows without a gradient of a block and minibatch that are read for the metrics, at most
 
 
@@ -52,7 +53,6 @@ class TrainingRows:
 
     sequences: Sequences
     rollout_log_probs: Tensor  # log-probs of the distribution that was sampled from
-    log_mass: Tensor  # of the nucleus that it was restricted to; rollout_log_probs + log_mass is what training computes
     advantages: Tensor
     old_log_probs: Tensor | None
     reference: Tensor | None
@@ -67,16 +67,12 @@ class TrainingRows:
         """Rows that are looked at only."""
         return len(self) - self.num_trained
 
-    def tables(self) -> dict[str, Tensor | None]:
-        """Returns the tables by name."""
-        names = [field.name for field in fields(self) if field.name not in ("sequences", "num_trained", "num_groups")]
-        return {name: getattr(self, name) for name in names}
-
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""
-        tables = {name: None if table is None else table[list(rows)] for name, table in self.tables().items()}
-        chosen = self.sequences.select(rows)
-        return TrainingRows(chosen, **tables, num_trained=num_trained, num_groups=num_groups)  # pyright: ignore[reportArgumentType]
+        chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731
+        tables = {name: chosen(getattr(self, name)) for name in _TABLES}
+        numbers = {"num_trained": num_trained, "num_groups": num_groups}
+        return TrainingRows(self.sequences.select(rows), **tables, **numbers)  # pyright: ignore[reportArgumentType]
 
 
 def training_rows(
@@ -127,7 +123,6 @@ def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, seq
     return TrainingRows(
         sequences=sequences,
         rollout_log_probs=table([group.log_probs for group in groups]),
-        log_mass=table([group.log_mass for group in groups]),
         advantages=torch.cat([_advantages(r, algorithm, width) for r in rounds]),
         old_log_probs=of_stage("old_log_probs"),
         reference=of_stage("reference"),
@@ -234,11 +229,12 @@ class Objective:
         if rows.reference is not None:
             kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        _, distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs + cut(rows.log_mass), mask)
+        _, distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs, mask)
         moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
         differences = torch.stack([largest.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
-        capped = (mask & (old - rollout_log_probs > _log(algorithm.tis_cap))).sum()
+        cap = torch.inf if algorithm.tis_cap is None else algorithm.tis_cap
+        capped = (mask & (old - rollout_log_probs > torch.tensor(cap).log())).sum()
         statistics = [
             *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
             *((found.entropy * mask).sum(), mask.sum()),
@@ -280,7 +276,3 @@ def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precis
     batch = TokenBatch(torch.tensor([[token, token]]), torch.tensor([1]), torch.tensor([2])).to(device)
     with computing(precision, device):
         return policy.log_probs(batch, 1.0, with_entropy=False).log_probs.sum() * 0.0
-
-
-def _log(cap: float | None) -> float:
-    return float("inf") if cap is None else float(torch.tensor(cap).log())

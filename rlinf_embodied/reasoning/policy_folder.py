@@ -11,10 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from rlinf_embodied.config import DataConfig, GenerationConfig, LanguagePolicyConfig, MathConfig, RewardConfig
+from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
@@ -22,6 +19,7 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 FILE = "evaluation.json"
+_SECTIONS = ("data", "policy", "generation", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +45,29 @@ def load_policy(
     return SharedPolicy(policy, device=device)
 
 
-@dataclass(kw_only=True, slots=True)
-class TrainedOn:
-    """The content of evaluation.json; `workflow` distinguishes it from that of other workflows."""
-
-    data: DataConfig
-    policy: LanguagePolicyConfig
-    generation: GenerationConfig
-    reward: RewardConfig
-    workflow: str = "reasoning"
-
-
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
-    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
+    sections = {name: asdict(getattr(config, name)) for name in _SECTIONS}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
     (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def trained_on(folder: Path) -> TrainedOn:
-    """Returns what the policy in a folder was trained on.
+def trained_on(folder: Path) -> dict[str, dict[str, object]]:
+    """Returns the sections of what the policy in a folder was trained on.
 
     Raises:
         CheckpointError: the folder is missing, foreign, or damaged.
     """
     try:
-        content = dict(json.loads((folder / FILE).read_text(encoding="utf-8")))
-        content.pop("libraries", None)
-        return cast(TrainedOn, OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainedOn), content)))
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        return {name: dict(content[name]) for name in _SECTIONS}
     except OSError as error:
         raise CheckpointError(
             f"checkpoint is {str(folder)!r}, but it holds no {FILE}: give a checkpoint folder of this project, for "
             "example <run.dir>/checkpoints/latest"
         ) from error
-    except (ValueError, AttributeError, OmegaConfBaseException) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder / FILE} cannot be read ({error}): the checkpoint is damaged, or of another workflow"
+            f"{folder / FILE} cannot be read ({error!r}): the checkpoint is damaged, or of another workflow"
         ) from error

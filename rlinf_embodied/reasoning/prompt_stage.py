@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -21,20 +20,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
 _LOOKED_AT = 2000  # of the problems of a stream without end
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The most tokens of a prompt with its completion, what sets it, and the completion's share of them."""
-
-    tokens: int
-    reason: str  # "algorithm.tokens_per_microbatch is 1024"
-    new_tokens: int
-
-    @property
-    def prompt(self) -> int:
-        """The most tokens of a prompt."""
-        return self.tokens - self.new_tokens
+_NO_LIMIT = 1 << 40  # tokens
 
 
 class Prompts:
@@ -44,15 +30,20 @@ class Prompts:
     end becomes shorter.
     """
 
-    def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, limit: Limit | None) -> None:
-        """Opens the stream; see `problem_source` for what it raises."""
-        self._split, self._codec, self.limit = split, codec, limit
+    def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
+        """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
+        self._split, self._codec, self._most, self._reason = split, codec, most, reason
         self._source, self._template = problem_source(data, seed), PROMPT_TEMPLATES[data.prompt_template]
         self._fitting: list[Asked] | None = None
 
     @classmethod
     def of(cls, config: MathConfig, folder: str | None, split: Split) -> Prompts:
-        """Returns the stream of training, or the held-out problems; of the policy only the tokenizer is loaded."""
+        """Returns the stream of training, or the held-out problems; of the policy only the tokenizer is loaded.
+
+        Raises:
+            ConfigError: the problems cannot be had.
+            DataError: a file cannot be used.
+        """
         policy, generation, trained = config.policy, config.generation, split is Split.train
         kind = cast(type[LanguagePolicy], load_target(policy._target_))
         codec = kind.codec_from_config(policy, None if folder is None else Path(folder))
@@ -62,9 +53,10 @@ class Prompts:
             (config.algorithm.tokens_per_microbatch if trained else None, "algorithm.tokens_per_microbatch is {}"),
             (generation.vllm.max_model_len if engine is Engine.vllm else None, "generation.vllm.max_model_len is {}"),
         ]
-        known = [Limit(most, reason.format(most), generation.max_new_tokens) for most, reason in limits if most]
-        limit = min(known, key=lambda limit: limit.tokens, default=None)
-        return cls(split, config.data, config.run.seed if trained else config.data.seed, codec, limit)
+        tokens, reason = min((most or _NO_LIMIT, reason.format(most)) for most, reason in limits)
+        reason += f", and completions have up to generation.max_new_tokens={generation.max_new_tokens}"
+        seed = config.run.seed if trained else config.data.seed
+        return cls(split, config.data, seed, codec, tokens - generation.max_new_tokens, reason)
 
     def size(self) -> int | None:
         """Returns how many prompts a held-out split has; None: there is always a next one."""
@@ -87,41 +79,39 @@ class Prompts:
         found = [self._asked(problem) for problem in self._source.batch(self._split, start, count)]
         return [asked if self._fits(asked) else self._further(start + number) for number, asked in enumerate(found)]
 
-    def too_long(self, most: int | None = None) -> tuple[int, int]:
-        """Returns how many of the problems are too long, and how many were looked at: at most 2,000 or `most`.
+    def left_out(self, most: int | None = None) -> list[str]:
+        """Returns a line about the prompts that are left out, of the first 2,000 or `most`; none if all fit.
 
         Raises:
-            ConfigError: all of them are.
+            ConfigError: none fits.
         """
         size = self._source.size(self._split)
         number = min(n for n in (most, _LOOKED_AT if size is None else size) if n is not None)
-        lengths = [len(self._asked(problem)[1].tokens) for problem in self._source.batch(self._split, 0, number)]
-        if self.limit is None or not lengths:
-            return 0, number
-        if min(lengths) > self.limit.prompt:
-            shortest = min(lengths) + self.limit.new_tokens
+        lengths = [len(self._asked(problem)[1].tokens) for problem in self._source.batch(self._split, 0, number or 1)]
+        if min(lengths) > self._most:
             raise ConfigError(
-                f"{self.limit.reason}, but the shortest of {number} prompts for the split {self._split.value!r} with "
-                f"its completion may have {shortest} tokens (generation.max_new_tokens={self.limit.new_tokens}), and "
-                f"none is cut: use at least {shortest} there, fewer new tokens, or shorter problems"
+                f"{self._reason}, but the shortest of {number} prompts for the split {self._split.value!r} has "
+                f"{min(lengths)} tokens, and none is cut: use at least {min(lengths) - self._most} more tokens there, "
+                "fewer new tokens, or shorter problems"
             )
-        return sum(length > self.limit.prompt for length in lengths), number
+        too_long = sum(length > self._most for length in lengths)
+        text = f"prompts  {too_long} of {number} ({self._split.value}) have more than {self._most} tokens: left out"
+        return [f"{text} ({self._reason})"] if too_long else []
 
     def _asked(self, problem: Problem) -> Asked:
         return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem))))
 
     def _fits(self, asked: Asked) -> bool:
-        return self.limit is None or len(asked[1].tokens) <= self.limit.prompt
+        return len(asked[1].tokens) <= self._most
 
     def _further(self, position: int) -> Asked:
         for number in range(1, _MOST_TRIES + 1):
             (problem,) = self._source.batch(self._split, position + number * _FURTHER, 1)
             if self._fits(asked := self._asked(problem)):
                 return asked
-        assert self.limit is not None
         raise DataError(
-            f"{self.limit.reason}, and {_MOST_TRIES} problems in a row have prompts of more than {self.limit.prompt} "
-            "tokens: use a larger value, fewer generation.max_new_tokens, or shorter problems"
+            f"{self._reason}, and {_MOST_TRIES} problems in a row have prompts of more than {self._most} tokens: use a "
+            "larger value, fewer new tokens, or shorter problems"
         )
 
 

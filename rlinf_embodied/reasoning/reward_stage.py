@@ -2,9 +2,8 @@
 
 What is right is a pure function of (completion, problem): `answers.py` decides by the texts alone wherever it can, and
 bounds what is left for math-verify, which runs under a limit of processor time (not of the clock) in
-`verifier_pool.py`.  For references that are numbers, and for countdown, nothing is left that a limit could cut short.
-A function of the user's (reward._target_) replaces all that, and runs in the caller's process, without a limit; several
-calls of it at once in threads, if it waits for others.
+`verifier.py`.  A function of the user's (reward._target_) replaces all that, and runs in the caller's process,
+without a limit; several calls of it at once in threads, if it waits for others.
 """
 
 from __future__ import annotations
@@ -21,14 +20,15 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
 from rlinf_embodied.config import RewardConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplate
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
-from rlinf_embodied.reasoning.answers import decide, solves
+from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, Sample, ScoredGroup
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.reasoning.verifier_pool import VerifierPool
+from rlinf_embodied.reasoning.verifier import MathVerifier
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
 
@@ -61,7 +61,7 @@ class Verification:
 class Verifier:
     """Verifies completions of one prompt template; a context manager.
 
-    Its processes start when a first answer needs them, on the machine where it is called.  One caller at a time.
+    Its process starts when a first answer needs it, on the machine where it is called.  One caller at a time.
     """
 
     def __init__(
@@ -75,18 +75,13 @@ class Verifier:
         self._template, self._format_reward = template, config.format_reward
         self._function = function or reward_function(config)
         self._threads = ThreadPoolExecutor(config.concurrency, "reward") if config.concurrency > 1 else None
-        self._pool = VerifierPool(config.num_workers, config.timeout_s)
+        self._math = MathVerifier(config.timeout_s)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def pids(self) -> list[int]:
-        """Process ids of the processes that were started."""
-        return self._pool.pids
 
     def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
@@ -116,8 +111,8 @@ class Verifier:
         return Verification(correct, formatted, raw, rewards.astype(np.float32))
 
     def close(self) -> None:
-        """Ends the processes; a later call starts new ones."""
-        self._pool.close()
+        """Ends the process; a later call starts another one."""
+        self._math.close()
 
     def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
         one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
@@ -129,14 +124,12 @@ class Verifier:
 
     def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
         answer = self._template.final_answer(completion)
-        if answer is None:
-            return False
-        return decide(answer, problem.answer) if problem.rule is None else solves(answer, problem.rule)
+        return answer is not None and decide(answer, problem.answer)
 
     def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
         """Asks math-verify about what is undecided, once for each different pair."""
         pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
-        equal = dict(zip(pairs, self._pool.equal(pairs), strict=True))
+        equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
         return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
 
 
@@ -149,11 +142,8 @@ def _earned(function: RewardFunction, completion: str, problem: Problem) -> floa
         number = float(found)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise ConfigError(
-            f"reward._target_ returned {found!r} for a completion of {problem.question[:80]!r}, but what it earns is a "
-            "finite number: return one for every completion"
-        )
+    rule = f"it returned that for a completion of {problem.question[:80]!r}, which earns a finite number"
+    require(math.isfinite(number), "reward._target_", found, rule, "return one for every completion")
     return number
 
 
@@ -164,7 +154,7 @@ class RewardStage:
         self._config = made.config
 
     def setup(self, context: StageContext) -> None:
-        """Makes the verifier; its processes start when an answer needs them."""
+        """Makes the verifier; its process starts when an answer needs it."""
         self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

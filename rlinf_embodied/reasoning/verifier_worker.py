@@ -1,7 +1,7 @@
 """The process that asks math-verify: a line of JSON in, [answer, reference]; a line out, 1 or 0.
 
 The kernel ends the process when one question has used up its processor time, also in the middle of C code, and however
-busy the machine is.  Run as `python -m rlinf_embodied.reasoning.verifier_worker <seconds> <bytes>`.
+busy the machine is.  Run as `python -m rlinf_embodied.reasoning.verifier_worker <seconds>`.
 """
 
 from __future__ import annotations
@@ -12,30 +12,25 @@ import os
 import resource
 import signal
 import sys
-from typing import BinaryIO
 
 from math_verify import parse, verify
 from sympy.core import random as sympy_random
 
-READY = b"ready\n"
+_MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:
     """Answers questions until the other side closes the pipe."""
-    seconds, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    seconds = float(sys.argv[1])
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.RLIM_INFINITY))
     for answer, reference in (("$\\frac{1}{2}$", "$0.5$"), ("$x^2-1$", "$(x-1)(x+1)$")):
         are_equal(answer, reference)  # builds tables and patterns that no question should have to pay for
-    replies.write(READY)
-    _serve(sys.stdin.buffer, replies, seconds)
-
-
-def _serve(questions: BinaryIO, replies: BinaryIO, seconds: float) -> None:
-    for line in questions:
+    replies.write(b"ready\n")
+    for line in sys.stdin.buffer:
         answer, reference = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)
         equal = are_equal(answer, reference)

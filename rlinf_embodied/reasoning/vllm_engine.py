@@ -2,63 +2,43 @@
 
     first call      policy.save -> a folder -> vllm.LLM(folder), kept for later calls of this process
     other weights   policy.save -> a folder -> vLLM's reload_weights, then the same for tied layers, which that leaves
-                    out; where vLLM refuses, and with generation.vllm.update=restart, another engine starts
-    then            the first log-probs that it returns are compared with training's: a reload may also fail silently
+                    out
+    then            the actor compares its log-probs with training's: a reload may also fail silently
     each call       LLM.generate over all prompts of a block at once, G samples each; each of its steps is progress
 
 Unlike our own engine (generation.py) it hands on nothing before all completions have ended; a row's generator is keyed
 by (seed, iteration, prompt, sample), but the rows that decode with it may change its last bits, and with them a token;
-the engine holds its share of the GPU (generation.vllm.gpu_memory_utilization) also while its stage is out of memory.
+the engine lives in this process, and holds its share of the GPU (generation.vllm.gpu_memory_utilization) also while its
+stage is out of memory.
 
 Log-probs are vLLM's `processed_logprobs`: of the distribution that was sampled from, temperature and excluded tokens
 included.  (Its default, `raw_logprobs`, is the model's at temperature 1, before anything is excluded.)  They come from
 other kernels, often in half precision: algorithm.tis_cap corrects for that, and losses/mismatch_* report how much
-it is.  With a nucleus they would be of the nucleus, and vLLM does not return its mass, without which they cannot be
-compared with training's: top_p stays 1.
+it is.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import select
-import signal
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
-from rlinf_embodied.config import VllmConfig, WeightUpdate
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config import VllmConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.randomness import words
-from rlinf_embodied.reasoning.batch import (
-    GenerationBlock,
-    Group,
-    Noise,
-    Prompt,
-    SamplingParams,
-    Sequences,
-    all_log_probs,
-)
-from rlinf_embodied.reasoning.vllm_model import end_with, model_dtype, process_tied
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
 from rlinf_embodied.telemetry.progress import report_progress
 
-_LOG = logging.getLogger(__name__)
-_MODEL = "model"  # in a folder of this process
-_GRACE_S = 30.0  # for what vLLM does at its end
 _NEVER = -100.0  # the least logit bias that vLLM takes: e^-100 is no chance at all
-_NUM_COMPARED = 8  # completions, of as many prompts
-# mean |difference| of a token's log-prob to training's, in float32 and with an engine of another precision
-_UNLIKE, _UNLIKE_HALF = 1e-3, 0.1  # an engine that is new computes something else
-_ROUNDING, _ROUNDING_HALF = 1e-5, 1e-2  # never of other weights, however small it was when the engine was new
-_GROWTH = 5.0  # of rounding while the policy learns: more than that is of other weights
+_UNLIKE, _UNLIKE_HALF = 1e-3, 0.1  # mean |difference| of a token's log-prob to training's, in float32 and otherwise
 
 _ENGINES: list[VllmEngine] = []  # of this process: none or one, as each holds a share of the GPU
 
@@ -69,35 +49,32 @@ def generate_with_vllm(
     sampling: SamplingParams,
     noise: Noise,
     version: int,
-    settings: VllmConfig | None = None,
+    settings: VllmConfig,
 ) -> Iterator[Group]:
     """Completes a block and returns its groups in the order of the prompts.
 
     Args:
         policy: whose weights are sampled from; the engine gets them where it has another version.
         block: what to complete.
-        sampling: how; top_p is 1.
+        sampling: how.
         noise: keys of the generators.
         version: of the weights.
         settings: of a new engine.
 
     Raises:
-        ConfigError: vLLM is not installed or does not start, or top_p is not 1.
-        ObjectiveError: the engine does not compute with the policy's weights.
+        ConfigError: vLLM is not installed, does not start or takes no weights.
     """
-    rule = "vLLM does not return the mass of a nucleus, without which its log-probs are not comparable"
-    require(sampling.top_p == 1, "generation.top_p", sampling.top_p, rule, "use 1.0, or engine=transformers")
     vllm = _package()
-    engine = _engine(vllm, policy, version, settings or VllmConfig())
+    if not _ENGINES or _ENGINES[0].module() is not policy.module:
+        close_engine()  # gives its memory back before the next one takes it
+        _ENGINES.append(VllmEngine(vllm, policy, version, settings))
+    engine = _ENGINES[0]
+    engine.take(policy, version)
     prompts = [vllm.TokensPrompt(prompt_token_ids=list(prompt.tokens)) for prompt in block.prompts]
     parameters = [_parameters(vllm, policy, block.group_size, sampling, noise, prompt) for prompt in block.prompts]
     answers = engine.llm.generate(prompts, parameters, use_tqdm=False)
-    assert len(answers) == len(prompts), "vLLM answers every prompt, in their order"
-    pairs = zip(block.prompts, answers, strict=True)
-    groups = [_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs]
-    if not engine.checked:
-        _require_same_weights(engine, policy, groups, sampling.temperature or 1.0)
-    return iter(groups)
+    pairs = zip(block.prompts, answers, strict=True)  # vLLM answers every prompt, in their order
+    return (_group(policy, prompt, _completions(answer.outputs, block.group_size)) for prompt, answer in pairs)
 
 
 def close_engine() -> None:
@@ -106,24 +83,14 @@ def close_engine() -> None:
         _ENGINES.pop().close()
 
 
-def _engine(vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> VllmEngine:
-    """Returns this process's engine, made now or kept, with the policy's weights."""
-    if _ENGINES and _ENGINES[0].belongs_to(policy):
-        _ENGINES[0].take(policy, version)
-    else:
-        close_engine()  # gives its memory back before the next one takes it
-        _ENGINES.append(VllmEngine(vllm, policy, version, settings))
-    return _ENGINES[0]
-
-
 def _package() -> ModuleType:
     """Returns the package vllm.
 
     Raises:
         ConfigError: it cannot be imported.
     """
-    # vLLM sends a function to its engine's process only where this allows it; both processes are ours
-    os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
+    # otherwise the engine is another process, which would outlive this one where it is killed
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     try:
         import vllm  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -136,11 +103,7 @@ def _package() -> ModuleType:
 
 # ----------------------------------------------------------------------------------------------------------- the engine
 class VllmEngine:
-    """A running engine with a version of a policy's weights.
-
-    `checked`: whether log-probs under these weights were compared with training's; `rounding`: the mean difference when
-    the engine was new, None before it is known.
-    """
+    """A running engine with a version of a policy's weights."""
 
     def __init__(self, vllm: ModuleType, policy: LanguagePolicy, version: int, settings: VllmConfig) -> None:
         """Starts it.
@@ -148,24 +111,16 @@ class VllmEngine:
         Raises:
             ConfigError: vLLM cannot start with this model and these settings.
         """
-        self._vllm, self._settings = vllm, settings
-        self._module = weakref.ref(policy.module)
-        self._start(policy)
-        self._version = version
-
-    def _start(self, policy: LanguagePolicy) -> None:
-        self.llm: Any = None  # vllm.LLM; the package need not be there
-        settings, self._folder = self._settings, TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
-        model = Path(self._folder.name, _MODEL)
-        policy.save(model)
+        self.module, self._version = weakref.ref(policy.module), version
+        self._folder = TemporaryDirectory(prefix="rlinf-")  # vLLM may look into it again
+        policy.save(Path(self._folder.name))
         try:
-            self.llm = self._vllm.LLM(
-                model=str(model),
+            self.llm: Any = vllm.LLM(  # the package need not be there
+                model=self._folder.name,
                 skip_tokenizer_init=True,  # tokens go in, tokens come out
                 dtype=settings.dtype,
                 gpu_memory_utilization=settings.gpu_memory_utilization,
                 enforce_eager=settings.enforce_eager,
-                tensor_parallel_size=settings.tensor_parallel_size,
                 max_model_len=settings.max_model_len,
                 logprobs_mode="processed_logprobs",
                 seed=0,  # each request brings its own
@@ -176,55 +131,33 @@ class VllmEngine:
                 f"generation.vllm is {settings}, but vLLM does not start on {policy.spec.name} with it ({error}): what "
                 "it wrote above says why; use settings and a model that it takes, or generation.engine=transformers"
             ) from error
-        self.checked = False
-        self.rounding: float | None = None
         self.llm.llm_engine.step = _reporting(self.llm.llm_engine.step)  # what LLM.generate calls in a loop
-        self.dtype = str(self.llm.apply_model(model_dtype)[0])
-        others = {*self.llm.apply_model(partial(end_with, os.getpid()))} - {os.getpid()}
-        self._processes = [os.pidfd_open(pid) for pid in others if hasattr(os, "pidfd_open")]
-
-    def belongs_to(self, policy: LanguagePolicy) -> bool:
-        """Whether it was made from this policy, at whatever version."""
-        return self._module() is policy.module
 
     def take(self, policy: LanguagePolicy, version: int) -> None:
         """Gets a version of the policy's weights, unless it has it.
 
         Raises:
-            ConfigError: vLLM refuses to reload, and no other engine starts.
+            ConfigError: vLLM refuses to reload.
         """
         if version == self._version:
             return
-        if self._settings.update is WeightUpdate.restart or not self._reloads(policy):
-            self.close()
-            self._start(policy)
-        self._version, self.checked = version, False
-
-    def _reloads(self, policy: LanguagePolicy) -> bool:
-        """Returns whether vLLM has reloaded the weights."""
         try:
             with TemporaryDirectory(prefix="rlinf-") as folder:
-                policy.save(Path(folder, _MODEL))
-                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(Path(folder, _MODEL))})
+                policy.save(Path(folder))
+                self.llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
             self.llm.apply_model(process_tied)
             self.llm.reset_prefix_cache()  # what it holds is of the old weights
-        except Exception as error:  # noqa: BLE001 (a process boundary: what the engine's raised comes as Exception)
-            _LOG.warning("vLLM cannot reload weights (%s): another engine starts", error or type(error).__name__)
-            return False
-        return True
+        except Exception as error:  # a process boundary: what a worker of the engine raised comes as Exception
+            raise ConfigError(
+                f"generation.engine is 'vllm', but it takes no new weights of {policy.spec.name} "
+                f"({error or type(error).__name__}): use generation.engine=transformers, or another model"
+            ) from error
+        self._version = version
 
     def close(self) -> None:
-        """Ends vLLM's processes and waits until they are gone, and with them what they held of the device's memory.
-
-        vLLM itself would end them once nobody refers to any part of it, and does not wait.
-        """
-        if self.llm is None:
-            return
+        """Ends the engine."""
         held = self.llm.llm_engine
         next(part for part in (self.llm, held, held.engine_core) if hasattr(part, "shutdown")).shutdown()
-        self.llm = None
-        for process in self._processes:
-            _wait_for_end(process)
         self._folder.cleanup()
 
 
@@ -239,57 +172,33 @@ def _reporting(step: Callable[[], Any]) -> Callable[[], Any]:
     return reporting
 
 
-def _wait_for_end(process: int) -> None:
-    """Waits for a process by its descriptor, which it closes; kills one that does not end."""
-    gone = select.poll()
-    gone.register(process, select.POLLIN)
-    if not gone.poll(_GRACE_S * 1000):
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        gone.poll()
-    os.close(process)
+@torch.no_grad()
+def process_tied(model: nn.Module) -> None:
+    """Recomputes what vLLM derived from weights that an earlier module owns.
+
+    vLLM's reload_weights processes shared weights for the first of their modules only: a tied lm_head would keep
+    a packed copy of the old embeddings.
+    """
+    owner: dict[int, str] = {}
+    for name, module in model.named_modules():
+        own = [id(parameter) for parameter in module.parameters(recurse=False)]
+        if any(owner.setdefault(key, name) != name for key in own) and hasattr(module, "quant_method"):
+            cast(Any, module).quant_method.process_weights_after_loading(module)
 
 
-# ---------------------------------------------------------------------------------------------------------- the weights
-def _require_same_weights(
-    engine: VllmEngine, policy: LanguagePolicy, groups: Sequence[Group], temperature: float
-) -> None:
-    """Compares an engine's log-probs with those of training's forward pass; a new engine's difference is its rounding.
+def require_same_weights(mismatch: float, settings: VllmConfig) -> None:
+    """Checks the mean |difference| of log-probs between the engine and training, which are of the same weights.
 
     Raises:
         ObjectiveError: they are of other weights, or of another model.
     """
-    found = _difference(policy, groups[:_NUM_COMPARED], temperature)
-    full, rounding = engine.dtype == "float32", engine.rounding
-    text = f"vLLM's log-probs differ from training's by {found:.3g} per token (mean; its dtype is {engine.dtype}), but"
-    if rounding is None:
-        limit = _UNLIKE if full else _UNLIKE_HALF
-        text += (
-            f" a new engine's differ by at most {limit:g}: it computes another function than the policy; use "
+    limit = _UNLIKE if settings.dtype == "float32" else _UNLIKE_HALF
+    if not mismatch <= limit:
+        raise ObjectiveError(
+            f"vLLM's log-probs differ from training's by {mismatch:.3g} per token (mean; {limit:g} is the limit): it "
+            "computes another function than the policy, or new weights did not reach it; use "
             "generation.vllm.dtype=float32 to see whether it is rounding, or generation.engine=transformers"
         )
-        engine.rounding = found
-    else:
-        limit = max(_ROUNDING if full else _ROUNDING_HALF, _GROWTH * rounding)
-        text += (
-            f" with the first weights of this engine it was {rounding:.3g}, and {limit:.3g} is the limit: part of the "
-            "new weights did not reach it by generation.vllm.update=reload; use generation.vllm.update=restart, which "
-            "starts an engine with each version of the weights"
-        )
-    if not found <= limit:
-        close_engine()
-        raise ObjectiveError(text)
-    engine.checked = True
-
-
-def _difference(policy: LanguagePolicy, groups: Sequence[Group], temperature: float) -> float:
-    """Returns mean |log pi(engine) - log pi(training)| over the tokens of each group's first completion."""
-    rows = Sequences.of(groups)
-    firsts = [sum(len(group.lengths) for group in groups[:number]) for number in range(len(groups))]
-    compared = rows.select(firsts)
-    own = all_log_probs(policy, compared, temperature, max(compared.lengths()))  # a row at a time
-    pairs = zip(groups, own, compared.completions, strict=True)
-    apart = [(group.log_probs[0, : len(tokens)] - row[: len(tokens)]).abs() for group, row, tokens in pairs]
-    return float(torch.cat(apart).mean())
 
 
 # ------------------------------------------------------------------------------------------------ requests and answers
@@ -302,7 +211,6 @@ def _parameters(
     return vllm.SamplingParams(
         n=1 if sampling.temperature == 0 else group_size,  # the likeliest tokens are asked for once
         temperature=sampling.temperature,
-        top_p=1.0,
         seed=int(key >> 2),  # room for the samples
         max_tokens=sampling.max_new_tokens,
         stop_token_ids=list(spec.eos_ids),
@@ -330,5 +238,5 @@ def _group(policy: LanguagePolicy, prompt: Prompt, completions: Sequence[Any]) -
         found = [at[token].logprob for at, token in zip(completion.logprobs, drawn, strict=True)]
         log_probs[row, : len(drawn)] = torch.tensor(found)
     ended = torch.tensor([completion.finish_reason == "stop" for completion in completions])
-    tables = (tokens, torch.tensor(lengths), log_probs, torch.zeros_like(log_probs), ended)
+    tables = (tokens, torch.tensor(lengths), log_probs, ended)
     return Group(prompt, *(table.to(device) for table in tables))

@@ -7,21 +7,12 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               +-> reference (kl_coef > 0) -----------+     log-probs under the starting policy
 
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
-
-run_iteration                driver     every step of the plan, then metrics of the results
-  PromptStage.run            worker     problems from the training stream, by position
-  GenerationStage.run        worker     continuous batching over a set of blocks; a block is handed on when it has ended
-  RewardStage.run            worker     right or wrong; math-verify in separate processes where texts do not decide
-  LogProbStage.run           worker     only where the algorithm needs it
-  CriticStage.run            worker     only for PPO
-  ActorStage.run             worker     advantages, microbatches by tokens, gradients summed over blocks, the step
-  Executor.sync_weights      driver     version and checksum, only to workers without an actor
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
@@ -67,15 +58,15 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
 
 
 # ----------------------------------------------------------------------------------------------------- dynamic sampling
+@dataclass(frozen=True, slots=True)
 class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
 
     The message to the actor is the (round, block, group) triples to train on: the first ones with nonzero variance.
     """
 
-    def __init__(self, wanted: int, max_rounds: int) -> None:
-        """Takes how many groups an iteration trains on, and after how many rounds it continues with fewer."""
-        self._wanted, self._max_rounds = wanted, max_rounds
+    wanted: int  # groups that an iteration trains on
+    max_rounds: int  # after which it continues with fewer
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Returns whether enough groups have nonzero variance, and which to train on.
@@ -85,15 +76,15 @@ class DynamicSamplingFilter:
         """
         found = [(number, group) for number, reports in enumerate(rounds) for group in _groups(of_type(reports, list))]
         kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
-        if not kept and len(rounds) >= self._max_rounds:
+        if not kept and len(rounds) >= self.max_rounds:
             right = sum(group.correct[0] for _, group in found)
             raise DataError(
                 f"dynamic sampling gives up after {len(rounds)} rounds "
-                f"(algorithm.max_resamples={self._max_rounds - 1}): of {len(found)} groups {right} are "
+                f"(algorithm.max_resamples={self.max_rounds - 1}): of {len(found)} groups {right} are "
                 f"all right and {len(found) - right} all wrong, so that nothing can be learned: choose problems "
                 "that are sometimes solved (data.level), a larger algorithm.group_size, or another warm start"
             )
-        return RepeatDecision(len(kept) >= self._wanted, kept[: self._wanted])
+        return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
 
 
 def _groups(reports: Sequence[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
@@ -117,7 +108,9 @@ def run_iteration(
         per_round: problems of a round.
         end: no iteration of this number or a later one is begun.
     """
-    num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
+
+    def num_rounds(result: IterationResult) -> int:
+        return max(executor.workflow.rounds(result.reports).values(), default=1)
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
         used = cast(int, context.message) + num_rounds(result) * per_round

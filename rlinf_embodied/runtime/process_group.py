@@ -79,7 +79,7 @@ class TorchGroup:
         return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, limit))
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        """See Group; ranks that give fewer tensors than others pad, since the backends gather equal sizes only."""
+        """Gives tensors to all; ranks with fewer of them pad, since the backends gather equal sizes only."""
         assert counts[self.rank] == len(tensors) > 0, f"rank {self.rank} gives {len(tensors)} of {counts} tensors"
         first = tensors[0]
         width = first.numel() * first.element_size()

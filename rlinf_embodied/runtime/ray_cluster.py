@@ -10,17 +10,22 @@ beyond its count of cores.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import socket
 import sys
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, wait
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import ray
+from ray._private.node import Node
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -37,12 +42,13 @@ from rlinf_embodied.cluster.nodes import NodeFacts, RayNode, require_alike
 from rlinf_embodied.device import is_accelerator, kind_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.host import WorkerSpec
-from rlinf_embodied.runtime.stop_signals import kept_from_others
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
 _KNOCK_S = 5.0
+_UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")  # of Ray: half of the time of its start
+_BEGUN: list[Future[None]] = []  # a start of Ray that nobody has waited for
 _PACKAGES = ("rlinf_embodied", "envs", "policies")
 _FACTS: dict[str, NodeFacts] = {}  # by node id: a node is asked once
 _DRIVER = {  # what Ray reads when it starts or is joined
@@ -57,23 +63,61 @@ _DRIVER = {  # what Ray reads when it starts or is joined
 def _init(**options: object) -> None:
     for name, value in _DRIVER.items():
         os.environ.setdefault(name, value)
-    with kept_from_others():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **cast(Any, options))
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **cast(Any, options))
+
+
+def _in_thread(start: Callable[[], None]) -> Future[None]:
+    """Runs what starts Ray in a thread, where Ray leaves the handler of SIGTERM alone.
+
+    The thread stays: the kernel ends Ray's processes with the thread that started them.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            start()
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+            threading.Event().wait()
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
+
+
+def begin_ray(object_store_bytes: int | None = None) -> None:
+    """Has Ray start while this process imports what takes as long; `start_ray` waits for it."""
+    if not ray.is_initialized() and not _BEGUN:
+        _BEGUN.append(_in_thread(lambda: _start(object_store_bytes)))
+        atexit.register(lambda: wait(_BEGUN))  # Ray can be ended only when it is up
 
 
 def start_ray(object_store_bytes: int | None = None) -> None:
     """Starts Ray in this process, quietly; or joins the cluster that RAY_ADDRESS names."""
+    begin_ray(object_store_bytes)
+    _BEGUN.pop().result()
+
+
+def is_up() -> bool:
+    """Returns whether somebody else has connected this process to Ray."""
+    return ray.is_initialized() and not _BEGUN
+
+
+def _start(object_store_bytes: int | None) -> None:
     if os.environ.get("RAY_ADDRESS"):
         return _init()
     for attempt in range(_START_ATTEMPTS):
         try:
-            return _init(
-                address="local",  # never one that somebody started here, or that a killed run left a note of
-                num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
-                include_dashboard=False,
-                object_store_memory=object_store_bytes or store_bytes(),
-                configure_logging=True,
-            )
+            with patch.multiple(Node, **dict.fromkeys(_UNUSED, lambda self, **options: None)):
+                return _init(
+                    address="local",  # never one that somebody started here, or that a killed run left a note of
+                    num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan
+                    include_dashboard=False,
+                    object_store_memory=object_store_bytes or store_bytes(),
+                    configure_logging=True,
+                )
         except Exception as error:  # Ray has no class for it
             ray.shutdown()
             if _SLOW_START not in str(error) or attempt + 1 == _START_ATTEMPTS:
@@ -99,7 +143,7 @@ def join(address: str) -> None:
                 "machine, and let the port through its firewall (docs/clusters.md)"
             ) from error
     try:
-        _init(address=address)
+        _in_thread(lambda: _init(address=address)).result()
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(

@@ -31,7 +31,7 @@ from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.diagnosis import Limits, Watched
 from rlinf_embodied.runtime.health import Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
-from rlinf_embodied.runtime.ray_cluster import here, lost_nodes, on_node, start_ray, task_variables
+from rlinf_embodied.runtime.ray_cluster import here, is_up, lost_nodes, on_node, start_ray, task_variables
 from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
@@ -62,7 +62,7 @@ class RaySession:
         self._specs: dict[int, WorkerSpec] = {}
         self._starts: dict[Ref, int] = {}  # of workers that start
         self._groups = 0  # that were made so far
-        self._owns_ray = not ray.is_initialized()
+        self._owns_ray = not is_up()
         self._keepers: dict[str, ActorHandle] = {}  # by node
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         if self._owns_ray:
@@ -91,7 +91,7 @@ class RaySession:
             of.pid, of.node = found.pid, found.node
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """See Session; a collective stage gets a group whose members meet by messages, or at a port of torch's."""
+        """Builds a stage in its workers; members of a collective one meet by messages, or at a port of torch's."""
         self._require_started()
         members, rendezvous = None, None
         if spec.collective and len(contexts) > 1:
@@ -153,7 +153,7 @@ class RaySession:
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """See Session; collective calls need only be submitted in one go: each actor takes calls in order."""
+        """Submits calls; collective ones need only be submitted in one go, since each actor takes calls in order."""
         answers = []
         stored: dict[int, Ref] = {}  # one object in the store, however many workers get it
         for worker, call, payloads in calls:
@@ -181,7 +181,7 @@ class RaySession:
         return [unpack_result(value) for value in self._health.get(refs, waiting)]
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session: they lie in the stores of their nodes, and where there are several, on another node, too."""
+        """Waits until values lie in the stores of their nodes; where there are several, copies them to another one."""
         self._health.wait(refs, "a snapshot", local=False)
         nodes = sorted({*self._nodes.values(), here()}) if self._nodes else []
         if len(nodes) > 1:
@@ -216,7 +216,7 @@ class RaySession:
         self.fetch(refs, "clear")
 
     def close(self) -> None:
-        """See Session; ends Ray too if this session started it."""
+        """Ends the workers, and Ray if this session started it."""
         self._end_all()
         self._health.close()
         if self._owns_ray and ray.is_initialized():

@@ -94,7 +94,7 @@ class Session(Protocol):
 
 
 class _SerialPeers:
-    """See relay.Peers: every call has run when it was asked for."""
+    """Workers of one process: every call has run when it was asked for."""
 
     def __init__(self, hosts: dict[int, WorkerHost]) -> None:
         self._hosts = hosts
@@ -132,7 +132,7 @@ class SerialSession:
         return facts
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """See Session; collective calls run in separate threads, all others immediately in this one."""
+        """Runs collective calls in separate threads, and all others immediately in this one."""
         calls = [(worker, self._of_attempt(call), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
             peers = _SerialPeers(self._hosts)
@@ -168,7 +168,7 @@ class SerialSession:
         return list(refs)
 
     def secure(self, refs: Sequence[Ref]) -> None:
-        """See Session; they are here."""
+        """Values outlive a worker already."""
 
     def replace(self, workers: Sequence[int]) -> None:
         """A thread that hangs is left to itself."""

@@ -108,7 +108,7 @@ class MailGroup:
         self._number, self._open = 0, True
 
     def exchange(self, tensors: Sequence[object], counts: Sequence[int]) -> list[list[object]]:
-        """See Group; the values are whatever can be pickled."""
+        """Gives values, whatever can be pickled, to all members; returns everyone's, by rank."""
         assert counts[self.rank] == len(tensors), f"rank {self.rank} gives {len(tensors)} of {counts[self.rank]} values"
         self._number += 1
         if self.rank:

@@ -13,7 +13,6 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,17 +87,6 @@ def ends_when_asked() -> Iterator[StopRequest]:
 
     with _handling(handle):
         yield request
-
-
-@contextmanager
-def kept_from_others() -> Iterator[None]:
-    """Gives SIGTERM back the handler that it had, which a library within replaces by its own."""
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

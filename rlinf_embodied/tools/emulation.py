@@ -178,7 +178,9 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
         cluster=pricer.cluster,
         slowdown=tuple(pricer.slowdown_on(name, device) for device in range(pricer.cluster.num_devices)),
         answers=any(loop.answerer == name for loop in work.loops.values()),
-        bytes_per_block={a: pricer.round_bytes(a, b) * work.items_per_block for a, b in ends if b == name},
+        bytes_per_block={
+            a: pricer.edge_bytes(a, b) / pricer.rounds.get(a, 1.0) * work.items_per_block for a, b in ends if b == name
+        },
         exports=next((known for (a, _), known in weights.items() if a == name), NO_WEIGHTS),
         installs=next((known for (_, b), known in weights.items() if b == name), NO_WEIGHTS),
     )

@@ -1,4 +1,4 @@
-"""What a run tells of where its time went and what it ended with: notes on the way, summary.json and trace.json."""
+"""Where the time of a run went and what it ended with: notes on the way, summary.json and trace.json."""
 
 from __future__ import annotations
 
@@ -40,22 +40,14 @@ class Account:
         self._spans: list[Span] = []
 
     def note_start(self, spans: Sequence[Span], view: LiveView) -> None:
-        """Says once, when the first work is done, how long it took to get there."""
+        """Prints once, when the first work is done, how long it took to get there."""
         if self.startup.first(spans):
             view.note(str(self.startup))
 
     def add(
         self, progress: Progress, result: IterationResult, metrics: dict[str, float], seconds: float, before: int
     ) -> None:
-        """Counts an iteration, and adds its times and its speed to its metrics.
-
-        Args:
-            progress: of the run; the iteration and its seconds are added.
-            result: of the iteration.
-            metrics: of the iteration.
-            seconds: that it took.
-            before: the run's global step when it began.
-        """
+        """Counts an iteration of this many seconds that began at the global step `before`; completes its metrics."""
         progress.iteration += 1
         progress.rollout_s += seconds
         self._spans = [*self._spans, *result.spans][-_MOST_SPANS:]
@@ -74,16 +66,9 @@ class Account:
         digest: object,
         view: LiveView,
     ) -> None:
-        """Writes the summary, the trace and the job's curve, and tells how the run ended.
+        """Writes the summary, the trace and the job's curve, and prints how the run ended.
 
-        Args:
-            folder: of the run.
-            planning: which plan it ran under, and what was predicted.
-            executor: of its stages.
-            progress: at its end, `before` included.
-            after: the evaluation at its end.
-            digest: of its weights.
-            view: what a person sees.
+        `after` is the evaluation at its end, and `digest` that of its weights.
 
         Raises:
             RlinfError: what a worker raised, or a file that cannot be written.
@@ -99,9 +84,8 @@ class Account:
                 "after": after.summary(),
                 "rl_s": progress.rollout_s,
                 "checks_s": progress.checks_s,
-                "best_check": progress.best,
+                "best": progress.best,
                 "weights_of_iteration": kept,
-                "best_evaluation": progress.best_evaluation,
                 "wall_s": time.time() - self._started,
                 "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
                 "plan": planning.plan.name,

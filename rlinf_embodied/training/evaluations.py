@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.training.checkpoints import Checkpoints
 from rlinf_embodied.training.job import Evaluated, Job
-from rlinf_embodied.training.recovery import Safely
+from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.training.running import Running
 
 
 class Evaluations:
-    """Evaluates and checks the learners' present weights, and keeps the best."""
+    """Evaluates and checks the learners' present weights, and keeps the best.
+
+    The checks of a goal choose the best where the run has one, otherwise its evaluations do.
+    """
 
     def __init__(
-        self,
-        job: Job,
-        checkpoints: Checkpoints,
-        running: Running,
-        safely: Safely,
-        note: Callable[[str], None],
-        worked: Callable[[Sequence[Span]], None],
+        self, job: Job, checkpoints: Checkpoints, running: Running, recovery: Recovery, note: Callable[[str], None]
     ) -> None:
-        """Evaluates nothing yet.
-
-        Args:
-            job: what is trained.
-            checkpoints: hold the run's progress, and keep the best.
-            running: the stages.
-            safely: outlives lost workers.
-            note: tells a person.
-            worked: is given what was timed in an evaluation.
-        """
         self._job, self._checkpoints, self._running = job, checkpoints, running
-        self._safely, self._note, self._worked = safely, note, worked
+        self._recovery, self._note = recovery, note
 
     @property
     def is_reached(self) -> bool:
@@ -43,49 +29,55 @@ class Evaluations:
         goal, reached = self._job.goal, self._checkpoints.progress.reached
         return goal is not None and reached is not None and reached >= goal
 
-    def evaluate(self, step: int, label: str) -> Evaluated:
+    def evaluate(self, label: str) -> Evaluated:
         """Evaluates the learner's present weights on all devices.
 
         Raises:
             RlinfError: what cannot be recovered from.
         """
         self._note(f"evaluating {label} ...")
-        result = self._safely(f"evaluation {label}", lambda: self._evaluated(step))
-        self._worked(result.spans)
+        result = self._recovery.repeat(f"evaluation {label}", self._evaluated)
         self._note(f"evaluation {label}: {result}")
         return result
 
-    def _evaluated(self, step: int) -> Evaluated:
-        self._running.update(self._running.evaluation, step)
-        return self._running.evaluation.run(step)
+    def _evaluated(self) -> Evaluated:
+        step, evaluation = self._checkpoints.progress.iteration, self._running.evaluation
+        self._running.update(evaluation, step)
+        return evaluation.run(step)
 
     def check(self, metrics: dict[str, float]) -> None:
-        """Looks whether the run's goal is reached, and adds what it found to an iteration's metrics.
+        """Checks whether the run's goal is reached, and adds the result to an iteration's metrics.
 
         Raises:
             RlinfError: what cannot be recovered from.
         """
-        self._safely("check", lambda: self._checked(metrics))
+        self._recovery.repeat("check", lambda: self._checked(metrics))
 
     def _checked(self, metrics: dict[str, float]) -> None:
         progress, checking = self._checkpoints.progress, self._running.checking
         assert checking is not None
         start = time.time()
         self._running.update(checking, progress.iteration)
-        best = progress.best
-        result = checking.run(progress.iteration, None if best is None else best["score"])
-        if result.score is not None and (best is None or result.score >= best["score"]):
-            progress.best = {"score": result.score, "iteration": progress.iteration}
-            self._checkpoints.write_best(self._running.executor)
+        result = checking.run(progress.iteration, None if progress.best is None else progress.best["score"])
+        if self._is_best(result):
+            self._checkpoints.write_best()
         progress.checks_s += time.time() - start
         progress.reached = self._job.goal if result.reached and progress.iteration > 0 else None
-        said = "; the goal is reached" if progress.reached else ""
+        remark = "; the goal is reached" if progress.reached else ""
         metrics["check/ended_early"] = float(result.score is None)
         if result.score is None:
-            said = "; ended early, it can no longer equal the best"
+            remark = "; ended early, it can no longer equal the best"
         else:  # the share of a check that ended early says little
             metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
-        self._note(f"check at {progress.iteration}: {result}{said}")
+        self._note(f"check at {progress.iteration}: {result}{remark}")
+
+    def _is_best(self, found: Evaluated) -> bool:
+        """Returns whether no earlier score was higher, and notes this one then."""
+        progress = self._checkpoints.progress
+        if found.score is None or (progress.best is not None and found.score < progress.best["score"]):
+            return False
+        progress.best = {"score": found.score, "iteration": progress.iteration}
+        return True
 
     def keep_best(self, found: Evaluated) -> None:
         """Keeps the weights of the best evaluation on the way and after, where no checks of a goal choose the best.
@@ -93,11 +85,8 @@ class Evaluations:
         Raises:
             RlinfError: what cannot be recovered from.
         """
-        checkpoints, progress = self._checkpoints, self._checkpoints.progress
-        best = progress.best_evaluation
-        if self._running.checking is not None or not self._job.eval_every or found.score is None:
+        if self._running.checking is not None or not self._job.eval_every or not self._is_best(found):
             return
-        if best is None or found.score >= best["score"]:
-            progress.best_evaluation = {"score": found.score, "iteration": progress.iteration}
-            if self._safely("checkpoint", lambda: checkpoints.write_best(self._running.executor)):
-                self._note(f"the best so far is kept: {checkpoints.best_folder(progress.best_evaluation)}")
+        best = self._checkpoints.progress.best
+        if self._recovery.repeat("checkpoint", self._checkpoints.write_best) and best is not None:
+            self._note(f"the best so far is kept: {self._checkpoints.best_folder(best)}")

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import (
-    CheckpointConfig,
-    ClusterConfig,
-    PlanConfig,
-    RecoveryConfig,
-    RunConfig,
-    TrackioConfig,
-    WandbConfig,
-)
+from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.planning.pricing import Standing
@@ -25,19 +17,6 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
-
-
-class JobConfig(Protocol):
-    """The sections that every training has."""
-
-    plan: PlanConfig
-    cluster: ClusterConfig
-    run: RunConfig
-    checkpoint: CheckpointConfig
-    recovery: RecoveryConfig
-    wandb: WandbConfig
-    trackio: TrackioConfig
-    resume: str
 
 
 @dataclass(slots=True)
@@ -50,15 +29,15 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)  # what else the job counts
     before: dict[str, object] | None = None  # the evaluation of the starting policy
     reached: float | None = None  # the goal that a check found reached
-    best: dict[str, float] | None = None  # "score" and "iteration" of the best check; its weights are kept
-    best_evaluation: dict[str, float] | None = None  # the same of evaluations, where there are no checks
+    best: dict[str, float] | None = None  # "score" and "iteration" of the best check, or of the best evaluation of a
+    # run without checks; its weights are kept
     returned: bool = False  # whether the run, over without having reached its goal, went back to these weights
     checks_s: float = 0.0  # seconds of checks so far
     staleness: int | None = None  # of its plans; None: no iteration has run
 
 
 class Evaluated(Protocol):
-    """What an evaluation found; its text is one line for people."""
+    """The result of an evaluation; its text is one line for people."""
 
     @property
     def spans(self) -> Sequence[Span]:
@@ -67,7 +46,7 @@ class Evaluated(Protocol):
 
     @property
     def score(self) -> float | None:
-        """Higher is better; None where it ended early, because it could only be worse than the best so far."""
+        """Higher is better; None if it ended early, because it could only be worse than the best so far."""
         ...
 
     def summary(self) -> dict[str, object]:
@@ -80,7 +59,7 @@ class Evaluated(Protocol):
 
 
 class Checked(Evaluated, Protocol):
-    """What a check of the run's goal found."""
+    """The result of a check of the run's goal."""
 
     @property
     def reached(self) -> bool:
@@ -106,7 +85,7 @@ class Checking(Protocol):
     executor: Executor
 
     def run(self, step: int, best: float | None = None) -> Checked:
-        """Checks the weights as they are now; `best`: the highest score so far."""
+        """Checks the weights as they are now; `best` is the highest score so far."""
         ...
 
 
@@ -114,7 +93,7 @@ class Job(Protocol):
     """One training, as its workflow sees it."""
 
     @property
-    def config(self) -> JobConfig:
+    def config(self) -> TrainingConfig:
         """Everything that the command read."""
         ...
 
@@ -191,10 +170,6 @@ class Job(Protocol):
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
-        ...
-
-    def warnings(self, metrics: Mapping[str, float]) -> list[str]:
-        """Returns notices about an iteration, in addition to its numbers; called once per iteration."""
         ...
 
     def samples(self, result: IterationResult) -> list[dict[str, str | float]]:

@@ -1,7 +1,7 @@
 """Replaces workers that die, hang or fail, restores the state before their work, and runs the work again.
 
 work --error--> a fault of the machine?     no: it is raised
-                how many in the window?     too many: it is raised, after a checkpoint (trainer.py)
+                how many in the window?     too many: it is raised
                 Session.replace --> restore --> work again
                   a node is gone: regroup --> restore --> work again
 """
@@ -10,20 +10,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from rlinf_embodied.config import RecoveryConfig
-from rlinf_embodied.errors import HangError, LostNodeError, LostWorkerError, PlugInError, RlinfError, WorkerError
+from rlinf_embodied.errors import HangError, LostNodeError, LostWorkerError, PlugInError, WorkerError
 from rlinf_embodied.runtime.session import Session
 
 _Result = TypeVar("_Result")
-
-
-def is_fault(error: RlinfError) -> bool:
-    """Returns whether an error is of the machine or of unknown cause: not the user's, nor the configuration's."""
-    return isinstance(error, WorkerError | HangError) and not isinstance(error, PlugInError)
 
 
 @dataclass(slots=True)
@@ -38,18 +33,6 @@ class Restart:
     recovery_s: float = 0.0  # until the work could begin again
 
 
-class Safely(Protocol):
-    """Does what works with the stages as they are between iterations; again if workers are lost in it."""
-
-    def __call__(self, what: str, work: Callable[[], _Result], /) -> _Result:
-        """Returns what `work` returns; `what` is its name for people.
-
-        Raises:
-            RlinfError: what cannot be recovered from.
-        """
-        ...
-
-
 class Recovery:
     """Counts faults; see the picture above."""
 
@@ -58,7 +41,8 @@ class Recovery:
         session: Session,
         config: RecoveryConfig,
         note: Callable[[str], None],
-        record: Callable[[Restart], None] = lambda restart: None,
+        restore: Callable[[], object] = lambda: None,
+        record: Callable[[Mapping[str, object]], None] = lambda restart: None,
         regroup: Callable[[], None] = lambda: None,
     ) -> None:
         """Starts without faults.
@@ -66,16 +50,17 @@ class Recovery:
         Args:
             session: whose workers are replaced.
             config: how many faults are recovered from.
-            note: tells a person.
+            note: prints for a person.
+            restore: brings all stages back into the state between two iterations.
             record: keeps account of a restart.
             regroup: makes another plan after a node was lost.
         """
-        self._session, self._config, self._note = session, config, note
+        self._session, self._config, self._note, self._restore = session, config, note, restore
         self._record, self._regroup = record, regroup
         self._times: list[float] = []
         self._last = ""  # what a worker raised last, and in what
 
-    def repeat(self, what: str, work: Callable[[], _Result], restore: Callable[[], object]) -> _Result:
+    def repeat(self, what: str, work: Callable[[], _Result], restore: Callable[[], object] | None = None) -> _Result:
         """Returns what `work` returns, which is run again after `restore` where a fault got in its way.
 
         Raises:
@@ -86,7 +71,7 @@ class Recovery:
             start = time.time()
             try:
                 if restart is not None:
-                    restore()
+                    (restore or self._restore)()
                     self._close(restart)
                     start = time.time()
                 return work()
@@ -105,14 +90,14 @@ class Recovery:
 
     def _close(self, restart: Restart) -> None:
         restart.recovery_s = time.time() - restart.at
-        self._record(restart)
+        self._record(asdict(restart))
         self._note(
             f"{restart.work}: {restart.lost_s:.1f} s of work lost, replaced and restored in {restart.recovery_s:.1f} s"
         )
 
     def _admit(self, what: str, error: WorkerError | HangError) -> None:
         """Raises an error that is not to be recovered from."""
-        if not is_fault(error):
+        if isinstance(error, PlugInError):  # the user's, not the machine's
             raise error
         if not isinstance(error, LostWorkerError | HangError):
             message = f"{what}: {re.sub(r'pid [0-9]+', '', str(error))}"

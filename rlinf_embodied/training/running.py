@@ -15,27 +15,20 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training.job import Checking, Evaluating, Job, Progress
 
 
-@dataclass(slots=True)
+@dataclass
 class Running:
     """The stages that are up: they change with the plan, the workers stay."""
 
     job: Job
     session: Session
-    executor: Executor
-    evaluation: Evaluating
-    checking: Checking | None  # where the run has a goal
-    folder: Path  # what every copy of the policy was loaded from
-    checkpoint: Path | None  # what the other state was loaded from
+    executor: Executor = field(init=False)
+    evaluation: Evaluating = field(init=False)
+    checking: Checking | None = field(init=False)  # if the run has a goal
+    folder: Path = field(init=False)  # what every copy of the policy was loaded from
+    checkpoint: Path | None = field(init=False)  # what the other state was loaded from
     snapshot: Snapshot | None = None  # the newest; None: none are kept
     saved: Progress | None = None  # of the run when it was taken
     pace: Pace = field(default_factory=Pace)  # of snapshots
-
-    def become(self, other: Running) -> None:
-        """Takes over the stages of another."""
-        self.executor, self.evaluation, self.checking = other.executor, other.evaluation, other.checking
-        self.folder, self.checkpoint, self.snapshot = other.folder, other.checkpoint, other.snapshot
-        if other.saved is not None:  # it has taken a snapshot; otherwise it was built from this one's
-            self.saved, self.pace = other.saved, other.pace
 
     def take_snapshot(self, progress: Progress) -> float:
         """Takes a snapshot of the stages' state at this progress; returns the seconds that it took."""

@@ -12,7 +12,6 @@ from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root, writable_place
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -79,11 +78,3 @@ def make_policy(
     train(executor)
     executor.call(stage, "save_policy", StepContext(0), str(folder.absolute()))
     session.clear()
-
-
-def fit(executor: Executor, stage: str, total: int, per_call: int, what: str, progress: ShowProgress) -> None:
-    """Trains a stage: its `fit(step_context, (first, last))` does these of `total` steps and returns the mean loss."""
-    for first in range(0, total, per_call):
-        last = min(first + per_call, total)
-        loss = executor.call(stage, "fit", StepContext(first), (first, last))[0]
-        progress(what, last, total, f"loss {loss:.3f}")

@@ -9,13 +9,18 @@ env <==> policy      loop "rollout": H chunk-steps of P shards, possibly repeate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
 
 WHOLE = 0  # a granularity: all blocks of the iteration at once
 CORES = ("cpu",)  # the kinds of a stage that runs on cores only
+
+
+def _may_be(size: int, num_blocks: int, granularities: tuple[int, ...]) -> bool:
+    """Returns whether a chunk may have this number of blocks."""
+    return size == num_blocks or not granularities or size in granularities
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class StageSpec:
 
     def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
         """Returns whether it may be called for this number of blocks at a time."""
-        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
+        return _may_be(blocks_per_chunk, num_blocks, self.granularities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Edge:
 
     def allows(self, blocks_per_chunk: int, num_blocks: int) -> bool:
         """Returns whether data may flow in chunks of this number of blocks."""
-        return blocks_per_chunk == num_blocks or not self.granularities or blocks_per_chunk in self.granularities
+        return _may_be(blocks_per_chunk, num_blocks, self.granularities)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,96 +135,62 @@ class Workflow:
         Raises:
             PlanError: names the edge or loop and what is wrong with it.
         """
-        if self.num_blocks < 1 or self.items_per_block < 1:
-            raise PlanError(
-                f"workflow {self.name}: num_blocks is {self.num_blocks} and items_per_block {self.items_per_block}, "
-                "but there is no work in less than one: use positive numbers"
-            )
-        for edge in (*self.edges, *self.weight_edges):
-            self._check_ends(f"edge {edge.source} -> {edge.target}", edge.source, edge.target)
-        for edge in self.edges:
-            self._check_edge(edge)
-        for loop in self.loops.values():
-            self._check_loop(loop)
+        for problem in self._problems():
+            raise PlanError(f"workflow {self.name}: {problem}")
         self.order()
-        self._check_batches()
-        if self.repeat is not None:
-            self._check_repeat(self.repeat)
 
-    def _check_ends(self, what: str, *ends: str) -> None:
-        for end in ends:
-            if end not in self.stages:
-                raise PlanError(
-                    f"workflow {self.name}: {what} names the stage {end!r}, but there are only {sorted(self.stages)}: "
-                    "declare it, or use one of these"
+    def _problems(self) -> Iterator[str]:
+        if self.num_blocks < 1:
+            yield f"num_blocks is {self.num_blocks}, but there is no work in less than one: use more"
+        ends = [
+            (f"edge {edge.source} -> {edge.target}", stage)
+            for edge in (*self.edges, *self.weight_edges)
+            for stage in (edge.source, edge.target)
+        ]
+        ends += [(f"loop {loop.name}", side) for loop in self.loops.values() for side in loop.sides]
+        repeat = self.repeat
+        ends += [] if repeat is None else [(f"repeat {repeat.name}", repeat.before or repeat.decided_by)]
+        for what, stage in ends:
+            if stage not in self.stages:
+                yield f"{what} names the stage {stage!r}, but there are only {sorted(self.stages)}: declare it"
+        for edge in self.edges:
+            if any(size < 0 or (size and self.num_blocks % size) for size in edge.granularities):
+                yield (
+                    f"edge {edge.source} -> {edge.target} has granularities {edge.granularities}, but chunks divide "
+                    f"the {self.num_blocks} blocks (or are WHOLE): correct the edge"
                 )
+        for loop in self.loops.values():
+            yield from self._problems_of(loop)
+        if repeat is not None and repeat.decided_by not in (upstream := self.repeated()):
+            yield (
+                f"repeat {repeat.name} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: "
+                f"let one decide of {sorted(upstream)}"
+            )
+        if repeat is not None and repeat.before:
+            yield from self._problems_behind(f"repeat {repeat.name}", repeat.before)
 
-    def _check_edge(self, edge: Edge) -> None:
-        bad = [size for size in edge.granularities if size < 0 or (size and self.num_blocks % size)]
-        if bad or edge.bytes_per_item < 0:
-            raise PlanError(
-                f"workflow {self.name}: edge {edge.source} -> {edge.target} has granularities {edge.granularities} and "
-                f"bytes_per_item {edge.bytes_per_item}, but chunks divide the {self.num_blocks} blocks (or are WHOLE) "
-                "and bytes are not negative: correct the edge"
+    def _problems_behind(self, where: str, before: str) -> Iterator[str]:
+        if self.stages[before].granularities != (WHOLE,) or self.loop_of(before) is not None:
+            yield f"{where}: {before} waits for all rounds: give it granularities=(WHOLE,), and leave it out of loops"
+        if aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
+            yield (
+                f"{where}: {sorted(aside)} are neither before nor behind {before}, so that it is open whether they are "
+                "repeated: lead an edge from or to them"
             )
 
-    def _check_loop(self, loop: Loop) -> None:
-        where = f"workflow {self.name}: loop {loop.name}"
-        self._check_ends(f"loop {loop.name}", *loop.sides)
+    def _problems_of(self, loop: Loop) -> Iterator[str]:
+        where = f"loop {loop.name}"
         if loop.opener == loop.answerer:
-            raise PlanError(f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both")
+            yield f"{where} has {loop.opener!r} on both sides, but a loop is made of two stages: name both"
         for other in self.loops.values():
-            if other.name != loop.name and (shared := set(loop.sides) & set(other.sides)):
-                raise PlanError(f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages")
+            if other is not loop and (shared := set(loop.sides) & set(other.sides)):
+                yield f"{where} shares {sorted(shared)} with {other.name}: give each loop its own stages"
         if loop.chunk_steps < 1:
-            raise PlanError(f"{where} has chunk_steps={loop.chunk_steps}, but a loop has at least one: set it")
+            yield f"{where} has chunk_steps={loop.chunk_steps}, but a loop has at least one: set it"
         if late := [e.source for e in self.edges if e.target == loop.answerer and e.source != loop.opener]:
-            raise PlanError(
+            yield (
                 f"{where}: {loop.answerer} takes data of {late}, but only the opener of a loop is given what comes "
-                f"before it: lead the edge to {loop.opener}, which shows it on"
-            )
-        if not loop.shards or min(loop.shards) < 1:
-            raise PlanError(f"{where} has shards={loop.shards}, but at least one is in flight: use (1, 2)")
-
-    def _check_batches(self) -> None:
-        for stage, spec in self.stages.items():
-            if spec.blocks_per_batch > 1 and (spec.collective or spec.granularities):
-                raise PlanError(
-                    f"workflow {self.name}: stage {stage} batches {spec.blocks_per_batch} blocks, but is collective "
-                    "or takes certain chunks only: its workers would not be called alike; leave out one of the two"
-                )
-            if spec.blocks_per_batch < 1 or self.num_blocks % spec.blocks_per_batch:
-                raise PlanError(
-                    f"workflow {self.name}: stage {stage} has batches of {spec.blocks_per_batch} blocks, but there are "
-                    f"{self.num_blocks} blocks: use a divisor"
-                )
-
-    def _check_repeat(self, repeat: Repeat) -> None:
-        where = f"workflow {self.name}: repeat {repeat.name}"
-        self._check_ends(f"repeat {repeat.name}", repeat.before or repeat.decided_by, repeat.decided_by)
-        upstream = self.repeated()
-        if repeat.decided_by not in upstream:
-            raise PlanError(
-                f"{where} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: let one "
-                f"decide of {sorted(upstream)}"
-            )
-        if repeat.before is not None:
-            self._check_behind(where, repeat.before)
-        if not 1 <= repeat.expected_rounds <= repeat.max_rounds:
-            raise PlanError(
-                f"{where} has expected_rounds={repeat.expected_rounds:g} and max_rounds={repeat.max_rounds}, but it "
-                "takes between 1 and max_rounds rounds: change one of the two"
-            )
-
-    def _check_behind(self, where: str, before: str) -> None:
-        if self.stages[before].granularities != (WHOLE,):
-            raise PlanError(f"{where}: {before} waits for all rounds: give it granularities=(WHOLE,)")
-        if (loop := self.loop_of(before)) is not None:
-            raise PlanError(f"{where}: {before} is a side of the loop {loop.name}: wait with a stage behind the loop")
-        if beside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
-            raise PlanError(
-                f"{where}: {sorted(beside)} are neither before nor behind {before}, so that it is open whether "
-                "they are repeated: lead an edge from or to them"
+                f"before it: lead the edge to {loop.opener}"
             )
 
     def repeated(self) -> set[str]:
@@ -242,36 +213,24 @@ class Workflow:
 
     def downstream(self, *stages: str) -> set[str]:
         """Returns the stages that data of these reaches, themselves not included."""
-        found: set[str] = set()
-        while reached := {e.target for e in self.edges if e.source in found.union(stages)} - found:
-            found |= reached
-        return found.difference(stages)
+        return _reached([(edge.source, edge.target) for edge in self.edges], set(stages)).difference(stages)
 
     def upstream(self, stage: str) -> set[str]:
         """Returns the stages whose data reaches this one, itself not included; both sides of a loop, or neither."""
-        found: set[str] = set()
-        hops = [hop for loop in self.loops.values() for hop in loop.hops()]
-        pairs = [*((edge.source, edge.target) for edge in self.edges), *hops]
-        while sources := {source for source, target in pairs if target in found | {stage}} - found - {stage}:
-            found |= sources
-        return found
+        return _reached([(edge.target, edge.source) for edge in self.edges] + self._hops(), {stage}) - {stage}
+
+    def _hops(self) -> list[tuple[str, str]]:
+        return [hop for loop in self.loops.values() for hop in loop.hops()]
 
     def back(self) -> frozenset[str]:
         """Returns the stages that learn and all that data of these reaches: the second part of an iteration.
 
         The others, its front, may run ahead of it.  A loop is on one side: with either of its stages, both are here.
-        Whoever passes weights on learns, and so do those whose workers work collectively, such as a critic.
+        The sources of weight edges learn, and so do stages whose workers work collectively, such as a critic.
         """
         found = {edge.source for edge in self.weight_edges}
         found |= {name for name, spec in self.stages.items() if spec.collective} if found else set()
-        while True:
-            closed = found | self.downstream(*found)
-            for loop in self.loops.values():
-                if not closed.isdisjoint(loop.sides):
-                    closed |= set(loop.sides)
-            if closed == found:
-                return frozenset(found)
-            found = closed
+        return frozenset(_reached([(edge.source, edge.target) for edge in self.edges] + self._hops(), found))
 
     def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
         """Returns how often each repeated stage ran, from an iteration's reports by stage."""
@@ -317,3 +276,11 @@ class Workflow:
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
+
+
+def _reached(pairs: Sequence[tuple[str, str]], start: set[str]) -> set[str]:
+    """Returns all that can be reached from `start` along pairs (from, to), `start` included."""
+    found = set(start)
+    while new := {target for source, target in pairs if source in found} - found:
+        found |= new
+    return found

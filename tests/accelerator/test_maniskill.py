@@ -33,6 +33,7 @@ def untrained(config: TrainConfig, folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_with_the_simulator_on_the_cpu_training_gives_the_weights_of_the_cpu(tmp_path) -> None:
     config = tiny(*PICK, *SHORT, "algorithm.reduction=exact")
     folder = untrained(config, tmp_path / "policy")
@@ -44,7 +45,7 @@ def test_with_the_simulator_on_the_cpu_training_gives_the_weights_of_the_cpu(tmp
     assert digest(executor) == digest(there)
 
 
-@pytest.mark.parametrize("algorithm", [[], FOR_GRPO], ids=["ppo", "grpo"])
+@pytest.mark.parametrize("algorithm", [[], pytest.param(FOR_GRPO, marks=pytest.mark.slow)], ids=["ppo", "grpo"])
 def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path, algorithm: list[str]) -> None:
     config = tiny(*PICK, *SHORT, ON_DEVICE, *algorithm)
     executor = executor_on_sim(config, trees("all", "all", "all"), 1, untrained(config, tmp_path / "policy"))
@@ -53,6 +54,7 @@ def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path, 
     assert metrics[0]["losses/initial_log_ratio"] <= 1e-5
 
 
+@pytest.mark.slow
 def test_the_gpu_simulator_shows_films_and_answers_on_the_device() -> None:
     config = tiny(*PICK, *SHORT).env
     env = make_device_env(config, 4, "sim:1", True)

@@ -61,6 +61,7 @@ def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str) -> None:
     assert weights == trained(config, cluster, devices)[0]
 
 
+@pytest.mark.slow
 def test_a_run_with_adapters_goes_on_from_its_checkpoint_on_either_kind_of_device(tmp_path) -> None:
     whole = [*SHORT, "policy.lora.rank=4", "eval.num_problems=8", "eval.num_samples=0", "checkpoint.every=1"]
 

@@ -11,7 +11,6 @@ from control_runs import reach, small
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, STATE, observation_of, seen_columns
 from rlinf_embodied.config import SACConfig
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from tests.observations import stacked
@@ -82,16 +81,6 @@ def test_transitions_are_those_of_gymnasium(task, bounds, carry_over) -> None:
     assert (ends > 0) == (task != "Pendulum-v1")  # which is only ever cut off
 
 
-def test_only_declared_columns_are_told() -> None:
-    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}")
-    stage = EnvStage(EnvStageConfig(config.env, 3, transitions=("state", "action")))
-    stage.setup(solo_context((0, 1)))
-    whole = rolled_out(*stage_of(), 1)[0]
-    found = rolled_out(stage, (0, 1), 1)[0]
-    assert found[0].keys() == {"state", "action"}
-    assert torch.equal(found[1]["state"], whole[1]["state"])
-
-
 def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
     config = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
     columns = ("state", "action", "expert_action")
@@ -103,14 +92,6 @@ def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
         assert not torch.equal(later[block]["action"], later[block]["expert_action"])
         way = later[block]["state"][:, 2:] - later[block]["state"][:, :2]  # from the point to its goal
         assert bool(((way * later[block]["expert_action"]).sum(1) >= 0).all())
-
-
-def test_an_env_without_an_expert_says_so() -> None:
-    config = small("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
-    stage = EnvStage(EnvStageConfig(config, 3, expert_iterations=1))
-    stage.setup(solo_context((0, 1)))
-    with pytest.raises(SimulatorError, match=r"env\.task=Pendulum-v1 .* has no scripted expert"):
-        rolled_out(stage, (0, 1))
 
 
 def test_transitions_hold_images_as_bytes_and_the_instruction() -> None:

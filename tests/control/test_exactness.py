@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from control_runs import DAGGER, RLPD, reach, recorded, small, train, trained, trees
+from control_runs import DAGGER, RLPD, reach, small, trained, trees
 from placements import leaves
 
 from rlinf_embodied.runtime.session import SerialSession
@@ -52,36 +50,6 @@ def alone() -> dict[str, tuple]:
 def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
     devices, tree = PLANS[plan]
     assert trained(VARIANTS[variant], tree, devices, SerialSession()) == alone[variant]
-
-
-def test_another_seed_and_another_number_of_blocks_train_other_weights(alone) -> None:
-    one = PLANS["collocated on 1"][1]
-    found = {trained(small(word), one, 1, SerialSession())[0] for word in ("run.seed=4", "env.block_size=4")}
-    assert len(found | {alone["sac"][0]}) == 3
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory) -> Path:
-    """A run that has acted."""
-    folder = tmp_path_factory.mktemp("played")
-    train(small(f"run.dir={folder}"))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "plan"),
-    [
-        ("iql", "unlike splits"),
-        ("bc", "on 3, uneven"),
-        pytest.param("iql", "apart", marks=pytest.mark.slow),
-        pytest.param("bc", "unlike splits", marks=pytest.mark.slow),
-    ],
-)
-def test_what_learns_from_a_recording_does_so_under_every_plan(played, name, plan) -> None:
-    one, (devices, tree) = OFFLINE["on 1"], OFFLINE[plan]
-    expected = trained(recorded(name, played), one[1], 1, SerialSession())
-    assert expected[1][-1]["rollout/demonstrations"] == 120
-    assert trained(recorded(name, played), tree, devices, SerialSession()) == expected
 
 
 def test_demonstrations_and_labels_are_learned_from(alone) -> None:

@@ -56,14 +56,6 @@ def test_a_restored_buffer_goes_on_as_the_saved_one(size) -> None:
     assert held(saved) == held(restored)
 
 
-def test_an_exported_state_is_a_copy() -> None:
-    buffer = ReplayBuffer(2)
-    buffer.add(numbered(0, 2))
-    state = buffer.export_state()
-    buffer.add(numbered(5, 7))
-    assert state["reward"].tolist() == [0, 1]
-
-
 @pytest.mark.parametrize(
     "state",
     [

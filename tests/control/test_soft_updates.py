@@ -120,18 +120,6 @@ def test_updates_are_those_of_stable_baselines3(monkeypatch) -> None:
         torch.testing.assert_close(found, other, rtol=0, atol=1e-2 * learned)  # its log-probs are of tanh^2 + 1e-6
 
 
-def test_a_fixed_entropy_coefficient_stays_and_zero_leaves_the_entropy_out() -> None:
-    _, ours = updates(small("algorithm.entropy_coef=0.25"), num_blocks=2)
-    assert ours.update(StepContext(0), batches(2))["losses/entropy_coef"] == 0.25
-    with_entropy, without = (
-        updates(small("algorithm.entropy_coef=0.25", f"algorithm.entropy_in_target={told}"), 2)[1].update(
-            StepContext(0), batches(2)
-        )
-        for told in ("true", "false")
-    )
-    assert with_entropy["losses/critic_loss"] != without["losses/critic_loss"]
-
-
 def test_the_policy_is_updated_once_per_period() -> None:
     policy, ours = updates(small(f"algorithm.policy_period={UPDATES + 1}"), num_blocks=2)
     before = [p.clone() for p in policy.module.parameters()]
@@ -141,31 +129,6 @@ def test_the_policy_is_updated_once_per_period() -> None:
     assert not any(
         torch.equal(a, b) for a, b in zip(critics.weights, ours.modules["target_critics"].weights, strict=True)
     )
-
-
-def test_a_period_goes_on_over_iterations() -> None:
-    # six updates in an iteration, a period of four: after updates 4, 8, 12, of which the first iteration has one
-    _, ours = updates(small("algorithm.policy_period=4"), num_blocks=2)
-    made = [0, 0]
-    step = ours.learners["policy_optimizer"].step
-    for iteration in range(2):
-
-        def counted(rows, passes, iteration=iteration):
-            made[iteration] += 1
-            return step(rows, passes)
-
-        ours.learners["policy_optimizer"].step = counted
-        ours.update(StepContext(iteration), batches(2))
-    assert made == [1, 2]
-
-
-def test_a_period_longer_than_an_iteration_has_the_policy_updated_in_some_of_them() -> None:
-    policy, ours = updates(small(f"algorithm.policy_period={2 * UPDATES}"), num_blocks=2)
-    weights = []
-    for iteration in range(2):
-        ours.update(StepContext(iteration), batches(2))
-        weights.append(torch.cat([p.detach().flatten() for p in policy.module.parameters()]))
-    assert not torch.equal(*weights)
 
 
 def test_only_noise_depends_on_how_a_batch_is_dealt_to_blocks(monkeypatch) -> None:

@@ -14,7 +14,7 @@ from training_faults import lost, once
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
-from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import load_tensors
 
 
@@ -98,12 +98,6 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
     assert metric_rows(tmp_path) == metric_rows(straight)
 
 
-def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
-    start = f"warm_start.checkpoint={straight / 'checkpoints/latest'}"
-    found = train(small(f"run.dir={tmp_path}", start, "warm_start.from_nothing=false", "run.num_iterations=1"))
-    assert found["before"]["return"] == json.loads((straight / "summary.json").read_text())["after"]["return"]
-
-
 @pytest.mark.parametrize(
     ("words", "error", "says"),
     [
@@ -130,17 +124,6 @@ def test_a_run_starts_from_the_policy_of_another(straight, tmp_path) -> None:
 def test_bad_input_is_named(tmp_path, words, error, says) -> None:
     with pytest.raises(error, match=says):
         train(small(f"run.dir={tmp_path}", *words))
-
-
-def test_transitions_of_another_env_or_without_rewards_are_refused(straight, tmp_path) -> None:
-    played = f"data={straight / 'checkpoints/latest'}"
-    with pytest.raises(DataError, match=r"recorded with env\.task='Pendulum-v1', but env\.task is 'Reacher-v5'"):
-        train(small(f"run.dir={tmp_path}", "algorithm=iql", played, "env.id=Reacher-v5"))
-    labelled = tmp_path / "labelled"
-    train(reach(f"run.dir={labelled}", *DAGGER, "run.num_iterations=1"))
-    data = f"data={labelled / 'checkpoints/latest'}"
-    with pytest.raises(DataError, match=r"whose transitions have no action, reward, next_state, terminated: record"):
-        train(reach(f"run.dir={tmp_path / 'iql'}", "algorithm=iql", data))
 
 
 def test_recordings_that_changed_are_noticed_when_a_run_goes_on(straight, tmp_path) -> None:
@@ -191,25 +174,3 @@ def test_a_policy_learns_to_swing_less(tmp_path) -> None:
     words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
     found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
     assert found["return_after"] > found["return_before"] + 60
-
-
-@pytest.mark.slow
-def test_a_sparse_reward_is_learned_from_beside_demonstrations(tmp_path) -> None:
-    words = ["algorithm=rlpd", "algorithm.expert_steps=1000", "algorithm.warmup_steps=500", "env.reward=sparse"]
-    words += ["algorithm.num_critics=5", "algorithm.updates_per_step=4", "algorithm.policy_period=4"]
-    words += ["algorithm.batch_size=128", "algorithm.capacity=8000", "algorithm.critic_hidden_size=64"]
-    words += ["policy.options.hidden_size=64", "env.block_size=8", "env.chunks_per_rollout=8", "env.horizon=20"]
-    words += ["run.num_iterations=40", "eval.num_episodes=50", "checkpoint.every=0"]
-    found = train(reach(f"run.dir={tmp_path}", *words))
-    assert found["success_rate_before"] < 0.2
-    assert found["success_rate_after"] > 0.5
-
-
-@pytest.mark.ray
-def test_a_plan_is_found_and_changes_no_weight(straight, tmp_path, ray_cluster) -> None:
-    words = ["cluster=local", "cluster.num_devices=2", "plan=auto", "plan.profile_budget_s=1", f"run.dir={tmp_path}"]
-    found = train(small(*words, f"warm_start.cache_dir={tmp_path / 'cache'}"))
-    assert found["plan"].startswith("auto: ")
-    assert found["weights_sha256"] == digest(straight)
-    ranked = json.loads((tmp_path / "plan.json").read_text())["ranked"]
-    assert len(ranked) > 1

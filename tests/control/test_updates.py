@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from control_runs import learning, small
 
@@ -49,6 +50,7 @@ def learned(kind: type, *words: str) -> tuple[SoftActor, object, dict[str, float
     return policy, updates, updates.update(StepContext(0), halves)
 
 
+@pytest.mark.slow
 def test_iql_does_what_paid_and_cloning_what_was_done() -> None:
     policy, updates, metrics = learned(
         IQL, *CRITICS, "algorithm=iql", "data=recorded", "algorithm.expectile=0.9", "algorithm.advantage_scale=5"
@@ -62,6 +64,7 @@ def test_iql_does_what_paid_and_cloning_what_was_done() -> None:
     assert 0.2 < metrics["losses/imitation_loss"] < 0.35
 
 
+@pytest.mark.slow
 def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
     words = (
         *CRITICS,

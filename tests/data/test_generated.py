@@ -1,79 +1,37 @@
 """Generated problems are functions of their key, in disjoint splits, and their worked solutions are right."""
 
 import re
-from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlinf_embodied.config import TinyLMConfig
-from rlinf_embodied.data.expressions import evaluate
 from rlinf_embodied.data.generated import GeneratedProblems, parse_level
 from rlinf_embodied.data.problems import Problem, Split, problem_id, split_of
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.errors import ConfigError
 
-LEVELS = [
-    *("sum4-6-9", "sum1-2-50", "chain1", "chain2-3", "chain8"),
-    *("linear1-20", "linear2-99", "countdown2-9", "countdown3-9", "countdown4-25", "countdown6-99"),
-]
+LEVELS = ["sum4-6-9", "sum1-2-50", "chain1-1", "chain2-3", "chain8-8"]
 seeds = st.integers(0, 2**31 - 1)
 levels = st.sampled_from(LEVELS)
 splits = st.sampled_from(list(Split))
 positions = st.integers(0, 2**39)
 
 
-def value_of(text: str) -> Fraction:
-    found = evaluate(text)
-    assert found is not None, text
-    return found.value
-
-
-def side_at(side: str, x: int) -> Fraction:
-    """Value of one side of an equation such as "5x+3" or "-15"."""
-    terms = re.sub(r"(\d*)x", lambda found: f"{found[1] or 1}*({x})", side)
-    return value_of(terms)
-
-
-def check_solution(problem: Problem) -> None:
-    """Every step of the solution holds, and the last one states the answer."""
+def check(problem: Problem) -> None:
+    """Every step of the solution holds, the last one states the answer, and that is right by the question alone."""
     assert problem.solution is not None
-    steps = problem.solution.rstrip(";").split(";")
-    for step in steps:
-        left, right = step.split("=")
-        if problem.family == "linear":
-            assert side_at(left, int(problem.answer)) == value_of(right), problem
-        else:
-            assert value_of(left) == int(right), problem
-    last = steps[-1].split("=")[1]
-    if problem.rule is None:
-        assert last == problem.answer
-    else:
-        assert int(last) == problem.rule.target
-
-
-def check_answer(problem: Problem) -> None:
-    """The answer is right by the question alone."""
-    if problem.rule is not None:
-        found = evaluate(problem.answer)
-        assert found is not None
-        assert found.value == problem.rule.target
-        assert sorted(found.numbers) == list(problem.rule.numbers)  # all are used, each once
-        assert problem.question == f"{','.join(map(str, problem.rule.numbers))}:{problem.rule.target}?"
-    elif problem.family == "linear":
-        left, right = problem.question.removesuffix("?").split("=")
-        roots = [x for x in range(-99, 100) if side_at(left, x) == side_at(right, x)]
-        assert roots == [int(problem.answer)]
-    else:
-        assert value_of(problem.question.removesuffix("=")) == int(problem.answer)
+    steps = [step.split("=") for step in problem.solution.rstrip(";").split(";")]
+    assert all(eval(left) == int(right) for left, right in steps), problem
+    assert steps[-1][1] == problem.answer
+    assert eval(problem.question.removesuffix("=")) == int(problem.answer)
 
 
 @given(levels, seeds, splits, positions)
 def test_answers_and_all_steps_of_worked_solutions_are_right(level, seed, split, position):
     (problem,) = GeneratedProblems(level, seed).batch(split, position, 1)
-    check_solution(problem)
-    check_answer(problem)
+    check(problem)
     assert (problem.level, problem.family) == (level, parse_level(level).family)
 
 
@@ -84,7 +42,7 @@ def test_a_problem_does_not_depend_on_the_batch_that_it_is_drawn_in(level, seed,
     assert [problem.id for problem in batch] == [problem_id(split, position + i) for i in range(4)]
 
 
-@pytest.mark.parametrize("level", ["sum4-6-9", "sum1-2-9", "chain2", "linear1-20", "countdown3-9"])
+@pytest.mark.parametrize("level", ["sum1-2-9", "chain2-2"])
 def test_no_question_is_in_two_splits_whatever_the_seeds(level):
     # sum1-2-9 has some 2,800 questions: the same ones are met under several seeds
     drawn = {
@@ -134,19 +92,16 @@ def test_levels_are_drawn_in_equal_shares_and_are_as_hard_as_they_say():
 @pytest.mark.parametrize(
     "level",
     [
-        *(
-            "",
-            "sum",
-            "sun4-6-9",
-            "sum4-6",
-            "sum6-4-9",
-            "sum4-6-0",
-            "sum0-1-9",
-            "sum4-6-9-1",
-            "sum-4-6-9",
-            "sum4-6-9,,x",
-        ),
-        *("linear3-9", "linear1", "chain0", "chain3-2", "chain9", "countdown1-9", "countdown7-9", "countdown3-100"),
+        "",
+        "sum",
+        "sun4-6-9",
+        "sum4-6",
+        "sum6-4-9",
+        "sum4-6-0",
+        "sum0-1-9",
+        "sum4-6-9-1",
+        "chain0-1",
+        "chain3-2",
     ],
 )
 def test_a_level_that_is_none_is_refused_with_its_forms(level):

@@ -1,7 +1,6 @@
 """Files of questions and answers: their forms, the order in which rows come, and what is said about bad ones."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,7 @@ def test_gsm8k_answers_are_taken_apart(tmp_path):
     assert problem.question == "How many clips?"
     assert problem.answer == "72"
     assert problem.solution == "She sold 48/2 = 24 clips in May.\nThat is 48+24 = 72 in all."
-    assert (problem.family, problem.level, problem.rule) == ("text", "gsm8k", None)
+    assert (problem.family, problem.level) == ("text", "gsm8k")
 
 
 def test_plain_answers_other_columns_and_blank_lines(tmp_path):
@@ -96,20 +95,13 @@ GOOD = '{"question": "a?", "answer": "1"}\n'
         (GOOD + '["b?", "1"]', r"line 2 is a list, but each line must be one JSON object"),
         ('{"question": "a?", "solution": "1", "id": 3}', r"data\.answer_column is 'answer', but .*'solution', 'id'"),
         ('{"prompt": "a?", "answer": "1"}', r"data\.question_column is 'question', but .*'prompt', 'answer'"),
-        (GOOD + '{"question": "a?", "answer": " "}', r"line 2: its answer is empty"),
+        (GOOD + '{"question": "a?", "answer": " "}', r"line 2: 'answer' is ' '"),
         (GOOD + '{"question": "a?", "answer": "worked ####  "}', r"line 2: its answer is empty"),
-        (GOOD + '{"question": "", "answer": "1"}', r"line 2: its question is empty"),
-        ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be text or a number"),
+        (GOOD + '{"question": "", "answer": "1"}', r"line 2: 'question' is ''"),
+        ('{"question": "a?", "answer": null}', r"line 1: 'answer' is None, but it must be a text or a number"),
         ('{"question": "a?", "answer": true}', r"line 1: 'answer' is True"),
         ('{"question": ["a?"], "answer": "1"}', r"line 1: 'question' is \['a\?'\]"),
-        (
-            GOOD + r'{"question": "\ud83d?", "answer": "1"}',
-            r"line 2 holds \\ud83d, half of a surrogate .* write both halves",
-        ),
-        (
-            GOOD + r'{"question": "b?", "answer": "\uDE00"}',
-            r"line 2 holds \\ude00, half of a surrogate .* or remove it",
-        ),
+        (GOOD + r'{"question": "\ud83d?", "answer": "1"}', r"line 2: 'question' is '\\ud83d\?', .*correct or remove"),
     ],
 )
 def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
@@ -118,15 +110,3 @@ def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
     with pytest.raises(DataError, match=message) as caught:
         JsonlProblems(file, seed=0)
     assert str(file) in str(caught.value)
-
-
-def test_a_process_reads_a_file_once_unless_it_changes(tmp_path, monkeypatch):
-    file, read, seen = tmp_path / "a.jsonl", Path.read_bytes, []
-    monkeypatch.setattr(Path, "read_bytes", lambda path: seen.append(path) or read(path))
-    write(file, rows_of(3))
-    sizes = [JsonlProblems({Split.train: file}, seed).size(Split.train) for seed in range(3)]
-    assert (sizes, seen) == ([3, 3, 3], [file])
-    write(file, rows_of(4))
-    assert JsonlProblems(file, 0, answer_column="question").batch(Split.train, 0, 1)[0].answer.startswith("What")
-    assert JsonlProblems({Split.train: file}, 0).size(Split.train) == 4
-    assert len(seen) == 3

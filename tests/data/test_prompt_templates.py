@@ -4,27 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_embodied.data.problems import Countdown, Problem
+from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 
 COMPACT, NATURAL = PROMPT_TEMPLATES["compact"], PROMPT_TEMPLATES["natural"]
 SUM = Problem(0, "7+8-9=", "6", "7+8=15;15-9=6;", "sum", "sum2-2-9")
-LINEAR = Problem(1, "5x-3=2x-18?", "-5", "3x-3=-18;3x=-15;x=-5;", "linear", "linear2-20")
-COUNTDOWN = Problem(2, "2,5,8:26?", "(8+5)*2", "8+5=13;13*2=26;", "countdown", "countdown3-9", Countdown(26, (2, 5, 8)))
-WORDS = Problem(3, "How many are left?", "1,250", "He had 2,000.\nThen 750 - 0 went.", "text", "gsm8k")
+WORDS = Problem(1, "How many are left?", "1,250", "He had 2,000.\nThen 750 - 0 went.", "text", "gsm8k")
 
 
 @pytest.mark.parametrize(
     ("problem", "question", "completion"),
     [
         (SUM, "What is 7 + 8 - 9?", "7 + 8 = 15\n15 - 9 = 6\n#### 6"),
-        (LINEAR, "Solve 5x - 3 = 2x - 18 for x.", "3x - 3 = -18\n3x = -15\nx = -5\n#### -5"),
-        (
-            COUNTDOWN,
-            "Use the numbers 2, 5 and 8, each of them at most once, with + - * / and brackets, "
-            "and write an expression that equals 26.",
-            "8 + 5 = 13\n13 * 2 = 26\n#### (8 + 5) * 2",
-        ),
         (WORDS, "How many are left?", "He had 2,000.\nThen 750 - 0 went.\n#### 1,250"),
     ],
 )

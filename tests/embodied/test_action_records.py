@@ -15,9 +15,7 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_folder, write_folder
 from rlinf_embodied.config import PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.policy_check import check_policy, new_policy
-from rlinf_embodied.embodied.workflow import run_iteration
-from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.embodied.policy_check import new_policy
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import (
     Distribution,
@@ -32,6 +30,7 @@ from rlinf_embodied.interfaces.policies import (
 )
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
+from tests.policy_contract import require_contract
 
 APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
 TOGETHER = (1, trees("all", "all", "all"))
@@ -125,7 +124,7 @@ def test_it_is_no_policy_that_can_be_cloned_and_passes_the_check() -> None:
     assert not isinstance(policy, ImitationPolicy)
     draw = torch.Generator().manual_seed(0)
     shown = observed(torch.randn(4, 6, generator=draw), ("reach",) * 4, None, torch.randn(4, 9, generator=draw))
-    check_policy(policy, config, ENV, shown)
+    require_contract(policy, config, ENV, shown)
 
 
 @pytest.mark.parametrize(("variant", "level"), [([], "token"), ([], "action"), (GRPO, "chunk")])
@@ -140,45 +139,9 @@ def test_plans_give_the_same_weights_and_ratios_begin_at_1(start, variant: list[
     assert ("losses/value_loss" in metrics[0]) is (not variant)
 
 
-def test_one_optimizer_trains_what_both_losses_share(start) -> None:
-    config = gaussian("warm_start.from_nothing=true", "algorithm.critic_warmup_iterations=2")
-    executor, module = running(config, start)
-    before = {name: value.clone() for name, value in module.state_dict().items()}
-    metrics = iterate(executor, 2)  # warm-up: the value head alone
-    assert changed(before, module) == {"critic"}
-    assert metrics[1]["losses/value_loss"] < metrics[0]["losses/value_loss"]
-    run_iteration(executor, 2)
-    assert changed(before, module) == {"trunk", "critic", "means"}
-
-
-def test_microbatches_change_no_more_than_the_order_of_a_sum(start) -> None:
-    whole, parts = (
-        module_after(gaussian("warm_start.from_nothing=true", *overrides), start)
-        for overrides in ([], ["algorithm.rows_per_microbatch=1"])
-    )
-    for name, value in whole.items():
-        assert torch.allclose(value, parts[name], atol=1e-6), name
-
-
 def test_an_entropy_bonus_without_an_entropy_is_refused(start) -> None:
     config = gaussian("warm_start.from_nothing=true", "algorithm.entropy_coef=0.01")
     with pytest.raises(
         Exception, match=r"algorithm.entropy_coef is 0.01, but .*Gaussian has no entropy in closed form"
     ):
         weights_after(config, TOGETHER, start)
-
-
-def running(config: TrainConfig, start: Path) -> tuple[Executor, nn.Module]:
-    session = SerialSession()
-    executor = executor_for(config, TOGETHER[1], 1, session, start)
-    return executor, session._hosts[0].stages["actor"].shared.policy.module  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def changed(before: dict[str, Tensor], module: nn.Module) -> set[str]:
-    return {name.split(".")[0] for name, value in module.state_dict().items() if not torch.equal(before[name], value)}
-
-
-def module_after(config: TrainConfig, start: Path) -> dict[str, Tensor]:
-    executor, module = running(config, start)
-    iterate(executor, 2)
-    return dict(module.state_dict())

@@ -131,12 +131,6 @@ def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
         assert torch.equal(column.last.proprio, found[block].last.proprio)
 
 
-def test_without_carry_over_nothing_is_exported() -> None:
-    stage = stage_for()
-    roll(stage, StepContext(0), 4)
-    assert stage.export_state(StepContext(1)) == {}
-
-
 @pytest.mark.parametrize("shards", [((0, 1, 2, 3),), ((0, 1), (2, 3)), ((0,), (1, 2, 3))])
 def test_an_episode_does_not_depend_on_the_shard_that_holds_its_row(shards) -> None:
     expected = starts(stage_for(), StepContext(5))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -79,14 +78,6 @@ def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsy
     for name, solved in of.items():
         assert info["tasks"][name]["success_once"] == sum(solved) / len(solved)
         assert f"of {len(solved)}" in next(line for line in printed.splitlines() if line.startswith(name))
-
-
-@pytest.mark.parametrize("policy", ["random", "checkpoint"])
-def test_an_episode_does_not_depend_on_how_many_run_beside_it(tmp_path, policy: str) -> None:
-    who = [f"policy={policy}", *ENV] if policy != "checkpoint" else [f"checkpoint={clone(tiny())}", "eval.greedy=false"]
-    one = evaluate(tmp_path / "a", *who, "eval.num_episodes=8", "eval.num_envs=8", "env.block_size=4")
-    other = evaluate(tmp_path / "b", *who, "eval.num_episodes=8", "eval.num_envs=4", "cluster.num_devices=3")
-    assert one["episodes"] == other["episodes"]
 
 
 def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
@@ -218,17 +209,6 @@ def test_an_env_of_other_sizes_than_the_policys_is_refused_before_an_episode(tmp
     assert not (tmp_path / "a/eval_info.json").exists()
 
 
-def test_other_library_versions_are_a_mismatch_as_well(tmp_path) -> None:
-    folder = tmp_path / "clone"
-    shutil.copytree(clone(tiny()), folder)
-    path = folder / "evaluation.json"
-    content = json.loads(path.read_text())
-    content["fingerprint"]["version of transformers"] = "4.40.1"
-    path.write_text(json.dumps(content))
-    with pytest.raises(CheckpointError, match=r"version of transformers is '4.40.1' there"):
-        evaluate(tmp_path / "a", f"checkpoint={folder}", "eval.num_episodes=2")
-
-
 def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(tmp_path) -> None:
     with pytest.raises(CheckpointError, match=r"checkpoint is .*nowhere"):
         evaluate(tmp_path / "a", f"checkpoint={tmp_path / 'nowhere'}")
@@ -249,16 +229,6 @@ def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
     changed = evaluation_env(env, 6)
     assert (changed.num_envs, changed.block_size, changed.chunks_per_rollout) == (6, 2, 3)
     assert (changed.auto_reset, changed.carry_over, changed.hold_steps) == (False, False, 0)
-
-
-def test_an_evaluation_can_be_run_again_and_gives_the_same() -> None:
-    config = tiny()
-    stage = StageSpec("eval_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
-    asked = held_out(config.env, config.eval, config.run, acting="random")
-    again = Evaluation(asked, stage, SerialSession(), cluster(2))
-    first, second = again.run(0), again.run(1)
-    assert first.episodes == second.episodes
-    assert first.summary() == second.summary()
 
 
 @pytest.mark.parametrize(("episodes", "target", "failures"), [(200, 0.97, 6), (200, 1.0, 0), (30, 0.9, 3), (7, 0.5, 3)])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-import control_runs
 import pytest
 import torch
 from runs import clone, digest, executor_for, iterate, tiny, train, trees
@@ -15,7 +15,6 @@ from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import FeatureKind, Observation
-from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.runtime.session import SerialSession
 
 SECTION = Path(__file__).resolve().parents[1] / "two_views.yaml"
@@ -85,23 +84,15 @@ def test_a_run_saves_what_its_policy_reads_and_another_env_is_refused(tmp_path) 
     env = make_env(config.env, 1)
     assert policy.env.features == env.spec.features  # pyright: ignore[reportAttributeAccessIssue]
     assert [f.shape[:2] for f in policy.env.of_kind(FeatureKind.image)] == list(SIZES.values())  # pyright: ignore
-    require_fitting(str(folder), env.reset([1]))
+    shown = env.reset([1])
+    require_fitting(str(folder), shown, criticised=True)
+    other = replace(shown, privileged=torch.zeros(1, 3))
+    require_fitting(str(folder), other)  # an image policy acts without it
+    with pytest.raises(CheckpointError, match=r"'privileged': .*but this env shows .*'privileged': \[3\]"):
+        require_fitting(str(folder), other, criticised=True)
     for change, there, here in (
         ("env.states=[target,tip]", r"'tip': \[2\], 'target': \[3\]", r"'target': \[3\], 'tip': \[2\]"),
         ("env.cameras=[wrist,front]", r"'image 0': \[16, 24, 3\]", r"'image 0': \[12, 12, 3\]"),
     ):
         with pytest.raises(CheckpointError, match=f"{there}.*but this env shows .*{here}"):
             require_fitting(str(folder), make_env(section(change), 1).reset([1]))
-
-
-def test_replay_keeps_each_camera_and_a_policy_that_sees_learns_from_it(tmp_path) -> None:
-    sizes = ["hidden_size=16", "num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=5"]
-    env = [f"env={SECTION}", "env.id=None", "env.chunk=1", "env.horizon=10"]
-    policy = ["policy=tiny_vla", *(f"policy.options.{size}" for size in sizes)]
-    start = ["warm_start.from_nothing=true", f"run.dir={tmp_path}"]
-    control_runs.train(control_runs.small(*env, *policy, *control_runs.DAGGER, *start))
-    replay = load_tensors(tmp_path / "checkpoints/latest", "replay")
-    kept = {name.split(".", 2)[2]: tuple(tensor.shape[1:]) for name, tensor in replay.items() if name.startswith("0.")}
-    assert kept["images.front"] == (16, 24, 3)
-    assert kept["images.wrist"] == (12, 12, 3)
-    assert kept["state"] == (5,)

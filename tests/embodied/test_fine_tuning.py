@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import openvla_folders
 import pytest
 from recordings import point_episodes, write_recording
 from runs import SFT, TINY, cluster, metric_rows, tiny, train
 from training_faults import lost, once
 
-from policies.openvla.policy import OpenVLAPolicy
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.export import export_dataset
@@ -58,20 +56,8 @@ def test_a_share_of_all_episodes_is_held_out_and_something_of_every_block_is_lea
     assert not any(any(part) for part in parts(41, share=0.0))
 
 
+@pytest.mark.slow
 # ------------------------------------------------------------------------------------------------------------- a run
-def test_a_published_openvla_folder_is_fine_tuned_and_then_trained(recording: Path, tmp_path: Path) -> None:
-    published = openvla_folders.write_published(tmp_path / "published", action=2)
-    openvla = ["policy=openvla_oft", "policy.options.prompt_length=24", "policy.options.lora.rank=4"]
-    short = ["algorithm.head_epochs=1", "run.num_iterations=2", f"run.dir={tmp_path / 'sft'}"]
-    summary = train(tiny(*openvla, *SFT, f"data={recording}", f"warm_start.checkpoint={published}", *short))
-    assert summary["iterations"] == 2
-    latest = tmp_path / "sft/checkpoints/latest"
-    scale = OpenVLAPolicy.from_folder(latest).module.privileged_scale
-    assert scale.std.std() > 0  # of what random actions see
-    follow = [f"warm_start.checkpoint={latest}", f"run.dir={tmp_path / 'rl'}", "run.num_iterations=1"]
-    assert train(tiny(*openvla, *follow, "algorithm.ratio_tolerance=1e-3"))["iterations"] == 1
-
-
 def test_a_run_learns_and_leaves_a_policy_that_another_continues(recording: Path, tmp_path: Path) -> None:
     summary = train(small(recording, f"run.dir={tmp_path / 'run'}"), draws=True)
     losses = [row["losses/held_out_loss"] for row in metric_rows(tmp_path / "run")]

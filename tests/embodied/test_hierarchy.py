@@ -218,26 +218,6 @@ def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is
     assert low_level(tmp_path / "checkpoints" / "latest") == low_level(first)
 
 
-def test_a_frozen_lower_level_is_the_one_that_latest_meant_at_the_start(
-    straight, instructed, tmp_path, monkeypatch
-) -> None:
-    given, first = instructed
-    latest, run = Path(given[0].partition("=")[2]), PolicyLearner.run
-    newer = straight[0] / "checkpoints" / "step_000004"
-
-    def running(stage, *arguments):
-        latest.unlink()  # a run that goes on meanwhile has written another one
-        latest.symlink_to(newer)
-        return run(stage, *arguments)
-
-    monkeypatch.setattr(PolicyLearner, "run", running)
-    train(four(tmp_path, *given, "run.num_iterations=1"))
-    latest.unlink()
-    latest.symlink_to(first)
-    assert low_level(newer) != low_level(first)
-    assert low_level(tmp_path / "checkpoints" / "latest") == low_level(first)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from hierarchical_runs import executor_for, folders, placed, two_levels
+from hierarchical_runs import executor_for, placed, two_levels
 from runs import iterate, train, trainer_of
 
-from rlinf_embodied.embodied.sources import require_teacher
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.session import SerialSession
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "examples"))
@@ -41,23 +39,9 @@ def test_keys_of_the_higher_level_are_named_by_their_own_path(words: list[str], 
         two_levels(*words)
 
 
-def test_sums_in_any_order_may_be_had_where_nothing_is_promised() -> None:
-    assert two_levels("hierarchy.algorithm.reduction=fast", "run.exact=false").hierarchy.on
-    assert not two_levels("hierarchy.algorithm.reduction=fast", "hierarchy.every=0").hierarchy.on
-
-
 def test_columns_that_the_env_has_not_are_named(tmp_path) -> None:
     with pytest.raises(ConfigError, match=r"hierarchy\.columns is \[2, 9\], but the proprioception .* 0\.\.3"):
         trainer_of(two_levels("hierarchy.columns=[2,9]", f"run.dir={tmp_path}")).run()
-
-
-def test_two_levels_are_no_teacher(tmp_path) -> None:
-    low, _ = folders(two_levels())
-    teacher = tmp_path / "teacher"
-    shutil.copytree(low, teacher)
-    (teacher / "hierarchy.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"warm_start\.teacher is .*a checkpoint of two levels of policies"):
-        require_teacher(str(teacher), two_levels().env, "warm_start.teacher")
 
 
 def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:

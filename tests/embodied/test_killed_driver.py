@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
-from killed_runs import MOMENTS, killed_run
 from runs import clone, four, metric_rows, tiny_overrides, train
 from stopped_runs import straight_runs
 
@@ -37,24 +36,6 @@ def straight(tmp_path_factory) -> Path:
 
 def digest(folder: Path) -> str:
     return json.loads((folder / "summary.json").read_text())["weights_sha256"]
-
-
-@pytest.mark.parametrize(
-    "moment", [moment if moment in ALWAYS else pytest.param(moment, marks=pytest.mark.slow) for moment in MOMENTS]
-)
-def test_a_run_whose_driver_was_killed_ends_as_an_undisturbed_one(straight, tmp_path, monkeypatch, moment: str) -> None:
-    folder = tmp_path / "run"
-    assert killed_run(folder, tmp_path / "cache", moment) == -signal.SIGKILL
-    newest = checkpoint.newest_undamaged(folder / "checkpoints")
-    assert (newest.path and newest.path.name) in NEWEST.get(moment, ("step_000004",))
-    assert newest.unusable == ()
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
-    train(four(folder, *OTHERWISE))
-    assert digest(folder) == digest(straight)
-    assert metric_rows(folder) == metric_rows(straight)
-    left = [path.name for path in (folder / "checkpoints").iterdir()]
-    assert sorted(left) == ["latest", "step_000002", "step_000004"]
-    assert (folder / "checkpoints/latest").resolve().name == "step_000004"
 
 
 @pytest.mark.slow

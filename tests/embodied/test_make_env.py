@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from runs import tiny, tiny_overrides
+from runs import tiny_overrides
 from scripts import call
 
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.errors import SimulatorError
 
 BROKEN = """
 import json
@@ -51,15 +50,6 @@ def test_a_training_says_in_one_error_what_the_env_raised_and_where(broken, monk
         f"  {module}, line 6, in __init__: self.calibration = open(port + 1)",
     ]
     assert action.startswith("Fix it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py ")
-
-
-def test_frames_of_libraries_are_left_out(broken) -> None:
-    config = tiny(broken("arm_of_json", LIBRARY)).env
-    with pytest.raises(SimulatorError, match=r"raised JSONDecodeError: Expecting property name") as caught:
-        make_env(config, 2, "cpu")
-    assert str(caught.value).count(" in ") >= 2
-    assert "decoder.py" not in str(caught.value)
-    assert "env_stage.py" not in str(caught.value)
 
 
 def test_an_error_of_this_projects_own_envs_keeps_its_traceback(monkeypatch) -> None:

@@ -11,7 +11,7 @@ import openvla_folders as toys
 import pytest
 import torch
 import torch.distributed as dist
-from runs import GRPO, tiny, tiny_overrides, train
+from runs import GRPO, tiny_overrides, train
 from safetensors.torch import load_file, save_file
 
 from experiments.examples.small_openvla import Options as Small
@@ -25,12 +25,12 @@ from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.prompt import PromptTokenizer
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.policy_check import check_policy
 from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from tests.observations import env_spec, observed, stacked
+from tests.policy_contract import require_contract
 
 ROWS = 3
 ENV = env_spec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",))
@@ -76,7 +76,7 @@ def shown(size: int = 20) -> Observation:
 @pytest.mark.parametrize("options", [PARALLEL, ONE_BY_ONE, {**PARALLEL, "lora": LORA}], ids=["oft", "openvla", "lora"])
 def test_it_is_what_training_asks_of_a_policy(published, options: dict, critic: Critic) -> None:
     policy, env = policy_of(published, options, critic)
-    check_policy(policy, policy.config, env, shown())
+    require_contract(policy, policy.config, env, shown())
 
 
 def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
@@ -121,19 +121,6 @@ def test_grippers_are_turned_into_what_the_env_takes(published) -> None:
     assert torch.equal(others[..., -1], -ones[..., -1])
 
 
-def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
-    kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
-    observation = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
-    (tmp_path / "data" / "meta").mkdir(parents=True)
-    write_json(tmp_path / "data" / "meta" / "stats.json", observation)
-    small = Small(out=str(tmp_path / "small"), data=str(tmp_path / "data"), hidden_size=32, image_size=28)
-    policy, _ = policy_of(write_small(small), {**PARALLEL, "proprio": True})
-    assert policy.range.low.tolist() == [-2.0, 0.0]
-    assert policy.range.high.tolist() == [2.0, 0.5]
-    assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
-    check_policy(policy, policy.config, ENV, shown())
-
-
 @pytest.mark.parametrize("whole", [False, True])
 def test_it_is_cloned_on_the_tokens_that_it_may_draw(published, whole: bool) -> None:
     policy, env = policy_of(published, {**PARALLEL, "whole_vocabulary": whole})
@@ -144,17 +131,16 @@ def test_it_is_cloned_on_the_tokens_that_it_may_draw(published, whole: bool) -> 
     torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
 
 
-def test_cloning_draws_it_to_what_is_demonstrated(published) -> None:
-    policy, env = policy_of(published, {**PARALLEL, "freeze_vision": False})
-    actions = torch.tensor([0.5, 0.0]).expand(ROWS, env.chunk, 2).contiguous()  # one token for both
-    optimizer = torch.optim.Adam(policy.imitation_parameters(True), 3e-3)
-    features = policy.encode_trainable(shown())
-    for _ in range(100):
-        loss = policy.imitation_loss(features, actions, {})
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert (policy.act(features, None, 1.0).actions - actions).abs().max() < 0.02
+def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
+    kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
+    observation = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
+    (tmp_path / "data" / "meta").mkdir(parents=True)
+    write_json(tmp_path / "data" / "meta" / "stats.json", observation)
+    small = Small(out=str(tmp_path / "small"), data=str(tmp_path / "data"), hidden_size=32, image_size=28)
+    policy, _ = policy_of(write_small(small), {**PARALLEL, "proprio": True})
+    assert policy.range.low.tolist() == [-2.0, 0.0]
+    assert policy.range.high.tolist() == [2.0, 0.5]
+    assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -203,16 +189,6 @@ def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, na
     assert one["weights_sha256"] != summary["weights_sha256"]
     more = train(run(published, tmp_path / "stopped", options, "resume=auto"))
     assert more["weights_sha256"] == summary["weights_sha256"]
-
-
-@pytest.mark.slow
-def test_activations_that_are_computed_again_change_no_bit(published, tmp_path) -> None:
-    lora = ["policy.options.lora.rank=4"]
-    kept = train(run(published, tmp_path / "kept", lora))
-    again = train(run(published, tmp_path / "again", [*lora, "policy.options.checkpoint_activations=true"]))
-    assert again["weights_sha256"] == kept["weights_sha256"]
-    policy = OpenVLAPolicy.from_folder(published, ENV, config_of({**PARALLEL, "checkpoint_activations": True}))
-    assert len([b for b in policy.module.model.network.blocks() if "forward" in vars(b)]) == 3 + 3 + 2
 
 
 def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -> None:
@@ -281,23 +257,6 @@ def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(publi
         train(run(published, tmp_path / "run", options))
 
 
-def test_a_published_files_mode_stays_as_it_was(tmp_path) -> None:
-    folder = toys.write_published(tmp_path / "published", action=2)
-    (folder / "model.safetensors").chmod(0o600)
-    train(run(folder, tmp_path / "run", ["policy.options.lora.rank=4"], "run.num_iterations=1"))
-    assert (folder / "model.safetensors").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.slow
-def test_adapters_are_saved_when_the_folder_that_they_came_from_is_gone(published, tmp_path) -> None:
-    options = ["policy.options.lora.rank=4", "checkpoint.every=1", "checkpoint.keep=1", "algorithm.lr_end_fraction=1.0"]
-    train(run(published, tmp_path / "run", options, "run.num_iterations=1"))
-    train(run(published, tmp_path / "run", options, "run.num_iterations=3"))
-    (kept,) = (tmp_path / "run/checkpoints").glob("step_*")
-    straight = train(run(published, tmp_path / "straight", options, "run.num_iterations=3"))
-    assert weights_sha256(state_of(kept)) == straight["weights_sha256"]
-
-
 def test_a_plan_of_two_workers_gives_the_same_weights(published, tmp_path) -> None:
     options = ["policy.options.lora.rank=4"]
     one = train(run(published, tmp_path / "one", options))
@@ -351,16 +310,6 @@ def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, word
 def test_a_published_folder_alone_says_what_to_do(published) -> None:
     with pytest.raises(CheckpointError, match="is a published folder, which does not say what it acts in: start a"):
         load_policy(config_of(PARALLEL), str(published), "cpu")
-
-
-def test_other_policies_refuse_a_published_folder(published, tmp_path) -> None:
-    with pytest.raises(CheckpointError, match="it was not written by this project"):
-        train(tiny(f"warm_start.checkpoint={published}", f"run.dir={tmp_path}"))
-
-
-def test_without_a_folder_it_says_where_to_get_one(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"begins with the network of a folder: .* warm_start.checkpoint=<dir>"):
-        OpenVLAPolicy(config_of(PARALLEL), ENV, 0)
 
 
 def test_a_checkpoint_of_other_options_is_refused(published, tmp_path) -> None:

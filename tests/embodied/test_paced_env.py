@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from runs import clone, digest, executor_for, iterate, tiny, trees
+from runs import tiny
 from torch import Tensor
 
 from envs import point_reach
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied import env_stage
 from rlinf_embodied.embodied.env_stage import Pace, make_env
-from rlinf_embodied.embodied.warm_start import clone_folder
-from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import VectorEnv
-from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import stacked
 
 ROWS, SEEDS = 4, [1, 2, 3, 4]
@@ -77,26 +74,6 @@ def test_steps_begin_a_period_apart_and_a_chunk_returns_when_its_last_step_is_ov
     assert clock.slept_s == [3 / 64] * (config.chunk - 1) + [1 / 64]
 
 
-def test_the_rate_is_a_limit_on_a_step_and_not_a_debt_of_the_policy(clock: Clock) -> None:
-    config, begins = tiny().env, []
-    env = computing(config, clock, step_s=0.0, images_s=0.0, begins=begins)
-    env.reset(SEEDS)
-    pace = Pace(16)
-    pace.step_chunk(env, actions_for(config), None)
-    clock.now_s += 10.0  # that the policy thinks: the next chunk is no shorter for it
-    start_s = clock.now_s
-    pace.step_chunk(env, actions_for(config), SEEDS)
-    assert clock.now_s == start_s + config.chunk / 16
-
-
-def test_an_env_slower_than_its_rate_sleeps_never(clock: Clock) -> None:
-    config, begins = tiny().env, []
-    env = computing(config, clock, step_s=5 / 64, images_s=0.0, begins=begins)
-    env.reset(SEEDS)
-    Pace(16).step_chunk(env, actions_for(config), None)
-    assert clock.slept_s == []
-
-
 def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
     config, pace = tiny().env, Pace(16)
     plain, paced = (make_env(config, ROWS, "cpu") for _ in range(2))
@@ -114,26 +91,3 @@ def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
 def test_a_rate_is_a_number_of_steps_per_second(rate: str) -> None:
     with pytest.raises(ConfigError, match=r"env\.control_hz is .* it is a number of env steps per second"):
         tiny(f"env.control_hz={rate}")
-
-
-def test_only_an_env_with_a_rate_is_said_to_wait() -> None:
-    for hz in (0, 20):
-        stages = training_workflow(tiny(f"env.control_hz={hz}"), "nowhere").stages
-        assert [name for name, spec in stages.items() if spec.waits] == (["env"] if hz else [])
-
-
-def test_a_clone_is_for_robots_of_any_rate() -> None:
-    slow, fast = (clone_folder(tiny(f"env.control_hz={hz}"), "cpu") for hz in (0, 20))
-    assert slow == fast
-
-
-def test_shards_in_workers_of_their_own_train_the_weights_of_one_worker(clock: Clock) -> None:
-    """Four workers of one block each: two of them have the first shard, two the second."""
-    policy = clone(tiny())
-    apart = executor_for(
-        tiny("env.control_hz=16"), trees([2, 3, 4, 5], [0, 1], [0, 1], shards=2), 6, SerialSession(), policy
-    )
-    alone = executor_for(tiny(), trees("all", "all", "all"), 1, SerialSession(), policy)
-    assert iterate(apart, 2) == iterate(alone, 2)
-    assert digest(apart) == digest(alone)
-    assert clock.slept_s

@@ -7,13 +7,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import faulty_reach
 import pytest
-from placements import looped
-from runs import clone, cluster, digest, executor_for, iterate, metric_rows, tiny, train, trees
+from runs import clone, cluster, metric_rows, tiny, train
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
@@ -22,9 +20,8 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution import profiler
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.profile import FORMAT, Profile, load_profile
 from rlinf_embodied.runtime import host as host_module
@@ -32,7 +29,6 @@ from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.planning import Planning
-from rlinf_embodied.training.trainer import Trainer
 
 APART = "auto: env on 0 | policy on 1 in 2 shards > actor on 0"
 
@@ -70,16 +66,6 @@ def measured() -> tuple[SerialSession, Profile, list[tuple]]:
     told = lambda *progress: seen.append(progress)  # noqa: E731
     profile = profiler.measure(workflow, session, cluster(2), "tiny", {"config": "x"}, told, budget_s=0.5)
     return session, profile, seen
-
-
-def test_profiling_leaves_no_trace_in_training(measured) -> None:
-    plan = trees("all", "all", "all")
-    digests = []
-    for session in (SerialSession(), measured[0]):
-        executor = executor_for(tiny(), plan, 2, session, clone(tiny()))
-        iterate(executor, 2)
-        digests.append(digest(executor))
-    assert digests[0] == digests[1]
 
 
 def test_a_profile_holds_every_stage_edge_and_weight_of_the_workflow(measured, tmp_path) -> None:
@@ -134,16 +120,6 @@ def test_a_profile_is_measured_again_once_the_code_of_what_it_measured_has_chang
     assert key() != before
 
 
-def test_kinds_of_devices_that_a_profile_did_not_measure_are_named(tmp_path) -> None:
-    config = run(tmp_path, f"plan.profile={profile_file(tmp_path)}")
-    workflow = training_workflow(config, "")
-    (core,) = cluster(2).node_groups()
-    groups = (replace(core, devices_per_node=1), replace(core, devices_per_node=1, kind="h200"))
-    planning = Planning(EmbodiedJob(config), replace(cluster(2), groups=groups), workflow)
-    _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
-    assert "no plan uses the devices of kind h200, on which this profile measured nothing" in told
-
-
 # ------------------------------------------------------------------------------------------------------- the launch
 def test_one_device_or_one_process_needs_no_measuring(tmp_path, capsys) -> None:
     summary = train(run(tmp_path, "cluster.num_devices=1", "run.num_iterations=1"))
@@ -173,39 +149,11 @@ def test_a_profile_makes_a_plan_a_prediction_and_a_table(tmp_path, capsys) -> No
     assert (again["plan"], again["weights_sha256"]) == (APART, summary["weights_sha256"])
 
 
-def test_a_forced_plan_is_not_measured_but_predicted_where_a_profile_is_known(tmp_path) -> None:
-    summary = train(run(tmp_path, "plan=collocated", "run.num_iterations=1"))
-    assert (summary["plan"], summary["predicted_s_per_iteration"]) == ("collocated", None)
-    told = f"plan.profile={profile_file(tmp_path)}"
-    summary = train(run(tmp_path / "told", "plan=collocated", "run.num_iterations=1", told))
-    # 4 chunk-steps of (1 + 3.5) ms on both, then 80 ms
-    assert summary["predicted_s_per_iteration"] == pytest.approx(0.098, abs=0.005)
-
-
 # ---------------------------------------------------------------------------------------------------------- refusals
 def refused(tmp_path: Path, config: TrainConfig, memory_bytes: int = 10**12) -> None:
     workflow = training_workflow(config, "")
     planning = Planning(EmbodiedJob(config), Cluster("test", "cpu", 2, 2, memory_bytes), workflow)
     planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
-
-
-def test_a_plan_file_for_another_cluster_is_refused_before_anything_starts(tmp_path) -> None:
-    plan = {"name": "theirs", "num_devices": 8, **looped([0, 1], [2])[0]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(PlanError, match=r"plan theirs needs at least 8 devices, but cluster.num_devices is 2"):
-        Trainer(EmbodiedJob(run(tmp_path, f"plan={tmp_path / 'plan.json'}")))
-
-
-def test_a_profile_without_a_stage_or_with_a_negative_number_is_refused(tmp_path) -> None:
-    path = profile_file(tmp_path)
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | {"stages": {k: v for k, v in data["stages"].items() if k != "actor"}}))
-    with pytest.raises(ConfigError, match=r"profile told: the workflow has the stage 'actor', but the profile holds"):
-        refused(tmp_path, run(tmp_path, f"plan.profile={path}"))
-    data["stages"]["actor"]["s_per_call"][0][0] = -1.0
-    path.write_text(json.dumps(data))
-    with pytest.raises(ConfigError, match=r"stages.actor.s_per_call is -1.0, .* not negative"):
-        refused(tmp_path, run(tmp_path, f"plan.profile={path}"))
 
 
 def test_too_little_memory_for_any_plan_says_what_is_short_by_how_much_and_for_which_plan(tmp_path) -> None:
@@ -356,22 +304,3 @@ def test_a_simulator_that_becomes_slower_gets_another_plan_and_the_weights_do_no
     expected = undisturbed("env.carry_over=true")
     train(slower_half_way(tmp_path, slowness, "env.carry_over=true"))
     switched(tmp_path, expected, capsys.readouterr().out)
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_ray_workers_go_on_under_another_plan(tmp_path, slowness, undisturbed, ray_cluster, capsys) -> None:
-    expected = undisturbed()
-    train(slower_half_way(tmp_path, slowness, "cluster.session=ray"))
-    switched(tmp_path, expected, capsys.readouterr().out)
-
-
-def test_an_executor_of_a_cleared_session_starts_from_the_folder_again() -> None:
-    session, config, folder = SerialSession(), tiny(), clone(tiny())
-    plan = trees("all", "all", "all")
-    first = executor_for(config, plan, 2, session, folder)
-    started = digest(first)
-    iterate(first, 2)
-    session.clear()
-    assert isinstance(second := executor_for(config, plan, 2, session, folder), Executor)
-    assert digest(second) == started

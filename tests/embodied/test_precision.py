@@ -17,12 +17,11 @@ from policies.state_policy import StatePolicy
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
-from rlinf_embodied.embodied.precision import computed_in
+from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
-from rlinf_embodied.learning.gradients import LossSums, Pass, block_sums
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.runtime.host import StepContext
@@ -63,30 +62,6 @@ def sampled(policy: Policy, shown: Observation) -> tuple[dict[str, Tensor], Poli
     return features, policy.act(features, policy.spec.noise.draw(0, "action", np.arange(ROWS)), 1.0)
 
 
-def gradient(policy: Policy, shown: Observation, record: dict[str, Tensor]) -> Tensor:
-    """What the block of these rows adds to a minibatch, its statistics included."""
-    weights = torch.linspace(-1.0, 1.0, ROWS)[:, None, None]
-
-    def run() -> LossSums:
-        found = policy.evaluate(policy.encode(shown), record, 1.0)
-        assert found.log_probs.dtype is torch.float32
-        loss = (found.log_probs * weights).sum()
-        return LossSums(loss, loss.new_tensor(float(ROWS)), loss.detach().reshape(1))
-
-    return block_sums([Pass(ROWS, run)] * 2, policy.policy_parameters(), 1)[:-2]
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_gradients_point_as_in_float32_and_are_added_up_in_it(kind: str) -> None:
-    plain, low, shown = pair(kind)
-    _, chosen = sampled(plain, shown)
-    expected, found = (gradient(policy, shown, chosen.record) for policy in (plain, low))
-    assert found.dtype is torch.float32
-    assert not torch.equal(found, expected)
-    assert torch.cosine_similarity(found, expected, dim=0) > 0.99
-    assert {parameter.dtype for parameter in low.module.parameters()} == {torch.float32}
-
-
 @pytest.mark.parametrize("kind", POLICIES)
 def test_a_policy_in_bfloat16_is_one_of_its_class_and_imitates(kind: str) -> None:
     plain, low, shown = pair(kind)
@@ -109,22 +84,6 @@ def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
     with torch.no_grad():
         again = low.evaluate(features, chosen.record, 1.0).log_probs
     assert (again - chosen.log_probs).abs().max() <= 1e-5
-
-
-def test_a_frozen_parts_features_take_half_and_a_critic_reads_them() -> None:
-    plain, low, shown = pair("tiny", Critic.observation)
-    features = low.encode(shown)
-    assert features["maps.base_camera"].dtype is torch.bfloat16
-    values = low.value(features, None)
-    assert values.dtype is torch.float32
-    torch.testing.assert_close(values, plain.value(plain.encode(shown), None), rtol=0.05, atol=0.05)
-
-
-def test_a_critic_on_privileged_state_stays_in_float32() -> None:
-    plain, low, shown = pair("state")
-    assert shown.privileged is not None
-    state = shown.privileged[:, None].expand(-1, 3, -1)
-    assert torch.equal(low.value({}, state), plain.value({}, state))
 
 
 def started(*overrides: str) -> tuple[Executor, Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -11,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import four, metric_rows, train, trainer_of
+from runs import four, train, trainer_of
 from stopped_runs import straight_runs
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import trainer as trainer_module
 
 
@@ -84,38 +82,7 @@ def test_how_long_where_and_what_is_looked_at_may_change(copied) -> None:
     assert train(four(copied, *changed))["iterations"] == 5
 
 
-def test_a_checkpoint_of_an_older_version_lacks_keys_and_two_ways_to_write_a_place_are_one(copied) -> None:
-    given = four(copied, f"warm_start.checkpoint={copied}/a/../b")
-    state = checkpoint.load_state(copied / "checkpoints/latest")
-    before, _, start = str(state["config"]).partition("\nwarm_start:\n")
-    start = start.replace("checkpoint: null", f"checkpoint: {copied}/b", 1)
-    text = f"{before}\nwarm_start:\n{start}".replace("  hold_steps: 10\n", "")
-    shutil.rmtree(copied / "checkpoints")
-    write = {"policy_writer": lambda folder: shutil.copytree(Path(__file__).parent, folder / "x"), "tensors": {}}
-    checkpoint.save(copied / "checkpoints", 4, state=state | {"config": text}, **write)
-    from rlinf_embodied.training.resume import checkpoint_to_resume
-
-    assert checkpoint_to_resume(given) is not None
-
-
 # -------------------------------------------------------------------------------------------------------- which one
-def test_it_is_said_where_a_run_goes_on_also_at_another_place(copied, straight, capsys) -> None:
-    train(four(copied))
-    assert f"going on from {copied / 'checkpoints/step_000004'}: iteration 4 of 4 is done, written 20" in (
-        capsys.readouterr().out
-    )
-    assert digest(copied) == digest(straight)
-
-
-def test_every_byte_is_hashed_once(copied, monkeypatch) -> None:
-    hashed: list[str] = []
-    original = checkpoint.file_sha256
-    monkeypatch.setattr(checkpoint, "file_sha256", lambda path: (hashed.append(path.name), original(path))[1])
-    train(four(copied))
-    assert hashed.count("model.safetensors") == 1
-    assert hashed.count("policy_optimizer.safetensors") == 1
-
-
 HARM = {
     "the checksum of model.safetensors differs": lambda path: break_byte(path / "model.safetensors"),
     "no COMPLETE": lambda path: (path / "COMPLETE").unlink(),
@@ -136,13 +103,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(copied,
         del trainer
     with pytest.raises(CheckpointError, match=r"step_000004 is .*use step_000002"):
         trainer_of(four(copied, f"resume={copied / 'checkpoints/step_000004'}"))
-
-
-def test_what_is_learned_again_ends_as_before(copied, straight) -> None:
-    break_byte(copied / "checkpoints/step_000004/model.safetensors")
-    train(four(copied))
-    assert digest(copied) == digest(straight)
-    assert metric_rows(copied) == metric_rows(straight)
 
 
 def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothing_starts) -> None:
@@ -175,14 +135,3 @@ def test_a_folder_has_one_run_at_a_time_and_is_free_once_that_is_killed(copied, 
     process.send_signal(signal.SIGKILL)
     process.wait()
     trainer_of(four(copied))
-
-
-def test_a_run_that_is_over_or_was_refused_leaves_its_folder_free(copied, tmp_path) -> None:
-    with pytest.raises(ConfigError) as first:
-        trainer_of(four(copied, "run.seed=9"))
-    running = trainer_of(four(copied))
-    with pytest.raises(ConfigError, match=rf"another run writes it \(process {os.getpid()} on "):
-        trainer_of(four(copied))
-    assert running.run() == 0
-    assert trainer_of(four(copied)).run() == 0
-    assert "run.seed is 9" in str(first.value)

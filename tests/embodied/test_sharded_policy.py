@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from runs import GRPO, clone, cluster, executor_for, iterate, tiny, train, trees
+from runs import clone, cluster, executor_for, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
@@ -53,34 +52,6 @@ def _no_group_stays():
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param([], marks=pytest.mark.slow, id="ppo"),
-        pytest.param([*GRPO, "algorithm.rows_per_microbatch=3"], id="grpo"),
-    ],
-)
-def test_a_single_worker_trains_as_an_unsharded_one_and_acts_with_its_view(variant: list[str]) -> None:
-    plain, sharded = config_of(*variant), config_of(*variant, *SHARDED)
-    start = clone(plain)
-    expected = executor_for(plain, TOGETHER, 1, SerialSession(), start)
-    executor = executor_for(sharded, TOGETHER, 1, SerialSession(), start)
-    before = weights(expected)
-    metrics, found = iterate(expected, 3), iterate(executor, 3)
-    assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in found)  # what acted had the weights of the update
-    assert found == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in metrics]
-    assert_moved_alike(executor, expected, before, 1e-4)
-
-
-@pytest.mark.slow
-def test_a_whole_training_resumes(tmp_path) -> None:
-    options = [*SHARDED, "checkpoint.every=1", "run.num_iterations=3", "algorithm.lr_end_fraction=1.0"]
-    through = train(config_of(f"run.dir={tmp_path / 'a'}", *options))
-    train(config_of(f"run.dir={tmp_path / 'b'}", *options, "run.num_iterations=2"))
-    resumed = train(config_of(f"run.dir={tmp_path / 'b'}", *options))
-    assert resumed["weights_sha256"] == through["weights_sha256"]
-
-
 @pytest.mark.ray
 def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     """A plan of three workers: one acts in the simulator, two hold halves of the policy and rows of other blocks."""
@@ -97,12 +68,7 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     assert_moved_alike(executor, expected, before, 1e-3)
 
 
-def test_exact_runs_refuse_more_than_one_worker() -> None:
-    config = config_of("algorithm.sharding=fsdp2")
-    with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact .*2 sharded workers.*run.exact=false"):
-        executor_for(config, TOGETHER, 2, SerialSession(), clone(config))
-
-
+@pytest.mark.slow
 def test_a_critic_on_features_has_weights_of_its_own_and_is_trained_whole() -> None:
     config = config_of(*SHARDED, "policy.critic=observation")
     metrics = iterate(executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -114,14 +113,6 @@ def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, plan,
     assert len(calls) > call + 1
     assert found["weights_sha256"] == summary["weights_sha256"]
     assert metric_rows(tmp_path) == metric_rows(folder)
-
-
-def test_a_resumed_run_keeps_the_staleness_of_its_plan(tmp_path) -> None:
-    train(short(tmp_path, "plan=collocated", "run.num_iterations=1"))
-    other = tmp_path / "other.json"
-    other.write_text(json.dumps(json.loads((tmp_path / "plan.json").read_text()) | {"staleness": 1}))
-    with pytest.raises(ConfigError, match="with a staleness of 1, but the run that is resumed has 2"):
-        train(short(tmp_path, f"plan={other}"))
 
 
 def test_without_a_correction_it_is_refused(tmp_path) -> None:

@@ -9,10 +9,8 @@ from runs import clone, tiny
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, EvaluationPolicyStage
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
-from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import (
     Call,
@@ -27,16 +25,6 @@ from rlinf_embodied.runtime.host import (
 from rlinf_embodied.workflow.graph import StageSpec
 
 ACCELERATOR = WorkerSpec(0, "sim:0", device_module="simulated_accelerator")
-
-
-@pytest.mark.parametrize("devices", [2, 3, 4, 8])
-def test_the_hybrid_preset_keeps_simulator_and_policy_apart_and_the_learner_everywhere(devices: int) -> None:
-    config = tiny("plan=hybrid", f"env.num_envs={8 * devices}", f"cluster.num_devices={devices}")
-    plan = resolve("hybrid", config.plan.variants, devices, training_workflow(config, ""))
-    env, policy, actor = (set(plan.places()[stage].devices) for stage in ("env", "policy", "actor"))
-    assert not env & policy
-    assert actor == env | policy == set(range(devices))
-    assert plan.item_of("env").shards == 2
 
 
 @pytest.mark.accelerator
@@ -122,10 +110,3 @@ def test_a_policy_on_a_gpu_leaves_its_memory_and_comes_back_the_same() -> None:
     assert {p.device.type for p in parameters} == {"cuda"}
     after = stage._shared.policy.module.state_dict()
     assert all(torch.equal(before[name], tensor.cpu()) for name, tensor in after.items())
-
-
-def test_the_actor_is_not_called_by_chunks() -> None:
-    work = training_workflow(tiny(), "")
-    items = ["env+policy on 0", f"actor on 0 in {work.num_blocks} chunks"]
-    with pytest.raises(PlanError, match=r"in chunks of 1 blocks, but actor accepts \(0,\) blocks per call"):
-        resolve("p", [{"items": items}], 1, work)

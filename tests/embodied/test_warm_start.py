@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from recordings import point_episodes, write_recording
-from runs import SFT, clone, cluster, tiny, train
+from runs import SFT, TINY, clone, cluster, tiny, train
 
+from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
-from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.warm_start import clone_folder, starting_policy
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.session import SerialSession
 
 STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
@@ -162,27 +163,12 @@ def test_a_clone_reports_every_demonstration_and_epoch_and_leaves_no_stages_in_t
 
 
 # ------------------------------------------------------------------------------------------------------ whole trainings
-def test_a_whole_training_starts_from_a_recording(recording: Path, tmp_path: Path) -> None:
-    short = [f"run.dir={tmp_path / 'run'}", "run.num_iterations=1", "warm_start.head_epochs=2"]
-    summary = train(tiny(f"warm_start.demonstrations={recording}", *short))
-    assert summary["before"]["num_episodes"] == 6
-
-
-def test_a_state_policy_trained_without_images_is_a_teacher(tmp_path: Path) -> None:
-    assert train(tiny(*STATE, "run.num_iterations=2", f"run.dir={tmp_path / 'run'}"))["iterations"] == 2
+def test_a_state_policy_is_recorded_with_cameras_for_a_student_that_sees(tmp_path: Path) -> None:
     latest = tmp_path / "run/checkpoints/latest"
+    train(tiny(*STATE, "run.num_iterations=1", f"run.dir={tmp_path / 'run'}"))
     assert json.loads((latest / "evaluation.json").read_text())["fingerprint"]["cameras"] == []
-    student = tiny(f"warm_start.teacher={latest}", "warm_start.num_demos=8")
-    EmbodiedJob(student).require_checkpoint(None)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["warm_start.num_demos=3"], r"warm_start.num_demos is 3, .* at least one: use 480"),
-        (["warm_start.region=[1.0,0.0,0.0,1.0]"], r"warm_start.region is \[1.0, 0.0, 0.0, 1.0\], but it is a rectang"),
-    ],
-)
-def test_numbers_that_mean_nothing_are_refused(overrides, says) -> None:
-    with pytest.raises(ConfigError, match=says):
-        tiny(*overrides)
+    env = [f"{key}={value}" for key, value in TINY.items() if key.startswith("env")]
+    words = [f"checkpoint={latest}", f"out={tmp_path / 'set'}", "num_episodes=8", "successes_only=false", *env]
+    assert export_dataset(compose_export(words), lambda *_: None)["written"] == 8
+    (source,) = sources_of(tiny(f"warm_start.demonstrations={tmp_path / 'set'}"))
+    assert source.num_episodes == 8

@@ -10,9 +10,9 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.video import tile, write_mp4
+from rlinf_embodied.embodied.outcome import tile, write_mp4
 from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow
-from rlinf_embodied.telemetry.metrics import moving_mean, read_metrics
+from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.plots import plot_curve
 
 
@@ -34,11 +34,6 @@ def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
     decide = DynamicSamplingFilter(num_groups=2, min_groups=1, drop_zero_variance=True)
     mixed = {0: (True, False), 1: (False, True)}
     assert decide([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
-
-
-def test_without_dropping_every_group_counts() -> None:
-    decision = DynamicSamplingFilter(2, 2, drop_zero_variance=False)([[report({1: (True, True), 0: (False, False)})]])
-    assert (decision.enough, decision.message) == (True, ((0, 0), (0, 1)))
 
 
 def test_grpo_repeats_its_rollout_and_ppo_does_not() -> None:
@@ -81,11 +76,6 @@ def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
     ends |= {"success_at_end": 0.3, "success_at_end_interval": [0.2, 0.4]}
     (tmp_path / "summary.json").write_text(json.dumps({"before": ends, "after": ends}))
     assert plot_curve(tmp_path).read_bytes() != unfinished
-
-
-def test_a_moving_mean_looks_back() -> None:
-    assert moving_mean([1.0, 3.0, 5.0, 7.0], width=2) == [1.0, 2.0, 4.0, 6.0]
-    assert moving_mean([]) == []
 
 
 def test_tiles_stand_still_when_their_episode_is_over() -> None:

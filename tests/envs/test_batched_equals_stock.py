@@ -40,7 +40,7 @@ def physics_state(env) -> Tensor:
 
 
 def make_pair(task: str, num_envs: int, control: str, **kwargs: object):
-    from envs.comparison import Pair
+    from experiments.bench.coverage.comparison import Pair
 
     kwargs = {**kwargs, "obs_mode": "state_dict"}
     return Pair(make_batched(task, num_envs, control, **kwargs), lambda: make_stock(task, control, **kwargs))
@@ -99,7 +99,7 @@ def test_rows_that_are_initialised_together_equal_rows_initialised_one_by_one(
         together, alone = [], []
         for states, by_row in ((together, True), (alone, False)):
             monkeypatch.setattr(type(env), "_draws_by_row", by_row)
-            env.reset(seeds, {"env_idx": torch.tensor(rows)})
+            env.begin(rows, [seeds[row] for row in rows])
             states.append(physics_state(env)[rows].clone())
         assert torch.equal(together[0], alone[0])
         assert len(together[0].unique(dim=0)) == len(rows)
@@ -124,7 +124,7 @@ def test_a_draw_that_is_not_by_row_is_refused() -> None:
 
 def test_a_row_at_rest_is_neither_stepped_nor_given_targets() -> None:
     env = make_batched("PickCube-v1", 3, "pd_ee_delta_pose")
-    env.reset(seed=[1, 2, 3])
+    env.begin([0, 1, 2], [1, 2, 3])
     before = physics_state(env).clone()
     targets = [[joint.get_drive_target().item() for joint in env.agent.robot._objs[i].active_joints] for i in range(3)]
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
     alone = make_stock("PickCube-v1", "pd_ee_delta_pose")
     alone.reset(seed=4)
     env = make_batched("PickCube-v1", 2, "pd_ee_delta_pose")
-    env.reset(seed=[4, 5])
+    env.begin([0, 1], [4, 5])
     sapien.render.set_camera_shader_dir(untouched[1])  # ManiSkill sets it for each camera
     env.scene.px.recreate_scene(0)
     assert (sapien_env.parse_sim_and_render_backend, sapien.render.get_camera_shader_dir()) == untouched
@@ -164,12 +164,12 @@ def test_stock_envs_of_the_same_process_behave_as_before() -> None:
 
 def test_another_version_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import checks
-    from envs.batched.build import check_equal
+    from envs.batched.build import known_difference
     from rlinf_embodied.errors import SimulatorError
 
     monkeypatch.setattr(checks, "TESTED_VERSIONS", {"sapien": ("2.0.1", "2.0.2")})
     expected = r"sapien 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*sapien==2\.0\.2.*env.backend=stock"
     with pytest.raises(SimulatorError, match=expected):
-        check_equal("PickCube-v1")
+        known_difference("PickCube-v1")
     with pytest.raises(SimulatorError, match=expected):
         make_batched("PickCube-v1", 1, "pd_joint_delta_pos")

@@ -46,15 +46,16 @@ def _changed(before: dict, after: dict) -> list[tuple[str, str, str]]:
 def test_no_function_of_maniskill_is_replaced_before_during_and_after_a_batched_env() -> None:
     import mani_skill.envs  # noqa: F401  registers the tasks
 
-    import envs.vector
+    from envs.batched.build import make_batched_task
     from envs.batched.rotations import few_operations
 
     before = _functions()
     assert len(before) > 5000
     assert [key for key, value in before.items() if _home(value).startswith(("envs", "rlinf"))] == []  # by the import
-    env = envs.vector.make("PickCube-v1", 2, obs_mode="state", control_mode="pd_ee_delta_pose")
-    env.reset(seed=[1, 2])
-    env.step(torch.zeros(2, 7))
+    env = make_batched_task("PickCube-v1", 2, False, obs_mode="state", control_mode="pd_ee_delta_pose")
+    env.begin([0, 1], [1, 2])
+    env.advance(torch.zeros(2, 7), [0, 1])
+    env.get_obs(env.get_info())
     assert _changed(before, _functions()) == []
     with few_operations():  # the one exception, while a batched env computes
         inside = _changed(before, _functions())
@@ -105,7 +106,8 @@ def test_a_stock_env_beside_a_batched_one_has_stock_methods_and_steps_as_before(
         seen = [env.reset(seed=3)[0]]
         for k in range(4):
             if beside is not None:
-                beside.step(torch.full((2, 7), 0.2 * k))
+                beside.advance(torch.full((2, 7), 0.2 * k), [0, 1])
+                beside.get_info()
             seen.append(env.step(torch.full((1, 7), 0.1 * k))[0])
         controller = env.agent.controller.controllers["arm"]
         own = [vars(part) for part in (controller, env.agent, env.agent.robot, env.cube)]
@@ -115,7 +117,7 @@ def test_a_stock_env_beside_a_batched_one_has_stock_methods_and_steps_as_before(
 
     alone = rollout(None)
     batched = make_batched_task("PickCube-v1", 2, False, **kwargs)
-    batched.reset(seed=[3, 4])
+    batched.begin([0, 1], [3, 4])
     stock_product = Pose.__mul__
     watched = []
     evaluate = type(batched).evaluate

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,37 +16,36 @@ pytestmark = pytest.mark.sim
 @pytest.fixture(autouse=True, scope="module")
 def _renderer() -> None:
     """A task that loads a texture before any renderer exists would get one on another device than later tests."""
-    from envs.maniskill import check_renderer
+    from envs.stock import check_renderer
 
     check_renderer("cpu")
 
 
 def make_pair(task: str, num_rows: int = 2, compared: list[int] | None = None, **kwargs: object):
-    from envs.batched.build import check_equal, make_batched_task
-    from envs.comparison import Pair
+    from envs.batched.build import known_difference, make_batched_task
     from envs.stock import build_task
+    from experiments.bench.coverage.comparison import Pair
 
     fixed = {"obs_mode": "state_dict", "reward_mode": reward_of(task), **kwargs}
-    check_equal(task, **fixed)
+    assert known_difference(task, **fixed) == ""
     batched = make_batched_task(task, num_rows, False, **fixed)
     single = {"num_envs": 1, "sim_backend": "physx_cpu", "render_backend": "none", **fixed}
     return Pair(batched, lambda: build_task(task, **single), compared=compared)
 
 
 def reward_of(task: str) -> str:
-    from envs.maniskill import reward_mode
+    from envs.maniskill_rows import reward_mode
 
     return reward_mode(task)
 
 
 def test_episodes_with_contact_and_a_partial_reset_equal_those_of_stock_envs() -> None:
-    from envs.comparison import compare_episodes, wild_actions
+    from experiments.bench.coverage.comparison import compare_episodes, wild_actions
 
     pair = make_pair("UnitreeG1Stand-v1")  # feet on the ground
-    outcome = compare_episodes(pair, 12, wild_actions(pair.batched, seed=1))
+    difference = compare_episodes(pair, 12, wild_actions(pair.batched, seed=1))
     pair.close()
-    assert str(outcome) == ""
-    assert outcome.row_steps == 2 * (12 + 6)
+    assert difference == ""
 
 
 def test_a_difference_is_found_and_named() -> None:
@@ -62,7 +60,7 @@ def test_a_difference_is_found_and_named() -> None:
 
 
 def test_values_are_compared_by_row_and_nan_equals_nan() -> None:
-    from envs.comparison import compare_row
+    from experiments.bench.coverage.comparison import compare_row
 
     seen = {"a": torch.tensor([[1.0, float("nan")], [2.0, 5.0]]), "mean": torch.tensor(3.0), "ours": torch.zeros(2)}
     expected = {"a": torch.tensor([[1.0, float("nan")]]), "mean": torch.tensor(4.0)}
@@ -72,49 +70,34 @@ def test_values_are_compared_by_row_and_nan_equals_nan() -> None:
     assert compare_row({"b": torch.tensor([1, 4])}, {"b": torch.tensor([1])}, 1, 2)[0].size == 3.0
 
 
-def register_task(name: str, **methods: object) -> None:
-    from mani_skill.envs.tasks.control.cartpole import CartpoleBalanceEnv
-    from mani_skill.utils.registration import register_env
-
-    cls = type(name, (CartpoleBalanceEnv,), {"__module__": __name__, **methods})
-    register_env(f"{name}-v1", max_episode_steps=50, override=True)(cls)
-
-
-def test_a_task_that_looks_at_its_first_row_only_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_looked_up_by_robot_and_control_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     from envs.batched import build
 
-    def evaluate(self) -> dict:
-        return {"success": (self.agent.robot.get_qpos()[0, :1] > 0).expand(self.num_envs)}
-
-    def initialize(self, env_idx, options) -> None:
-        self.agent.robot.set_qpos(torch.rand(len(env_idx), 2) - 0.5)
-
-    register_task("FirstRow", evaluate=evaluate, _initialize_episode=initialize)
-    monkeypatch.setattr(build, "LARGE", {})
-    assert build.first_difference("FirstRow-v1").startswith("info/success of row 1 differs")
+    joints = {"joints": "cube of row 1 differs"}
+    table = {"versions": build.versions(), "tasks": {"PickCube-v1": {"default": {"default": ""}, "fetch": joints}}}
+    monkeypatch.setattr(build, "_table", lambda: table)
+    assert build.known_difference("PickCube-v1", obs_mode="rgb") == ""
+    assert build.known_difference("PickCube-v1", robot_uids="fetch", control_mode="joints") == "cube of row 1 differs"
+    assert build.known_difference("PickCube-v1", robot_uids="panda") is None
+    assert build.known_difference("PickCube-v1", robot_init_qpos_noise=0.1) is None
 
 
-def test_a_task_whose_rows_are_built_differently_falls_back_and_says_so(
-    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_task_that_was_not_compared_or_differs_falls_back_and_says_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RotateValveLevel1 gives its rows three, four and five spokes in turn; a stock single env has three."""
-    from envs.batched import build
+    from envs import maniskill_rows as rows
     from envs.maniskill import make_env
     from rlinf_embodied.config import Backend, EnvConfig
 
-    config = EnvConfig(
-        task="RotateValveLevel1-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["base_camera"], obs_size=16
-    )
-    monkeypatch.setattr(build, "_covered", lambda *_: None)
-    monkeypatch.setattr(build, "LARGE", {})
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
-    with caplog.at_level(logging.WARNING, logger="envs"):
-        env = make_env(config, 2)
-    assert env.spec.backend == "physx_cpu (stock)"
-    env.close()
-    messages = [record.getMessage() for record in caplog.records if record.name == "envs.stock"]
-    assert len(messages) == 1
-    assert "differs by" in messages[0]
-    with pytest.raises(SimulatorError, match=r"of row \d differs by .*use env.backend=stock"):
+    config = EnvConfig(task="RotateValveLevel1-v1", obs_size=16, options={"control_mode": "pd_joint_delta_pos"})
+    for difference, reason in (("qpos differs by 1", "qpos differs"), (None, "env.backend=batched runs it")):
+        monkeypatch.setattr(rows, "known_difference", lambda *_, known=difference, **__: known)
+        with caplog.at_level(logging.WARNING, logger="envs"):
+            env = make_env(config, 2)
+        assert env.spec.backend == "physx_cpu (stock)"
+        env.close()
+        assert reason in caplog.text
+    monkeypatch.setattr(rows, "known_difference", lambda *_, **__: "qpos differs by 1")
+    with pytest.raises(SimulatorError, match=r"qpos differs by 1: use env.backend=stock"):
         make_env(replace(config, backend=Backend.batched), 2)
-    assert len(list((tmp_path / "differences").iterdir())) == 1  # what was found is kept

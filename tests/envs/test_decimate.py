@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import trimesh
 
 from envs.batched import decimate, meshes
 from envs.batched.meshes import Mesh, decimated
-from rlinf_embodied.cache import cached
 from tests.observations import stacked
 
 
@@ -86,20 +83,6 @@ def test_what_is_smaller_than_a_pixel_is_left_out_and_what_is_light_stays() -> N
     assert decimated(sphere, 1e-4) is sphere
 
 
-def test_a_cached_file_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
-    calls = []
-
-    def write(path: Path) -> None:
-        calls.append(path)
-        path.write_text("once")
-
-    paths = {cached("folder/file.txt", write) for _ in range(3)}
-    assert paths == {tmp_path / "cache" / "folder" / "file.txt"}
-    assert len(calls) == 1
-    assert [p.name for p in (tmp_path / "cache" / "folder").iterdir()] == ["file.txt"]
-
-
 def _triangles(scene: object) -> int:
     bodies = [b for entity in scene.entities for b in entity.components if isinstance(b, decimate.RenderBody)]
     shapes = [s for body in bodies for s in body.render_shapes if isinstance(s, decimate.RenderMesh)]
@@ -112,10 +95,11 @@ def test_the_decimated_images_look_like_the_full_ones() -> None:
     from envs.maniskill import make_env
     from rlinf_embodied.config import EnvConfig
 
-    views = {"robot": "panda_wristcam", "cameras": ["base_camera", "hand_camera"], "camera_fov": 0.8}
+    views = ["base_camera", "hand_camera"]
     images, triangles = {}, {}
     for size, decimated_too in ((64, False), (64, True), (256, True)):
-        env = make_env(EnvConfig(decimate=decimated_too, obs_size=size, **views), 1)
+        options = {"robot": "panda_wristcam", "camera_fov": 0.8, "decimate": decimated_too}
+        env = make_env(EnvConfig(obs_size=size, cameras=views, options=options), 1)
         images[size, decimated_too] = stacked(env.reset([1])).float()
         triangles[size, decimated_too] = _triangles(env._sim._task.scene.sub_scenes[0])
         env.close()

@@ -34,9 +34,8 @@ PICK = EnvConfig(
     block_size=N,
     horizon=30,
     obs_size=16,
-    robot="panda_wristcam",
     cameras=["base_camera", "hand_camera"],
-    camera_fov=0.8,
+    options={"robot": "panda_wristcam", "camera_fov": 0.8},
     hold_steps=1,
 )
 CONFIGS = {

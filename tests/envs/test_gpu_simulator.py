@@ -15,7 +15,10 @@ pytestmark = pytest.mark.sim
 
 ROWS = 4
 CONFIG = EnvConfig(
-    num_envs=ROWS, block_size=ROWS, obs_size=64, robot="panda_wristcam", control_mode="pd_ee_target_delta_pose"
+    num_envs=ROWS,
+    block_size=ROWS,
+    obs_size=64,
+    options={"robot": "panda_wristcam", "control_mode": "pd_ee_target_delta_pose"},
 )
 
 
@@ -188,7 +191,9 @@ def test_a_goal_that_can_be_touched_is_not_hidden(simulator) -> None:
     from envs.gpu_simulator import require_hideable
 
     require_hideable("PickCube-v1", simulator._task.goal_site)
-    with pytest.raises(ConfigError, match=r"env.show_goal is false.*env.show_goal=true, or env.backend=batched"):
+    with pytest.raises(
+        ConfigError, match=r"env.options.show_goal is false.*env.options.show_goal=true, or env.backend=batched"
+    ):
         require_hideable("PickCube-v1", simulator._task.cube)
 
 

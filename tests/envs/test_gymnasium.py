@@ -9,7 +9,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gym_envs import Picture
 from gymnasium import spaces
 
 from envs.episodes import EpisodeEnv
@@ -49,18 +48,6 @@ def test_rows_are_bit_for_bit_gymnasiums_own_episodes() -> None:
             result = env.step_chunk(action)
             assert torch.equal(result.observation.proprio[row], torch.as_tensor(seen, dtype=torch.float32))
             assert float(result.rewards[row, 0]) == np.float32(reward)
-
-
-def test_threads_give_the_bits_of_one_thread() -> None:
-    one, three = (make_env(replace(CHEETAH, options={"threads": n}), 5) for n in (1, 3))
-    for env in (one, three):
-        env.reset(range(5))
-    actions = torch.rand(10, 5, 1, 6) * 2 - 1
-    for action in actions:
-        ours, theirs = one.step_chunk(action), three.step_chunk(action)
-        assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
-        assert torch.equal(ours.rewards, theirs.rewards)
-    three.close()
 
 
 @pytest.mark.parametrize("hold_steps", [0, 1])
@@ -159,21 +146,6 @@ def test_observations_of_several_parts_become_one_vector() -> None:
         ObservationCode.of(spaces.Sequence(spaces.Discrete(2)), "x")
 
 
-def test_images_of_floats_are_named_once(monkeypatch, caplog) -> None:
-    class Floats(Picture):
-        def __init__(self, render_mode: str | None = None) -> None:
-            super().__init__(render_mode, "float32")
-            self.observation_space = spaces.Box(0, 1, (9, 9, 3), np.float32)
-
-        def _draw(self) -> np.ndarray:
-            return np.zeros((9, 9, 3), np.float32)
-
-    monkeypatch.setitem(gymnasium.registry, "Floats-v0", gymnasium.envs.registration.EnvSpec("Floats-v0", Floats))
-    make_env(replace(WALK, task="Floats-v0"), 2)
-    (reported,) = [record.getMessage() for record in caplog.records if "uint8" in record.getMessage()]
-    assert reported.startswith("Floats-v0 observes a Box of float32 [9, 9, 3], which is used as a state")
-
-
 def picture(**changes: object) -> EpisodeEnv:
     given = {"task": "gym_envs:Picture-v0", "cameras": ["rgb_array"], "obs_size": 3} | changes
     return make_env(replace(WALK, **given), 2, render_final=True)
@@ -219,7 +191,6 @@ def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
         ({"task": "gym_envs:Picture-v0"}, r"observes only an image: set env.cameras=\[rgb_array\]"),
         ({"cameras": ["rgb_array"]}, "neither an image in its observation nor the render mode"),
         ({"options": {"thread": 2}}, "env.options.thread is 2"),
-        ({"options": {"threads": 0}}, "env.options.threads is 0"),
         ({"options": {"make": {"max_episode_steps": 5}}}, "env.options.make"),
         ({"carry_over": True}, "env.options.history_free=true"),
     ],

@@ -24,7 +24,6 @@ ADAPTER = "libero_stand_in.StandIn"
 CONFIG = EnvConfig(
     _target_="envs.foreign.env.make_env",
     task="libero_goal",
-    control_mode="osc_pose",
     reward=Reward.sparse,
     cameras=["agentview", "robot0_eye_in_hand"],
     obs_size=4,
@@ -166,7 +165,6 @@ def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: Fo
         ({"options": {"rotate": 90}}, "env.options.rotate is 90.*use 180"),
         ({"reward": Reward.dense}, "env.reward is 'dense'.*use sparse"),
         ({"cameras": ["base_camera"]}, "env.cameras is 'base_camera'.*use agentview"),
-        ({"control_mode": "pd_ee_delta_pose"}, "env.control_mode.*use osc_pose"),
     ],
 )
 def test_what_libero_cannot_do_is_said_before_anything_starts(changes: dict, words: str) -> None:

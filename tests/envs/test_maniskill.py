@@ -13,7 +13,8 @@ from tests.observations import stacked
 
 pytestmark = pytest.mark.sim
 
-SMALL = EnvConfig(num_envs=8, block_size=8, obs_size=16, robot="panda_wristcam")
+WRIST = {"robot": "panda_wristcam"}
+SMALL = EnvConfig(num_envs=8, block_size=8, obs_size=16, options=WRIST)
 BLIND = replace(SMALL, cameras=[])
 
 
@@ -50,10 +51,10 @@ def test_the_proprioception_is_joints_tool_goal_and_the_way_to_it_and_the_goal_c
     assert torch.equal(seen.proprio, expected)
     assert env.spec.proprio_dim == 9 + 7 + 3 + 3
     env.close()
-    env = make(replace(BLIND, goal_in_proprio=False))
+    env = make(replace(BLIND, options=WRIST | {"goal_in_proprio": False}))
     assert torch.equal(env.reset([3]).proprio[:, -6:], torch.zeros(1, 6))
     env.close()
-    env = make(replace(BLIND, objects_in_proprio=True))
+    env = make(replace(BLIND, options=WRIST | {"objects_in_proprio": True}))
     seen, task = env.reset([3]), env._sim._task
     cube = task.cube.pose.p
     assert torch.equal(seen.proprio, torch.cat([expected, cube, cube - task.agent.tcp_pose.p], 1))
@@ -77,10 +78,12 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
     env.close()
 
 
+@pytest.mark.slow
 def test_goal_markers_are_seen_only_if_asked() -> None:
     images = {}
     for shown in (False, True):
-        env = make(replace(SMALL, task="PushCube-v1", obs_size=64, show_goal=shown, decimate=False), 4)
+        options = WRIST | {"show_goal": shown, "decimate": False}
+        env = make(replace(SMALL, task="PushCube-v1", obs_size=64, options=options), 4)
         images[shown] = stacked(env.reset(range(4)))
         assert env._sim._task.goal_region.px_body_type == "kinematic"
         env.close()
@@ -91,17 +94,17 @@ def test_goal_markers_are_seen_only_if_asked() -> None:
     ("changes", "error", "words"),
     [
         ({"task": "PickCub-v1"}, ConfigError, "env.task is 'PickCub-v1'.*did you mean PickCube-v1"),
-        ({"robot": "pandda"}, ConfigError, "env.robot is 'pandda'.*did you mean panda"),
+        ({"options": {"robot": "pandda"}}, ConfigError, "env.options.robot is 'pandda'.*did you mean panda"),
         ({"cameras": ["base_camera", "wrist"]}, ConfigError, "env.cameras has wrist.*are: base_camera, hand_camera"),
-        ({"control_mode": "pd_ee_delta"}, ConfigError, "env.control_mode.*pd_ee_delta_pose"),
+        ({"options": {"control_mode": "pd_ee_delta"}}, ConfigError, "env.options.control_mode.*pd_ee_delta_pose"),
         ({"options": {"slow_s": 1.0}}, ConfigError, r"env.options.slow_s is 1.0"),
         ({"backend": Backend.gpu}, SimulatorError, "needs a CUDA device"),
         (
             {"task": "MS-CartpoleSwingUp-v1"},
             SimulatorError,
-            "MS-CartpoleSwingUp-v1 cannot be built with env.robot=panda_w",
+            "MS-CartpoleSwingUp-v1 cannot be built with env.options.robot=panda_w",
         ),
-        ({"task": "PickCubeWidowXAI-v1", "robot": None}, SimulatorError, "widowxai has assets available for download"),
+        ({"task": "PickCubeWidowXAI-v1", "options": {}}, SimulatorError, "widowxai has assets available for download"),
         ({"task": "PickSingleYCB-v1"}, SimulatorError, "needs assets.*download_asset PickSingleYCB-v1"),
     ],
 )
@@ -113,7 +116,7 @@ def test_what_cannot_be_built_is_named_with_the_way_out(changes: dict, error: ty
 
 
 def test_a_task_with_a_moving_film_camera_is_filmed() -> None:
-    config = replace(SMALL, task="MS-HopperHop-v1", robot=None, control_mode="pd_joint_delta_pos", cameras=["cam0"])
+    config = replace(SMALL, task="MS-HopperHop-v1", cameras=["cam0"], options={"control_mode": "pd_joint_delta_pos"})
     env = make(config)
     env.reset([1])
     env.record([0], size=32)

@@ -40,7 +40,6 @@ def section(task: str = "mt10", options: dict[str, object] | None = None, **chan
         ({"task": "drawer-opn-v3"}, "env.task is 'drawer-opn-v3'.*did you mean drawer-open-v3"),
         ({"horizon": 505}, "env.horizon is 505, but MetaWorld's episodes have at most 500 steps.*use 500 or less"),
         ({"cameras": ["base_camera"]}, "env.cameras is 'base_camera'.*use corner"),
-        ({"control_mode": "pd_ee_delta_pose"}, "env.control_mode.*use xyz_delta"),
         ({"options": {"picture": "light"}}, "env.options.picture"),
         ({"options": {"pictures": "dark"}}, "env.options.pictures is 'dark'"),
         ({"options": {"timeout_s": 0}}, "env.options.timeout_s is 0"),

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from any_plan import alone, any_plans, decide, outcome, random_workflow
+from plan_cases import parse
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.notation import parse, to_text
+from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Workflow
 

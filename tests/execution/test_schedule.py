@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from plan_cases import parse
 
-from rlinf_embodied.planning.notation import parse
 from rlinf_embodied.planning.plan import schedule
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import ray
+from plan_cases import parse
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import parse
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow

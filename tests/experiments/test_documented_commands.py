@@ -66,8 +66,7 @@ DOCUMENTED = list(commands())
 
 def composer(script: str, overrides: list[str]) -> Callable[[list[str]], object] | None:
     if script == "experiments/profile_stages.py":
-        compose = compose_math if "workflow=reasoning" in overrides else training
-        return lambda words: compose([word for word in words if not word.startswith("block_sizes=")])
+        return compose_math if "workflow=reasoning" in overrides else training
     return COMPOSERS.get(script)
 
 

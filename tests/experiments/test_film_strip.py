@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from experiments.examples import film_strip
-from rlinf_embodied.embodied.video import write_mp4
+from rlinf_embodied.embodied.outcome import write_mp4
 
 
 def film(folder: Path, seed: int, success: int, shade: int) -> None:

@@ -1,12 +1,11 @@
 """experiments/plan.py: from a profile to a table, a plan file that runs, a picture and a trace; a model's memory."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import openvla_folders as toys
 import pytest
+from scripts import call
 
 from experiments.plan import plan
 from rlinf_embodied.compose import compose
@@ -18,20 +17,15 @@ from rlinf_embodied.planning.profile import load_profile, workflow_for
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "experiments/plan.py", *overrides]
-    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "80", "OMP_NUM_THREADS": "1", "HOME": "/tmp"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
-
-
-def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(tmp_path: Path) -> None:
-    done = run("profile=grpo_llm", "cluster=h100x8", "num_ranked=2", f"run.dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    assert "the best" in done.stdout
+def test_it_ranks_plans_and_writes_what_the_executor_and_people_read(monkeypatch, capsys, tmp_path: Path) -> None:
+    words = ["profile=grpo_llm", "cluster=h100x8", "num_ranked=2", f"run.dir={tmp_path}"]
+    code, out, err = call(monkeypatch, capsys, "plan", *words)
+    assert code == 0, err
+    assert "the best" in out
     table = json.loads((tmp_path / "plan.json").read_text())["ranked"]
     assert len(table) >= 2
     for row in table:  # whole, in a pipe of whatever width
-        assert [text for text in row.values() if text not in done.stdout] == []
+        assert [text for text in row.values() if text not in out] == []
     data = json.loads((tmp_path / "plan.json").read_text())
     work = workflow_for(load_profile(ROOT / "configs" / "profiles" / "grpo_llm.json"))
     assert set(resolve(data["name"], [data], data["num_devices"], work).places()) == set(work.stages)

@@ -13,9 +13,9 @@ from conftest import REPOSITORY
 from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reporting.page import comparison, page
-from rlinf_embodied.reporting.sections import evaluations, outcome, settings, videos
-from rlinf_embodied.reporting.work import Activity, measured, predicted, union_s
+from rlinf_embodied.reporting.page import page
+from rlinf_embodied.reporting.sections import outcome, settings, videos
+from rlinf_embodied.reporting.work import Activity, measured, predicted
 from rlinf_embodied.telemetry.plots import rate_lines
 from rlinf_embodied.telemetry.process_lock import ProcessLock
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
@@ -180,26 +180,6 @@ def test_a_run_that_goes_on_says_what_is_not_there_yet(tmp_path: Path) -> None:
     assert read_run(folder).state == "stopped"
 
 
-def test_a_stopped_run_keeps_the_evaluation_before_training_in_its_checkpoint(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run")
-    state = folder / "checkpoints/step_000002/state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"progress": {"before": evaluated(0.5)}}))
-    text = Checked(outcome(read_run(folder))).text
-    assert text.startswith("Stopped after 2 iterations, before its end. success_once: 50.0 % [45.0, 55.0] of 200")
-
-
-def test_a_finished_run_that_goes_on_is_not_told_by_its_old_summary(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps(metric_row(3, 0.8)) + "\n" + '{"iteration": 4, "glo')
-    run = read_run(folder)
-    assert run.state == "stopped"
-    assert run.num_iterations == 3
-    assert run.after == {}
-    assert run.before["success_once"] == 0.5
-
-
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
     (folder / "plan.json").write_text('{"name": ')
@@ -215,12 +195,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"run.dir is '.*nowhere', but it is not there: give"):
         read_run(tmp_path / "nowhere")
-
-
-# ------------------------------------------------------------------------------------------------------------- activity
-def test_idle_is_what_no_span_covers() -> None:
-    overlapping = [Span("a", "s", 0, "cpu", 0, 4), Span("b", "s", 0, "cpu", 3, 5), Span("c", "s", 0, "cpu", 7, 8)]
-    assert union_s(overlapping) == 6
 
 
 def test_the_measured_iteration_begins_at_0_and_is_not_the_first(tmp_path: Path) -> None:
@@ -244,16 +218,6 @@ def test_the_prediction_is_the_plan_simulated_on_the_profile(tmp_path: Path) -> 
     assert isinstance(found, Activity), found
     assert {span.worker for span in found.spans} == set(range(8))
     assert found.length_s >= max(span.end_s for span in found.spans) > 0
-
-
-# -------------------------------------------------------------------------------------------------------------- numbers
-def test_intervals_are_of_the_episodes_of_five_iterations_together(tmp_path: Path) -> None:
-    folder = started(tmp_path / "run")
-    rows = [metric_row(k + 1, share) for k, share in enumerate((0.0, 0.2, 0.2, 0.2, 0.2, 0.7))]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    points = pooled(read_run(folder), "success_once")
-    assert points[0] == (1000.0, 0.0, 50.0)
-    assert points[5] == (6000.0, pytest.approx((0.2 * 4 + 0.7) / 5), 250.0)
 
 
 # ------------------------------------------------------------------------------------------------- several runs, videos
@@ -327,26 +291,3 @@ def test_a_return_is_no_percentage_and_has_one_row(tmp_path: Path) -> None:
     assert "%" not in text.replace("95 %", "")
     assert text.count("-54.5 [-55.5, -53.5] of 20") == 2  # the headline and one row
     assert "3225 [3224, 3226] of 20" in text
-
-
-def test_the_page_names_the_iteration_whose_weights_were_kept(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"weights_of_iteration": 1}))
-    assert "The weights are those of iteration 1, the best by its checks." in outcome(read_run(folder))
-
-
-def test_a_check_that_ended_early_is_listed(tmp_path: Path) -> None:
-    folder = finished(tmp_path / "run")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    rows[0] |= {"check/ended_early": 1.0}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert "check, ended early" in evaluations(read_run(folder))
-
-
-def test_settings_are_compared_where_every_run_has_them(tmp_path: Path) -> None:
-    vla, math = read_run(finished(tmp_path / "vla", 0.9, "run.seed=7")), started(tmp_path / "math")
-    (math / "config.yaml").write_text(to_yaml(compose_math([])))
-    text = Checked(comparison([vla, read_run(math)])).text
-    assert "run.seed 7 0" in text
-    assert "env.num_envs" not in text

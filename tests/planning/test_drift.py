@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plan_cases import cluster, embodied, profile, stage
 
-from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan, scaled
+from rlinf_embodied.planning import drift, search
+from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.probes import disaggregated
 
 USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
 
@@ -24,6 +24,7 @@ def watched(*env_s: float, rounds: int | None = None) -> DriftWatch:
 
 def test_five_iterations_above_the_threshold_are_a_drift() -> None:
     assert watched(*[7.2] * STREAK).drifted() == {"env": pytest.approx(1.2)}
+    assert watched(*[4.0] * STREAK).drifted() == {"env": pytest.approx(4 / 6)}
     assert watched(6.0, 6.0, *[9.0] * STREAK).factors() == {
         "env": pytest.approx(1.5),
         "policy": pytest.approx(1.0),
@@ -39,10 +40,6 @@ def test_shorter_smaller_or_wavering_deviations_are_none(env_s: list[float]) -> 
     assert watched(*env_s).drifted() == {}
 
 
-def test_a_stage_that_became_faster_is_a_drift_too() -> None:
-    assert watched(*[4.0] * STREAK).drifted() == {"env": pytest.approx(4 / 6)}
-
-
 def test_more_rounds_of_a_repeat_are_more_work_and_no_drift() -> None:
     assert watched(*[12.0] * STREAK, rounds=2).drifted() == {}
     assert watched(*[12.0] * STREAK).drifted() != {}
@@ -53,6 +50,12 @@ def test_a_stage_of_milliseconds_is_never_a_reason() -> None:
     for _ in range(STREAK):
         watch.observe({"env": 0.002})
     assert watch.drifted() == {}
+
+
+@pytest.fixture(autouse=True)
+def few_moves(monkeypatch) -> None:
+    """Searches of a few moves, which suffice for two devices."""
+    monkeypatch.setattr(search, "MOST_MOVES", 400)
 
 
 def flat_env() -> Pricer:
@@ -92,21 +95,13 @@ def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_predi
     assert found.stays_s == pytest.approx(2 * best.iteration_s)
 
 
-def test_another_plan_has_to_win_by_a_margin() -> None:
+def test_another_plan_has_to_win_by_a_margin(monkeypatch) -> None:
     pricer = flat_env()
-    present = collocated(pricer.workflow, 2)
-
-    def saved(factors: dict[str, float]) -> float:
-        slower = Pricer(pricer.workflow, scaled(pricer.profile, factors), pricer.cluster)
-        return 1 - rank(slower).best.iteration_s / predict(slower, present).iteration_s
-
-    # the slower the simulator, the less any other plan saves
-    again = {saved({"env": factor}): {"env": factor} for factor in (1.0, 4.0, 16.0, 64.0, 128.0, 256.0)}
-    barely = again[max(share for share in again if share < MARGIN)]
-    clearly = again[min(share for share in again if share > 1.2 * MARGIN)]
-    assert saved(barely) > 0
-    assert replan(pricer, present, barely, 1000, 0.0).plan is None
-    assert replan(pricer, present, clearly, 1000, 0.0).plan
+    present, best = collocated(pricer.workflow, 2), rank(pricer).best
+    saved = 1 - best.iteration_s / predict(pricer, present).iteration_s
+    for margin, wins in ((0.9 * saved, True), (1.1 * saved, False)):
+        monkeypatch.setattr(drift, "MARGIN", margin)
+        assert bool(replan(pricer, present, {}, 1000, 0.0).plan) is wins
 
 
 def test_a_switch_has_to_pay_in_the_iterations_that_are_left() -> None:
@@ -117,20 +112,3 @@ def test_a_switch_has_to_pay_in_the_iterations_that_are_left() -> None:
     saves_s = found.stays_s - predict(found.pricer, found.plan).iteration_s
     assert replan(pricer, present, factors, 1, 1.01 * saves_s).plan is None  # one iteration before the end
     assert replan(pricer, present, factors, 2, 1.01 * saves_s).plan
-
-
-def test_predictions_are_those_of_the_planner_and_scale_with_the_profile() -> None:
-    pricer = flat_env()
-    for entry in rank(pricer).plans:
-        assert predict(pricer, entry.plan).iteration_s == pytest.approx(entry.iteration_s)
-    slower = scaled(pricer.profile, {"env": 3.0})
-    assert float(slower.stages["env"].call_s(4, 1)) == pytest.approx(
-        3 * float(pricer.profile.stages["env"].call_s(4, 1))
-    )
-    assert slower.stages["policy"] is not None
-
-
-def test_any_plan_can_be_predicted_stage_by_stage() -> None:
-    found = predict(flat_env(), disaggregated(flat_env().workflow, 2))
-    assert set(found.stages_s) == {"env", "policy", "actor"}
-    assert found.iteration_s >= max(found.stages_s.values())

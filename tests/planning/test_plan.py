@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import random
 
-import any_plan
 import plan_cases as planning
 import pytest
 from any_plan import any_plans, random_workflow
+from plan_cases import parse
 
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.notation import parse, resolve, resolve_on, to_dict, to_text
-from rlinf_embodied.planning.plan import Item, Kind, Place, Plan, collocated, owners
+from rlinf_embodied.planning.notation import resolve, resolve_on, to_dict, to_text
+from rlinf_embodied.planning.plan import Item, Kind, Place, collocated, owners
 from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, Workflow
 
 WORK, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8)
@@ -95,16 +94,16 @@ TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, granularities=(WHOLE,)) f
         (WORK, "env+policy on all > actor on all > actor on all", [r"place \['actor'\] once"]),
         (WORK, "env on 0 > policy on 1 > actor on all", ["loop rollout is an item of env and policy alone"]),
         (WORK, "actor on all > env+policy on all", ["has actor before policy", "swap them"]),
-        (WORK, "env+policy on 0-8 > actor on all", ["has the devices 0-8, but the cluster has the devices 0-3"]),
+        (WORK, "env+policy on 0-8 > actor on all", ["has the devices '0-8', .* of the devices 0-3 of the cluster"]),
         (WORK, "env+policy on 0,0 > actor on all", ["needs each one once"]),
         (WORK, "env+policy on 0-1 (4:5) > actor on all", ["8 blocks in all", "make them add up"]),
         (WORK, "env+policy on 0 in 9 shards > actor on all", ["9 shards, but each needs a block"]),
         (WORK, "env+policy on 0 in 2 chunks > actor on all", ["streams the loop rollout"]),
         (WORK, "env+policy on 0 > actor on 0 in 3 chunks", ["do not divide by it"]),
-        (WORK, "env+policy on 0 > actor on 1:1/2", ["is none of 4"]),
+        (WORK, "env+policy on 0 > actor on 1:1/2", ["has the devices '1:1/2'"]),
         (WORK, "env+policy on some > actor on 0", ["they are `all`, `cores`, a range like"]),
         (WORK, "env+policy > actor on 0", ["it reads like 'env on 0"]),
-        (WORK, "env+policy on 0 > actor on 0; exclusive env / policy", ["alternate on the devices"]),
+        (WORK, "env+policy on 0 > actor on 0; exclusive env / policy", ["alternate on the same devices"]),
         (WORK, "env+policy on 0 > actor on 0; exclusive env / judge", ["env and judge exclusive, but its stages are"]),
         (WORK, "env+policy on 0 > actor on 0; staleness 99", ["whole number of iterations, 0"]),
         (CHAIN, "a on 0-3 | b on 0 in 4 chunks > c+d on 0", ["only 2 blocks per call, so some get none"]),
@@ -123,11 +122,5 @@ def test_what_cannot_run_is_refused_with_what_to_do(work: Workflow, text: str, p
 def test_fewer_devices_than_a_plan_needs_are_refused() -> None:
     with pytest.raises(PlanError, match=r"plan p needs at least 2 devices, but cluster.num_devices is 1"):
         resolve("p", [{"min_devices": 2, "items": ["env+policy on all", "actor on all"]}], 1, WORK)
-    with pytest.raises(PlanError, match=r"was made for 2 devices, but cluster.num_devices is 3"):
+    with pytest.raises(PlanError, match=r"plan p needs 2 devices, but cluster.num_devices is 3"):
         resolve("p", [{"min_devices": 2, "max_devices": 2, "items": ["env+policy on all", "actor on all"]}], 3, WORK)
-
-
-def test_random_plans_are_drawn() -> None:
-    draw = random.Random(0)
-    assert any(any_plan.random_plan(CHAIN, 3, draw) for _ in range(10))
-    assert isinstance(collocated(WORK, 4), Plan)

@@ -18,12 +18,12 @@ from policies.actor_critic import ActorCritic
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.policy_check import check_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import HasRunningStatistics, ImitationPolicy
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
+from tests.policy_contract import require_contract
 
 STATE = env_spec("Task-v0", 4, 1, 10, 2, 5, 7, 16, ())
 IMAGE = env_spec("Task-v0", 4, 1, 10, 2, 0, 2, 16, ("rgb_array",))
@@ -55,7 +55,7 @@ def test_it_keeps_the_protocol_on_every_kind_of_env(env: EnvSpec, distribution: 
     if env.categorical and distribution != "auto":
         pytest.skip("a choice is categorical")
     policy = made(env, distribution=distribution)
-    check_policy(policy, policy.config, env, seen(env))
+    require_contract(policy, policy.config, env, seen(env))
     assert isinstance(policy, HasRunningStatistics)
     assert not isinstance(policy, ImitationPolicy)  # nothing is measured by random actions, and nothing is cloned
 

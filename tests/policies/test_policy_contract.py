@@ -1,6 +1,6 @@
 """One contract for every policy on a simulator: the one that sees, the one on the state, the one of the docs.
 
-For a policy of one's own alone: `python -m pytest tests/policies/test_policy_contract.py --policy=<yaml>`, on what the
+For your own policy alone: `python -m pytest tests/policies/test_policy_contract.py --policy=<yaml>`, on what the
 env of `--env=<yaml>` shows, or else on random observations of PickCube's sizes, with a camera if the policy takes one
 (docs/own_policy.md).
 """
@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlinf_embodied.compose import compose_evaluate, compose_train
-from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.policy_check import check_policy, new_policy, require_policy_class
+from rlinf_embodied.embodied.policy_check import new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy
 from tests.observations import env_spec, observed
+from tests.policy_contract import require_contract, value_of
 
 ROWS = 6
 PICK = env_spec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",))
@@ -97,21 +98,8 @@ def ids(parameters: list[nn.Parameter]) -> set[int]:
     return {id(p) for p in parameters}
 
 
-def value_of(config: PolicyConfig, policy: Policy, features: Features, seen: Observation, chunk: int) -> Tensor:
-    repeated = None if seen.privileged is None else seen.privileged[:, None].expand(-1, chunk, -1)
-    return policy.value(features if config.critic is Critic.observation else {}, repeated)
-
-
 def test_its_methods_return_what_the_protocol_says(config, policy, shown) -> None:
-    assert isinstance(policy, Policy)
-    check_policy(policy, config, *shown)
-
-
-def test_its_rows_are_independent(config, policy, features, shown) -> None:
-    output = policy.act(features, policy.spec.noise.draw(0, "test", range(ROWS)), config.temperature)
-    first = {name: value[[0] * ROWS] for name, value in output.record.items()}
-    found = policy.evaluate(policy.encode(shown[1].rows([0] * ROWS)), first, config.temperature).log_probs
-    assert torch.allclose(found[0], output.log_probs[0], atol=1e-3)
+    require_contract(policy, config, *shown)
 
 
 def test_its_weights_follow_from_the_seed_alone(config, shown) -> None:

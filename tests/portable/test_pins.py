@@ -83,6 +83,7 @@ def test_a_default_that_is_impossible_falls_back_and_a_wish_is_refused() -> None
     assert (done.stdout.strip(), done.returncode) == ("", 2)
 
 
+@pytest.mark.slow
 def test_a_file_that_somebody_else_put_into_the_cache_is_not_loaded(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
     made = library.compiled()

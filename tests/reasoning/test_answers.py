@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_embodied.data.expressions import evaluate
-from rlinf_embodied.data.problems import Countdown
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
-from rlinf_embodied.reasoning.answers import decide, solves, within_limits
+from rlinf_embodied.reasoning.answers import decide, within_limits
 from rlinf_embodied.reasoning.verifier_worker import are_equal
 
 integers = st.integers(-(10**20), 10**20)
@@ -41,10 +39,9 @@ def is_right(answer: str, reference: str) -> bool:
         *(("1,250", "1250"), ("1{,}250", "1250"), ("$1,250.50", "1250.5"), ("18 dollars", "18"), ("5\\text{ cm}", "5")),
         *(("12%", "12"), ("12\\%", "0.12"), ("5 cm", "5"), ("$18$", "18"), ("\\(18\\)", "18"), ("72 clips.", "72")),
         *(("2\\sqrt{3}", "\\sqrt{12}"), ("x^2-1", "(x-1)(x+1)"), ("(2,1)", "(2,1)"), ("\\{1,2\\}", "\\{2,1\\}")),
-        *(("0.\\overline{3}", "1/3"), ("-0.1\\overline{6}", "-\\frac16"), ("\\frac{4}{11}", "0.\\overline{36}")),
-        *(("2+0.\\overline{3}", "x=\\frac{7}{3}+0x"), ("\\overline{ AB }", "\\overline{AB}")),
+        ("\\overline{ AB }", "\\overline{AB}"),
         *(("120", "\\binom{10}{3}"), ("\\dbinom{n}{n-k}", "\\binom{n}{k}"), ("\\binom{2 n}{n}", "\\binom{2n}{n}")),
-        *(("\\mathbb R", "\\mathbb{R}"), ("(-\\infty, \\infty)", "\\mathbb{R}")),
+        ("(-\\infty, \\infty)", "\\mathbb{R}"),
         ("(-\\infty,0)\\cup(0,\\infty)", "\\mathbb{R}\\setminus\\{0\\}"),
         ("\\begin{bmatrix}1&2\\\\x&\\frac{8}{2}\\end{bmatrix}", "\\begin{pmatrix} 1 & 2 \\\\ x & 4 \\end{pmatrix}"),
         ("\\begin{pmatrix}1\\\\(-2)\\end{pmatrix}", "\\frac12\\begin{pmatrix}2\\\\-4\\end{pmatrix}"),
@@ -110,33 +107,12 @@ def test_any_text_is_decided_or_asked_about_in_ascii(text, reference):
     assert isinstance(found, bool) or all(part.isascii() and part.isprintable() for part in found)
 
 
-# of a matrix: functions and powers of one take long
-_NO_PLACES = [("", "^{99}"), ("\\exp(", ")"), ("\\sin", ""), ("\\sqrt{", "}"), ("2^", ""), ("", "!")]
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *("9^9^9^9", "9**9**9**9", "9^{9^{9}}", "9^{9*9*9}", "9^{999}", "9^999", "(9^{99})^{99}", "2^{10^{10}}"),
-        *("x^2x^2x^2x^2x^2", "(99!)!", "5!!", "100!", "1" * 16, "(" * 9 + "x" + ")" * 9, "9^(9^9)"),
-        *(
-            "\\sum_{i=1}^{9} i",
-            "\\int_0^1 x dx",
-            "\\prod_{i=1}^{9} i",
-            "\\lim_{x\\to 0} x",
-            "\\fracture",
-        ),
-        *(
-            "\\binom{999}{50}",
-            "\\binom{\\binom{99}{50}}{9}",
-            "\\binom{9 9 9}{9}",
-            "\\binom{99}{50}!",
-            "2^{\\binom{9}{5}}",
-        ),
-        *("\\overline{12}", "\\overline{\\sum}", "\\mathbb{RR}", "\\begin{cases}x\\end{cases}"),
-        *(f"{before}\\begin{{pmatrix}}x&y\\\\y&x\\end{{pmatrix}}{behind}" for before, behind in _NO_PLACES),
-        "\\begin{pmatrix}\\begin{pmatrix}x\\end{pmatrix}\\end{pmatrix}",
-        "\\begin{pmatrix}1\\\\\\sum_{i=1}^{9} i\\end{pmatrix}",
+        *("9^9^9^9", "9**9**9**9", "9^{9^{9}}", "9^{9*9*9}", "9^{999}", "9^999", "2^{10^{10}}", "9^(9^9)"),
+        *("x^2x^2x^2x^2x^2", "(99!)!", "5!!", "100!", "1" * 16, "\\overline{12}"),
+        *("\\sum_{i=1}^{9} i", "\\int_0^1 x dx", "\\prod_{i=1}^{9} i", "\\lim_{x\\to 0} x"),
     ],
 )
 def test_what_could_run_for_long_is_not_shown_to_math_verify(text):
@@ -146,13 +122,7 @@ def test_what_could_run_for_long_is_not_shown_to_math_verify(text):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        *("x^2", "x^{n+1}", "e^{-x}", "2^{10}", "10!", "n!", "x \\ne 3", "a != b", "90^\\circ", "\\frac{\\sqrt{2}}{3}"),
-        *("\\binom{99}{50}", "\\binom{2n+1}{k}", "\\tbinom{n}{k}x", "\\overline{AB}", "\\overline{z}x", "\\mathbb{R}"),
-        "\\frac{1}{2}\\begin{pmatrix} \\cos x & -\\sqrt{3} \\\\ 1 & x^2 \\end{pmatrix}",
-        "\\{\\begin{pmatrix}1\\\\ 0\\end{pmatrix}, \\begin{bmatrix}0\\\\ 1\\end{bmatrix}\\}",
-    ],
+    "text", ["x^2", "x^{n+1}", "e^{-x}", "2^{10}", "10!", "n!", "a != b", "90^\\circ", "\\binom{2n+1}{k}", "\\cos x^2"]
 )
 def test_what_textbooks_ask_for_is(text):
     assert within_limits(text)
@@ -165,37 +135,8 @@ def test_a_reference_beyond_the_limits_is_compared_as_text():
     assert decide("6", "7" * 300) is False
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        *(
-            ("3*8", True),
-            ("(1+2)*8", True),
-            ("3 * 8 = 24", True),
-            ("3\\times 8", True),
-            ("3\u00d78", True),
-            ("$3*8$", True),
-        ),
-        *(
-            ("8/(1/3)", True),
-            ("\\boxed{3*8}", True),
-            ("8*(2+1)/1", False),
-            ("24", False),
-            ("4*6", False),
-            ("3*8=25", False),
-        ),
-        *(("3*8*1*1", False), ("3*8+0", False), ("8*3=24=24", False), ("2**3*3", False), ("38", False), ("", False)),
-        *(("3*8)", False), ("3*8/0", False), ("3*x", False), ("-(1-2)*8*3", True), ("\u0663*8", False)),
-    ],
-)
-def test_countdown_takes_expressions_of_the_given_numbers(answer, right):
-    assert solves(answer, Countdown(24, (1, 2, 3, 8))) is right
-
-
 # ------------------------------------------------------------------------------------------------------ hostile texts
 CHECKS = {
-    "expressions": evaluate,
-    "countdown": lambda text: solves(text, Countdown(24, (3, 8))),
     "integer": lambda text: decide(text, "6"),
     "fraction": lambda text: decide(text, "1/3"),
     "formula": lambda text: decide(text, "x+1"),
@@ -204,11 +145,8 @@ CHECKS = {
     **{f"{name}, answer": form.final_answer for name, form in PROMPT_TEMPLATES.items()},
     **{f"{name}, form": form.is_formatted for name, form in PROMPT_TEMPLATES.items()},
 }
-PIECES = (
-    r"1~12~1 ~ ~1+~(~()~-~1/~1,~1,234~.~1.~%~x~x ~x=~=~$~!~{~}~{}~^~^{~^{1}~**~**1~#~#### ~\~\\~\ ~&~\boxed~\boxed "
-)
-PIECES += r"~\boxed{~}$~\frac~\frac{~\frac{1}~\text{~\text{a~\mathbb ~\binom~\binom{ ~\binom{1}~\overline{~\overline{ "
-PIECES += r"~0.\overline{1}~.1\overline{1~\begin{pmatrix}~\end{pmatrix}~\begin{pmatrix}1\end{pmatrix}~\begin{pmatrix}\\"
+PIECES = r"1~12~1 ~ ~1+~(~()~-~1/~1,~1,234~.~1.~%~x~x ~x=~=~$~!~{~}~{}~^~^{~^{1}~**~**1~#~#### ~\~\ ~&~\boxed~\boxed "
+PIECES += r"~\boxed{~}$~\frac~\frac{~\frac{1}~\text{~\text{a~\binom{1}~\overline{~\begin{pmatrix}~\\"
 BEHIND = ["", "\x00", "!", "}", "\u0664", "\\end{pmatrix}^"]
 
 

@@ -7,10 +7,10 @@ from math_runs import DAPO, iterate_math, math_executor, tiny_math
 
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.reasoning.actor_stage import ActorStage
-from rlinf_embodied.reasoning.batch import GenerationReport, PromptSet, ScoredGroup
+from rlinf_embodied.reasoning.batch import PromptSet, ScoredGroup
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
-from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter, rollout_metrics
+from rlinf_embodied.reasoning.workflow import DynamicSamplingFilter
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
@@ -36,30 +36,9 @@ def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_
     assert (decision.enough, decision.message) == (True, ((0, 0, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1)))
 
 
-def test_the_metrics_count_the_groups_of_every_round():
-    generated = [GenerationReport(40, 4, 1, 9, {})] * 2
-    groups = report({0: (MIXED, WRONG)}) + report({0: (RIGHT, RIGHT)})  # two rounds of one block
-    found = rollout_metrics(generated, groups)
-    assert (found["rollout/accuracy"], found["rollout/reward"], found["rollout/uniform_groups"]) == (5 / 8, 5 / 8, 0.75)
-
-
-@pytest.mark.parametrize(("groups", "counts"), [((RIGHT, RIGHT), "4 are all right and 0 all wrong"),
-                                                ((WRONG, RIGHT), "2 are all right and 2 all wrong")])  # fmt: skip
-def test_it_gives_up_only_after_the_last_round_and_says_what_it_saw(groups, counts):
-    decide = DynamicSamplingFilter(wanted=2, max_rounds=2)
-    one = [report({0: groups})]
-    assert decide([one]).enough is False
-    with pytest.raises(
-        DataError, match=rf"gives up after 2 rounds \(algorithm.max_resamples=1\): of 4 groups {counts}"
-    ):
-        decide([one, one])
-
-
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_ends_the_run_with_what_to_do():
-    config = tiny_math(
-        *DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1", "eval.forced_prefix=false"
-    )  # no answer comes to its end
+    config = tiny_math(*DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1")  # no answer comes to its end
     executor = math_executor(config, config.plan.variants, 1, SerialSession())
     with pytest.raises(
         DataError,
@@ -80,7 +59,12 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
             seen.append(
-                (step_context.iteration, step_context.round, block, tuple(problem.id for problem, _ in made.own))
+                (
+                    step_context.iteration,
+                    step_context.round,
+                    block,
+                    tuple(problem.id for problem, _ in made.blocks[made.index]),
+                )
             )
         return output
 
@@ -114,7 +98,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
         output = give(self, step_context, inputs)
         for block, made in output.blocks.items():
             assert isinstance(made, PromptSet)
-            questions[step_context.round, block] = [problem.question for problem, _ in made.own]
+            questions[step_context.round, block] = [problem.question for problem, _ in made.blocks[made.index]]
         return output
 
     def recorded(self, rounds):

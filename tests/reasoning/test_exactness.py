@@ -43,7 +43,7 @@ PLANS = {
 VARIANTS = {
     "grpo": ([], ["collocated on 2, switching", "pipelined on 2, by pairs", "unlike splits"]),
     "grpo, truncated masked": (["algorithm.mask_truncated=true", "generation.max_new_tokens=4"], ["collocated on 2"]),
-    "grpo, nucleus": (["generation.top_p=0.9", "algorithm.loss_level=sequence"], ["pipelined on 4, by blocks"]),
+    "grpo, sequences": (["algorithm.loss_level=sequence"], ["pipelined on 4, by blocks"]),
     "grpo, several steps": (TWO_STEPS, ["hybrid on 2"]),
     "grpo, reference": (["algorithm.kl_coef=0.1"], ["pipelined on 2, by blocks"]),
     "rloo": (["algorithm=rloo"], ["disaggregated on 2"]),
@@ -85,21 +85,6 @@ def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: 
     assert found == expected
 
 
-@pytest.mark.slow
-def test_every_variant_trains_something_of_its_own(alone) -> None:
-    digests = [by_one_worker(alone, variant)[0] for variant in VARIANTS]
-    assert len(set(digests)) == len(VARIANTS)
-    for variant, (overrides, _) in VARIANTS.items():
-        learning = [m for m in by_one_worker(alone, variant)[1] if m.get("charts/optimizer_steps")]
-        most = lambda name: max(m[name] for m in learning)  # noqa: B023, E731
-        assert most("charts/optimizer_steps") == (4 if "several steps" in variant else 1), overrides
-        assert (most("losses/clipfrac") > 0) == ("several steps" in variant)
-        assert ("losses/reference_kl" in learning[-1]) == ("reference" in variant)
-        assert ("losses/value_loss" in learning[-1]) == variant.startswith("ppo")
-        assert (most("losses/importance_capped"), most("losses/mismatch_max") < 1e-4) == (0, True)
-        assert most("losses/initial_log_ratio") <= 1e-5
-
-
 def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
     _, metrics = by_one_worker(alone, "dapo")
     assert max(m["rollout/rounds"] for m in metrics) > 2
@@ -107,14 +92,6 @@ def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
         full = m["rollout/rounds"] < 5  # those beyond the 8 that an iteration trains on are left out
         assert m["rollout/useful_groups"] == 8 if full else 0 < m["rollout/useful_groups"] <= 8
         assert m["rollout/completions"] == 32 * m["rollout/rounds"]
-
-
-def test_fast_reduction_comes_close_without_the_same_bits_being_promised(alone) -> None:
-    config = tiny_math("run.exact=false", "algorithm.reduction=fast")
-    devices, trees = PLANS["collocated on 2"]
-    (metrics,) = iterate_math(config, math_executor(config, trees, devices, SerialSession()), 1)
-    exact = by_one_worker(alone, "grpo")[1][0]
-    assert metrics == pytest.approx(exact, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.ray

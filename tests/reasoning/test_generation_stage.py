@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import replace
-
 import pytest
 import torch
 from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math, warm
-from runs import cluster, digest
 
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.reasoning.batch import Completions, GenerationReport
+from rlinf_embodied.reasoning.batch import Completions
 from rlinf_embodied.reasoning.generation_stage import GenerationStage
 from rlinf_embodied.reasoning.objective import Objective
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import PromptStage
 from rlinf_embodied.reasoning.reward_stage import RewardStage
-from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -109,19 +102,6 @@ def test_an_attempt_made_again_starts_anew():
             same(found.blocks[block], expected.blocks[block])
 
 
-def test_the_report_counts_what_was_generated():
-    config = tiny_math("generation.max_new_tokens=4")
-    output = stage_of(config).run(StepContext(0), prompts_of(config))
-    report = output.report
-    assert isinstance(report, GenerationReport)
-    groups = [group for part in output.blocks.values() if isinstance(part, Completions) for group in part.groups]
-    assert (report.completions, report.longest) == (32, 4)
-    assert report.tokens == sum(int(group.lengths.sum()) for group in groups)
-    assert 0 < report.truncated == sum(int((~group.ended).sum()) for group in groups) < 32
-    assert set(report.finish_s) == set(BLOCKS)
-    assert list(report.finish_s.values()) == sorted(report.finish_s.values())
-
-
 # ------------------------------------------------------------------------------------------------------------ pipelines
 @pytest.fixture
 def events(monkeypatch) -> list[tuple[str, int]]:
@@ -174,18 +154,3 @@ def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epo
     iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     assert max(watched) > 0
     assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))
-
-
-@pytest.mark.ray
-def test_workers_learn_from_finished_blocks_while_others_are_decoded(ray_session, tmp_path):
-    config = tiny_math("plan=pipelined", EVERY_GROUP)
-    folder = shutil.copytree(warm(config), tmp_path / "policy")
-    workflow = training_workflow(config, str(folder))
-    telling = {"generation": "patient_stages.PatientGeneration", "actor": "patient_stages.TellingActor"}
-    stages = {name: replace(spec, target=telling.get(name, spec.target)) for name, spec in workflow.stages.items()}
-    workflow = replace(workflow, stages=stages)
-    executor = Executor(workflow, resolve("test", config.plan.variants, 2, workflow), ray_session, cluster(2))
-    metrics = iterate_math(config, executor, 3)
-    alone = math_executor(config, config.plan.variants, 2, SerialSession())
-    assert iterate_math(config, alone, 3) == metrics
-    assert digest(alone) == digest(executor)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from math_runs import iterate_math, math_executor, tiny_math, tiny_math_overrides, train_math, untimed_rows, warm
+from math_runs import tiny_math, train_math, untimed_rows, warm
 from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
-from experiments.examples import http_judge
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
@@ -54,15 +51,6 @@ def shortened(overrides: list[str], folder: Path) -> list[str]:
     """Returns overrides for one small iteration."""
     small = {"run.num_iterations": "1", "eval.num_problems": "8", "generation.max_new_tokens": "20"}
     return [*overrides, *(f"{key}={value}" for key, value in small.items()), f"run.dir={folder / 'run'}"]
-
-
-# ------------------------------------------------------------------------------------------------------------ the page
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_of_the_page_composes(command):
-    config = compose_math(command)
-    words = config.data.prompt_template == "natural"
-    assert config.generation.max_new_tokens == (512 if words else 52)
-    assert config.algorithm.lr <= (1e-5 if config.policy.folder else 1e-4)
 
 
 def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
@@ -129,29 +117,23 @@ def test_the_pages_prompt_reaches_the_model(tmp_path):
 @pytest.mark.parametrize(
     ("target", "parts"),
     [
-        ("score", ["it is a dotted path", "use <module>.<function>"]),
         ("no_such_module.score", ["no_such_module cannot be imported", "PYTHONPATH"]),
-        ("my_rewards.nothing", ["my_rewards has no nothing", "correct the name"]),
-        ("my_rewards.NUMBER", ["NUMBER is called with (completion, problem)", "name a function"]),
         ("my_rewards.of_three", ["of_three is called with (completion, problem)", "change its parameters"]),
     ],
 )
 def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, target, parts):
     with (plug_ins / "my_rewards.py").open("a") as file:
-        file.write("\nNUMBER = 3\n\ndef of_three(a, b, c): return 1.0\n")
+        file.write("\n\ndef of_three(a, b, c): return 1.0\n")
     with pytest.raises(ConfigError) as caught:
         ReasoningJob(tiny_math(f"reward._target_={target}")).require_checkpoint(None)
     assert [p for p in (f"reward._target_ is {target!r}", *parts) if p not in str(caught.value)] == [], caught.value
 
 
-@pytest.mark.parametrize("returned", [None, "right", float("nan"), float("inf")])
+@pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
-    with (
-        pytest.raises(
-            ConfigError, match=r"reward\._target_ returned .* for a completion of '7\+8-9=', .* finite number"
-        ),
-        Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned) as verifier,
-    ):
+    said = r"reward\._target_ is .* for a completion of '7\+8-9=', which earns a finite number: return one"
+    verifier = Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned)
+    with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])
 
 
@@ -164,36 +146,6 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
         Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
-
-
-BATCH = "def batch(self, split, start, count): return "
-WRONG_SOURCES = {  # what a class has instead of what the page's has, and what is said
-    "Unfinished": (
-        "def __init__(self, config, seed): self._open()",
-        r"making it raised AttributeError: .*, in __init__",
-    ),
-    "Raises": (BATCH + "{}['rows']", r"batch\(test, 0, 1\) raised KeyError: 'rows', from\n  .*, in batch"),
-    "Short": (BATCH + "super().batch(split, start, count + 1)", r"returned 2 problems: return 1 Problem"),
-    "Pairs": (BATCH + "[('1+1=', '2')] * count", r"batch\(test, 0, 1\) returned a tuple among them"),
-    "OneId": (BATCH + "super().batch(split, 0, 1) * count", r"returned problems of which two have one id"),
-    "Empty": ("def size(self, split): return 0", r"size\(train\) is 0, but a split has some problems"),
-    "Forgets": (
-        BATCH + "super().batch(split, start + count % 3, count)",
-        "is always the same problem, so draw it",
-    ),
-    "Leaks": (BATCH + "super().batch(type(split)('train'), start, count)", "is in the splits train and test: let a"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_SOURCES)
-def test_a_source_whose_answers_are_wrong_is_named_before_anything_starts(plug_ins, monkeypatch, name):
-    code, words = WRONG_SOURCES[name]
-    content = f"from my_problems import Doubles\n\nclass {name}(Doubles):\n    {code}\n"
-    (plug_ins / "wrong_sources.py").write_text(content)
-    monkeypatch.delitem(sys.modules, "wrong_sources", raising=False)
-    start = f"warm_start.checkpoint={warm(tiny_math())}"
-    with pytest.raises(ConfigError, match=rf"(?s)data\._target_ is 'wrong_sources\.{name}', .*{words}"):
-        ReasoningJob(tiny_math(f"data._target_=wrong_sources.{name}", start)).require_checkpoint(None)
 
 
 def test_columns_are_those_of_a_row(tmp_path):
@@ -211,30 +163,10 @@ def test_columns_are_those_of_a_row(tmp_path):
 def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):
     model = model_folder(tmp_path / "model", "qwen2")
     config = LanguagePolicyConfig(folder=str(model), chat_template_args={"enable_thinkin": False})
-    with pytest.raises(
-        ConfigError, match=r"chat_template_args is .* does not read enable_thinkin: use names that stand"
-    ):
+    with pytest.raises(ConfigError, match=r"chat_template_args is .* does not read enable_thinkin: use names"):
         CausalLM.from_config(config, model, seed=0)
-    with pytest.raises(
-        ConfigError, match=r"policy\.system_prompt is 'Be brief\.', but the tokenizer has no chat template"
-    ):
+    with pytest.raises(ConfigError, match=r"system_prompt is 'Be brief\.', but the tokenizer has no chat template"):
         CausalLM.from_config(LanguagePolicyConfig(system_prompt="Be brief."), None, seed=0)
-    with pytest.raises(
-        ConfigError, match=r"chat_template_args is .*tokenize.*given by the program: leave out tokenize"
-    ):
-        LanguagePolicyConfig(chat_template_args={"tokenize": True})
-
-
-# ------------------------------------------------------------------------------------------------------------- workers
-@pytest.mark.ray
-def test_workers_import_the_reward_by_its_name(plug_ins, ray_session):
-    (plug_ins / "my_rewards.py").write_text("def score(completion, problem): return 0.5 + len(problem.answer) / 100\n")
-    config = tiny_math("reward._target_=my_rewards.score", "algorithm.mask_truncated=true")
-    plan = config.plan.variants
-    (metrics,) = iterate_math(config, math_executor(config, plan, 1, ray_session), 1)
-    ended = 1 - metrics["rollout/truncated"]
-    assert 0.51 * ended <= metrics["rollout/reward"] <= 0.53 * ended
-    assert metrics["rollout/accuracy"] == 0
 
 
 def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None:
@@ -246,29 +178,3 @@ def test_calls_of_a_reward_that_waits_run_at_once_and_keep_their_order() -> None
 
     with Verifier(PROMPT_TEMPLATES["compact"], RewardConfig(_target_="a.judge", concurrency=3), judged) as verifier:
         assert verifier.verify(["1", "0.5", "2"], [SIX] * 3).raw.tolist() == [1.0, 0.5, 2.0]
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_judge_behind_http_is_asked_from_a_worker_without_a_core(tmp_path, monkeypatch) -> None:
-    server = http_judge.make_server(http_judge.Options(port=0, latency_s=0.01))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv(http_judge.URL, f"http://127.0.0.1:{server.server_port}")
-    judged = "reward._target_=experiments.examples.http_judge.judged"
-    alone = train_math(tiny_math(f"run.dir={tmp_path / 'alone'}", judged))
-    plan = {"name": "judged", "num_devices": 2, "items": ["prompts+generation on 0", "reward on 1", "actor on 0"]}
-    (tmp_path / "plan.json").write_text(json.dumps(plan))
-    waiting = [
-        "reward.concurrency=4",
-        "reward.waits=true",
-        "cluster.waiting_devices=1",
-        f"plan={tmp_path / 'plan.json'}",
-    ]
-    run = ["cluster=local", "cluster.num_devices=1", f"run.dir={tmp_path / 'apart'}", judged, *waiting]
-    # a process of its own: the workers of Ray that tests share do not know where the judge is
-    command = [sys.executable, "experiments/train_llm_math.py", *tiny_math_overrides(*run)]
-    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    server.shutdown()
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    apart = json.loads((tmp_path / "apart/summary.json").read_text())
-    assert apart["weights_sha256"] == alone["weights_sha256"]

@@ -74,7 +74,7 @@ class Batch:
         for i, tokens in enumerate(self.completions[k]):
             table[i, : len(tokens)] = torch.tensor(tokens)
         old = old[:, : table.shape[1]]
-        return Group(Prompt(k, PROMPTS[k]), table, lengths, old, torch.zeros_like(old), torch.ones(4, dtype=torch.bool))
+        return Group(Prompt(k, PROMPTS[k]), table, lengths, old, torch.ones(4, dtype=torch.bool))
 
 
 def found_gradient(policy: CausalLM, algorithm: ReasoningAlgorithmConfig, batch: Batch) -> Tensor:

@@ -43,7 +43,7 @@ def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
 
 def test_sampled_answers_report_progress_as_greedy_ones_do(reports) -> None:
     """Each of 32 samples per problem takes a slot: their decoding takes many times as long as one greedy answer's."""
-    config = tiny_math("eval.num_problems=4", "eval.num_samples=32", "eval.forced_prefix=false")
+    config = tiny_math("eval.num_problems=4", "eval.num_samples=32")
     made = StageConfig(config, str(warm(tiny_math())))
     evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=7)
     evaluation.run(3)

@@ -14,12 +14,7 @@ from rlinf_embodied.reasoning import generation_stage
 from rlinf_embodied.runtime.session import SerialSession
 
 CORRECTED = ["algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0", "run.num_iterations=4"]
-VARIANTS = {
-    "grpo": [],
-    "grpo, several steps": TWO_STEPS,
-    "dapo, several steps": [*DAPO, *TWO_STEPS],
-    "ppo": PPO,
-}
+VARIANTS = {"dapo, several steps": [*DAPO, *TWO_STEPS], "grpo, several steps": TWO_STEPS, "ppo": PPO}
 Trained = tuple[str, list[dict[str, float]]]
 
 
@@ -40,11 +35,8 @@ def alone() -> dict[tuple[str, int], Trained]:
 @pytest.mark.parametrize(
     ("variant", "plan", "devices", "staleness"),
     [
-        ("grpo", "disaggregated", 2, 1),
         ("dapo, several steps", "hybrid", 2, 1),
         ("ppo", "disaggregated", 4, 2),
-        pytest.param("grpo", "pipelined", 2, 2, marks=pytest.mark.slow),
-        pytest.param("grpo, several steps", "disaggregated", 2, 1, marks=pytest.mark.slow),
     ],
 )
 def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, plan, devices, staleness) -> None:

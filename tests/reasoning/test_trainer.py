@@ -12,7 +12,6 @@ import torch
 from math_runs import PPO, iterate_math, math_executor, tiny_math, train_math, untimed_rows, warm
 from runs import digest
 from stopped_runs import straight_runs
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
@@ -39,7 +38,6 @@ VARIANTS = {
 
 
 OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
-FORM = ["reward.format_reward=0.25"]
 
 
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
@@ -111,8 +109,8 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
     assert all(AnswerStage._user not in stage._shared.users for stage in stages)  # it holds no memory afterwards
 
 
-def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path, capsys) -> None:
-    cut = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
+def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_path) -> None:
+    cut = ["generation.max_new_tokens=1", "algorithm.max_zero_advantage_iterations=3"]
     said = (
         r"algorithm\.max_zero_advantage_iterations is 3, but the last 3 iterations trained on nothing: .* 0 % were "
         r"right, and 100 % were cut off at generation\.max_new_tokens=1\)\. Use a larger "
@@ -120,9 +118,6 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
     )
     with pytest.raises(DataError, match=said):
         Trainer(four(tmp_path, *cut)).run()
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
-    assert len(warnings) == 1  # not one per iteration
-    assert "iteration 1: 100 % of the completions were cut off at generation.max_new_tokens=1" in warnings[0]
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
     start = weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
     assert weights_sha256(CausalLM.load(tmp_path / "checkpoints/latest").module.state_dict()) == start
@@ -130,18 +125,16 @@ def test_a_run_that_trains_on_nothing_says_why_and_stops_with_a_checkpoint(tmp_p
         Trainer(four(tmp_path, *cut)).run()
     learnt = f"warm_start.checkpoint={tmp_path / 'checkpoints/latest'}"
     assert train_math(four(tmp_path / "new", learnt))["weights_sha256"] != start
-    assert "warning" not in capsys.readouterr().out.partition("evaluation after")[2]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo"])
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "rloo"])
 def test_a_run_of_an_algorithm_that_keeps_equal_groups_stops_as_well(algorithm) -> None:
-    one_token = ["generation.max_new_tokens=1", "eval.forced_prefix=false", "algorithm.max_zero_advantage_iterations=3"]
+    one_token = ["generation.max_new_tokens=1", "algorithm.max_zero_advantage_iterations=3"]
     config = tiny_math(*one_token, f"algorithm={algorithm}")
     executor = math_executor(config, config.plan.variants, 1, SerialSession())
     rows, start = iterate_math(config, executor, 2), weights_sha256(CausalLM.load(warm(config)).module.state_dict())
-    if not config.algorithm.kl_coef:
-        assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]
-        assert digest(executor) == start
+    assert [row["charts/optimizer_steps"] for row in rows] == [0.0, 0.0]
+    assert digest(executor) == start
     with pytest.raises(DataError, match="the last 3 iterations trained on nothing"):
         iterate_math(config, executor, 3)
 
@@ -154,79 +147,27 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
     assert summary["weights_sha256"] != weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
     low, high = summary["accuracy_after_interval"]
     assert low <= summary["accuracy_after"] <= high
-    assert "forced_accuracy" in summary["before"]
-    assert "forced_accuracy" not in summary["after"]
     table = (straight() / "samples.md").read_text().splitlines()
     assert len(table) == 2 + 8
     assert plot_curve(straight()).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_some_completions_can_be_read_while_it_trains(straight, tmp_path) -> None:
-    chosen = ["samples.every=2", "samples.num_prompts=3", "plan=disaggregated", "cluster.num_devices=2"]
+def test_some_completions_can_be_read_and_evaluations_on_the_way_change_nothing(straight, tmp_path) -> None:
+    chosen = ["samples.every=2", "samples.num_prompts=3", "eval.every=1", "plan=disaggregated", "cluster.num_devices=2"]
     summary = train_math(four(tmp_path, *chosen))
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1] * 12 + [3] * 12  # 3 prompts, 4 completions each; 2 to a block
     assert [row["prompt"] == rows[0]["prompt"] for row in rows[:5]] == [True] * 4 + [False]
-    assert {row["correct"] for row in rows} == {0.0, 1.0}
     assert all(row["correct"] == row["reward"] for row in rows)
     assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
-    train_math(four(tmp_path / "none", "samples.every=0", "run.num_iterations=1"))
-    assert not (tmp_path / "none/samples.jsonl").exists()
+    metrics = untimed_rows(tmp_path)
+    assert [i for i, row in enumerate(metrics, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
-def test_evaluations_on_the_way_do_not_change_the_run(straight, tmp_path) -> None:
-    summary = train_math(four(tmp_path, "eval.every=1", "eval.num_samples=3", "cluster.num_devices=2"))
-    expected = json.loads((straight() / "summary.json").read_text())
-    assert summary["weights_sha256"] == expected["weights_sha256"]
-    assert summary["accuracy_after"] == expected["accuracy_after"]
-    assert {"pass@1", "pass@2", "pass@3", "pass@3_interval"} <= set(summary["after"])
-    rows = untimed_rows(tmp_path)
-    assert [i for i, row in enumerate(rows, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
-
-
-@pytest.mark.parametrize(
-    ("chosen", "said", "drops"),
-    [
-        (["reward.overlong_penalty=0.5"], "1 for a right answer, 0 for another", False),
-        (FORM, "1 for a right answer, 0 for another, 0.25 for the right format", True),
-        ([*FORM, *PPO], "1 for a right answer, 0 for another, 0.25 for the right format", False),
-        ([*FORM, "algorithm=grpo"], "1 for a right answer, 0 for another, 0.25 for the right format", False),
-        (["reward._target_=my.f", *OVERLONG], "what my.f returns, up to -0.5 for length", False),
-    ],
-)
-def test_what_is_rewarded_and_dropped_is_said(chosen: list[str], said: str, drops: bool) -> None:
-    reward, *others = ReasoningJob(tiny_math(*chosen)).launch_notes()
-    assert reward == f"reward   {said} (reward.*)"
-    assert len(others) == drops
-    assert all("groups that differ only in their format leave the batch" in note for note in others)
-
-
-# --------------------------------------------------------------------------------------------------------- checkpoints
-@pytest.mark.parametrize("variant", ["grpo", "lora"])
-def test_a_checkpoint_is_a_folder_that_transformers_loads_to_the_same_logits(straight, variant: str) -> None:
-    folder = straight(variant) / "checkpoints/latest"
-    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    policy = CausalLM.load(folder)
-    tokens = torch.tensor([tokenizer("3+4-5=")["input_ids"]])
-    assert tokens.tolist() == [policy.encode("3+4-5=")]
-    with torch.no_grad():
-        assert torch.equal(model(tokens).logits, policy.model(tokens).logits)
-    start = CausalLM.load(warm(tiny_math()))
-    with torch.no_grad():
-        assert not torch.allclose(model(tokens).logits, start.model(tokens).logits, atol=1e-3)
-    assert model.config.tie_word_embeddings
-
-
-def test_adapters_alone_are_trained(straight) -> None:
-    before = CausalLM.load(warm(tiny_math())).module.state_dict()
-    module = checkpoint.load_tensors(straight("lora") / "checkpoints/latest", "policy_module")
-    base = {n.removeprefix("base_model.model.").replace(".base_layer", ""): t for n, t in module.items()}
-    kept = [name for name in before if name in base]
-    assert len(kept) == len(before)
-    assert all(torch.equal(base[name], before[name]) for name in kept)
-    assert any("lora_B" in name and tensor.abs().max() > 0 for name, tensor in module.items())
+def test_what_is_rewarded_is_said() -> None:
+    config = tiny_math("reward._target_=my.f", "reward.format_reward=0.25", *OVERLONG)
+    said = "what my.f returns, 0.25 for the right format, up to -0.5 for length"
+    assert ReasoningJob(config).launch_notes() == [f"reward   {said} (reward.*)"]
 
 
 def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:
@@ -242,8 +183,9 @@ def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(st
 
 # ------------------------------------------------------------------------------------------------------------- refusals
 @pytest.fixture
-def nothing_starts(monkeypatch):
-    """Fails if a session is opened."""
+def nothing_starts(monkeypatch, straight):
+    """Fails if a session is opened after the runs that the tests begin with."""
+    straight(), straight("reference")
 
     def refuse(config):
         raise AssertionError("a session was opened")
@@ -251,17 +193,10 @@ def nothing_starts(monkeypatch):
     monkeypatch.setattr(trainer_module, "make_session", refuse)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "difference"),
-    [
-        (["data.level=sum1-1-9"], "data.level is 'sum1-1-9' here and 'sum1-2-9' there"),
-        (["policy.lora.rank=2"], "policy.lora.rank is 2 here and 0 there"),
-        (PPO, "algorithm.name is 'ppo' here and 'grpo' there"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(straight, tmp_path, nothing_starts, overrides, difference) -> None:
-    with pytest.raises(ConfigError, match=rf"{difference}.*another run.dir"):
-        Trainer(four(tmp_path, f"resume={straight() / 'checkpoints/latest'}", *overrides))
+def test_a_checkpoint_of_another_run_is_refused(straight, tmp_path, nothing_starts) -> None:
+    resume = f"resume={straight() / 'checkpoints/latest'}"
+    with pytest.raises(ConfigError, match=r"algorithm.name is 'ppo' here and 'grpo' there.*another run.dir"):
+        Trainer(four(tmp_path, resume, *PPO))
 
 
 def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_starts) -> None:
@@ -273,18 +208,3 @@ def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path, nothing_
             Trainer(four(tmp_path, *REFERENCE))
     finally:
         moved.rename(reference)
-
-
-@pytest.mark.slow
-def test_a_run_that_keeps_its_start_may_move(straight, monkeypatch, tmp_path) -> None:
-    """Where the cache is read-only its own folder holds what it started from, the reference of the divergence."""
-    fresh = tmp_path / "file"
-    fresh.write_text("in the way of a cache")
-    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(fresh / "cache"))
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, 1)
-        train_math(four(tmp_path / "first", *REFERENCE), code=130)
-    moved = (tmp_path / "first").rename(tmp_path / "moved")
-    assert untimed_rows(moved) == untimed_rows(straight("reference"))[:2]
-    train_math(four(moved, *REFERENCE))
-    same_end(moved, straight("reference"))

@@ -22,7 +22,7 @@ def natural():
 
 @pytest.mark.parametrize("form", list(PROMPT_TEMPLATES))
 def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
-    problems = GeneratedProblems("sum4-6-9,chain2-3,linear2-20,countdown4-25", 0).batch(Split.train, 0, 64)
+    problems = GeneratedProblems("sum4-6-9,chain2-3", 0).batch(Split.train, 0, 64)
     with Verifier(PROMPT_TEMPLATES[form]) as verifier:
         for worked in (False, True):
             texts = [PROMPT_TEMPLATES[form].completion(problem, worked) for problem in problems]
@@ -31,7 +31,7 @@ def test_own_completions_are_right_and_those_of_other_problems_are_not(form):
             assert verified.formatted.all()
             shifted = verifier.verify(texts[1:] + texts[:1], problems).correct
             assert shifted.mean() < 0.1  # some problems share their answer
-        assert verifier.pids == []  # integers and expressions need no process
+        assert verifier._math.pid is None  # integers need no process
 
 
 def test_rewards_add_correctness_and_form_and_truncated_answers_earn_neither():
@@ -50,7 +50,7 @@ def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(
     expected = [True, True, False, True, True, True, False]
     verified = natural.verify(answers * 3, [HALF] * 21)
     assert verified.correct.tolist() == expected * 3
-    assert len(natural.pids) == 1
+    assert natural._math.pid is not None
 
 
 def test_hostile_completions_earn_nothing(natural):
@@ -78,12 +78,3 @@ def test_hostile_completions_earn_nothing(natural):
         natural.verify(["#### 1/3", "#### x^2+1+2x"], [HALF, symbolic])  # its process is there
         verified = natural.verify([*hostile, f"#### {problem.answer}"], [problem] * (len(hostile) + 1))
         assert verified.correct.tolist() == [False] * len(hostile) + [True]
-
-
-def test_verdicts_do_not_depend_on_what_was_asked_before_or_together(natural):
-    texts = [f"#### {i}/4" for i in range(8)] + ["#### x+1", "#### 1+x"]
-    problems = [HALF] * 8 + [Problem(3, "?", "x+1", None, "text", "own")] * 2
-    together = natural.verify(texts, problems).correct
-    backwards = natural.verify(texts[::-1], problems[::-1]).correct[::-1]
-    alone = [natural.verify([text], [problem]).correct[0] for text, problem in zip(texts, problems, strict=True)]
-    assert together.tolist() == backwards.tolist() == alone == [i == 2 for i in range(8)] + [True, True]

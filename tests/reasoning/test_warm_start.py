@@ -62,7 +62,7 @@ def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, t
     assert first == pytest.approx(math.log(24), rel=0.2)  # 25 tokens without <pad>, nearly uniform
     assert last < first - 0.3
     stage.save_policy(StepContext(0), str(tmp_path / "policy"))
-    assert trained_on(tmp_path / "policy").data.level == "sum1-2-9"
+    assert trained_on(tmp_path / "policy")["data"]["level"] == "sum1-2-9"
 
 
 def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:

@@ -56,8 +56,16 @@ def test_a_run_on_this_machine_joins_no_cluster_that_is_noted_there(temporary: P
     note = temporary / "ray/ray_current_cluster"
     note.parent.mkdir()
     note.write_text("127.0.0.1:9")  # what a killed Ray leaves; nothing answers there
-    start = "import ray; from rlinf_embodied.runtime.ray_cluster import start_ray; start_ray(128 << 20); "
-    assert _run(temporary, "-c", start + "print(ray.get(ray.remote(lambda: 42).remote()))") == "42\n"
+    start = "from rlinf_embodied.runtime.ray_cluster import begin_ray, start_ray; begin_ray(128 << 20); start_ray(); "
+    asked = "import ray, signal; print(ray.get(ray.remote(lambda: 42).remote()), signal.getsignal(signal.SIGTERM))"
+    assert _run(temporary, "-c", start + asked) == "42 0\n"  # Ray takes no signal for itself
+
+
+@pytest.mark.ray
+def test_an_error_while_ray_starts_ends_the_process_as_itself(temporary: Path) -> None:
+    start = "from rlinf_embodied.runtime.ray_cluster import begin_ray; begin_ray(128 << 20); "
+    with pytest.raises(AssertionError, match="wrong input"):
+        _run(temporary, "-c", start + "raise SystemExit('wrong input')")
 
 
 @pytest.mark.ray

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once, ends_when_asked, kept_from_others
+from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once, ends_when_asked
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -45,14 +45,6 @@ def test_what_is_ignored_stays_ignored() -> None:
             assert not request.asked
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_library_that_takes_sigterm_for_itself_gives_it_back() -> None:
-    with ends_when_asked() as request:
-        with kept_from_others():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTERM)
-        assert request.asked
 
 
 def test_a_signal_while_files_are_closed_ends_the_process() -> None:

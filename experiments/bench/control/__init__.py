@@ -1,1 +1,1 @@
-"""Learning from transitions: curves over seeds, compared with Stable-Baselines3."""
+"""Learning from transitions, and two levels of policies: curves over seeds."""

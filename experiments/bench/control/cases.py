@@ -16,17 +16,14 @@ pick     PickCube-v1 on its state   `dagger`, and says every 10 steps where to b
 
 from __future__ import annotations
 
-import json
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.control.curves import Curve, trained
+from experiments.bench.control.curves import Curve, kept, trained
 from experiments.bench.harness import Table
 from rlinf_embodied.embodied.outcome import shown
-from rlinf_embodied.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,13 @@ _PENDULUM = (
 )
 _CRITICS = ("algorithm.critic_hidden_size=64", "algorithm.value_lr=1e-3")
 _IQL = (*_CRITICS, "algorithm=iql", "algorithm.advantage_scale=0.1", "algorithm.expectile=0.8")
-_PICK = ("env=maniskill_pick", "policy=soft_actor", "env.cameras=[]", "env.robot=null", "env.objects_in_proprio=true")
+_PICK = (
+    "env=maniskill_pick",
+    "policy=soft_actor",
+    "env.cameras=[]",
+    "env.options.robot=null",
+    "env.options.objects_in_proprio=true",
+)
 _DAGGER = ("algorithm=dagger", "algorithm.expert_steps=3200", "algorithm.updates_per_step=2", "algorithm.lr=1e-3")
 # its authors' ten critics of 256 units and twenty updates per step are too much for a core
 _RLPD = (
@@ -151,20 +154,7 @@ def case_curve(name: str, seed: int, folder: Path, points: int, overrides: Seque
     if CASES[name].source:
         case_curve(CASES[name].source, seed, folder, points, overrides)
     place, words = _place(folder, name, seed), words_of(name, seed, folder, overrides)
-    kept = place / "curve.json"
-    if kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
-        if found["words"] != words:
-            raise ConfigError(
-                f"folder is {str(folder)!r}, which holds {name} with other settings: use another folder=, or remove "
-                f"{place}"
-            )
-        return Curve(**found["curve"])
-    shutil.rmtree(place, ignore_errors=True)  # one that was interrupted
-    curve = trained(words, seed, place, points)
-    kept.write_text(json.dumps({"words": words, "curve": asdict(curve)}), encoding="utf-8")
-    print(said(name, curve), flush=True)
-    return curve
+    return kept(place, {"words": words}, lambda: trained(words, seed, place, points))
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -183,26 +173,3 @@ def table(curves: Mapping[str, Sequence[Curve]]) -> Table:
         steps = f"{several[0].steps[-1]:,} {CASES[name].unit}"
         rows.append((name, steps, *(f"{number:.1f}" for number in numbers), f"{cpu:.0f}"))
     return Table(("case", "after", "before, median", "after, median", "worst", "CPU s"), rows)
-
-
-def draw(curves: Mapping[str, Sequence[Curve]], path: Path) -> None:
-    """Draws a panel for each case: every seed thinly, their median, and the 95 % intervals of both ends."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.4 * len(curves), 3.2))
-    for axes, (name, several) in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True):
-        for curve in several:
-            axes.plot(curve.steps, curve.scores, color="#1f5f8b", lw=0.8, alpha=0.6)
-            scale, key = (100, "success_once_interval") if curve.success else (1, "return_interval")
-            for step, evaluated in ((curve.steps[0], curve.before), (curve.steps[-1], curve.after)):
-                axes.plot(
-                    [step, step], [scale * bound for bound in evaluated[key]], color="#1f5f8b", lw=2.5, alpha=0.35
-                )
-        middle = [statistics.median(values) for values in zip(*(curve.scores for curve in several), strict=True)]
-        axes.plot(several[0].steps, middle, color="#b4552d", lw=2)
-        solves = bool(several[0].success)
-        axes.set(xlabel=CASES[name].unit, title=name)
-        axes.set(ylabel="success_once, %" if solves else "return", **({"ylim": (-3, 103)} if solves else {}))
-        axes.grid(alpha=0.3)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from experiments.bench.harness import REPOSITORY, Child
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.base_class import BaseAlgorithm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +58,23 @@ def seeds_of(given: str) -> list[int]:
         raise ConfigError(f"seeds is {given!r}, but seeds are whole numbers: use seeds=0,1,2") from None
 
 
-def learned(
-    model: BaseAlgorithm,
-    seed: int,
-    total: int,
-    points: int,
-    ask: Callable[[], tuple[float, float | None]],
-    clock: Callable[[], float],
-) -> Curve:
-    """Trains a model with Stable-Baselines3's interface and returns its curve; evaluations are not part of its time.
+def kept(place: Path, asked: dict[str, Any], train: Callable[[], Curve]) -> Curve:
+    """Returns the curve in a folder, which is trained now unless it has been trained there as `asked`.
 
-    Args:
-        model: to be trained.
-        seed: that it was made with.
-        total: env steps.
-        points: of the curve behind the first one.
-        ask: evaluates it: mean return, and the share that is solved, if the env reports it.
-        clock: seconds, of which the first part of several does not count.
+    Raises:
+        ConfigError: it was trained with other settings.
     """
-    steps, evaluated, speeds = [0], [ask()], []
-    for _ in range(points):
-        start, before = clock(), model.num_timesteps
-        model.learn(total // points, reset_num_timesteps=False)
-        speeds.append((model.num_timesteps - before) / (clock() - start))
-        steps.append(model.num_timesteps)
-        evaluated.append(ask())
-    returns, success = [one for one, _ in evaluated], [share for _, share in evaluated if share is not None]
-    return Curve(seed, steps, returns, success, statistics.median(speeds[1:] or speeds))
+    file = place / "curve.json"
+    if file.exists():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["asked"] != asked:
+            raise ConfigError(f"{place} holds a training with other settings: use another folder=, or remove it")
+        return Curve(**found["curve"])
+    shutil.rmtree(place, ignore_errors=True)  # one that was interrupted
+    made = train()
+    place.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"asked": asked, "curve": asdict(made)}), encoding="utf-8")
+    return made
 
 
 def trained(words: Sequence[str], seed: int, folder: Path, points: int) -> Curve:
@@ -137,20 +125,21 @@ def read_curve(folder: Path, seed: int, config: TrainConfig, cpu_s: float = 0.0)
 _COLOURS = ("#1f5f8b", "#b4552d", "#4b8b3b", "#8a5aa8", "#c9a227", "#6d6d6d")
 
 
-def draw(panels: Mapping[str, Mapping[str, Sequence[Curve]]], unit: str, path: Path) -> None:
-    """Draws a panel for each title: every curve thinly, and the mean of the seeds."""
+def draw(panels: Mapping[str, Mapping[str, Sequence[Curve]]], units: Mapping[str, str], path: Path) -> None:
+    """Draws a panel for each title, over its unit: every curve thinly, and the mean of the seeds."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4 if len(panels) == 1 else 4.6 * len(panels), 4.0))
+    figure = Figure(figsize=(6.4 if len(panels) == 1 else 4.2 * len(panels), 4.0))
     for axes, (title, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for colour, (name, several) in zip(cycle(_COLOURS), curves.items(), strict=False):
             for curve in several:
-                axes.plot(curve.steps, curve.returns, color=colour, lw=0.8, alpha=0.4)
+                axes.plot(curve.steps, curve.scores, color=colour, lw=0.8, alpha=0.4)
             length = min(len(curve.steps) for curve in several)
-            mean = [statistics.mean(curve.returns[k] for curve in several) for k in range(length)]
+            mean = [statistics.mean(curve.scores[k] for curve in several) for k in range(length)]
             label = f"{name}, mean of {len(several)} seeds"
             axes.plot(several[0].steps[:length], mean, color=colour, lw=2, label=label)
-        axes.set(xlabel=unit, ylabel="return of greedy held-out episodes", title=title)
+        solves = any(curve.success for several in curves.values() for curve in several)
+        axes.set(xlabel=units[title], ylabel="success, %" if solves else "return", title=title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     figure.tight_layout()

@@ -1,13 +1,9 @@
-"""Compares every ManiSkill task on the batched CPU backend with stock ManiSkill, bit for bit, and writes a table.
+"""Compares every ManiSkill task on the batched CPU backend with stock ManiSkill, bit for bit.
 
-python -m experiments.bench.coverage                                      # everything that has no result yet
-python -m experiments.bench.coverage tasks=PickCube-v1,PushT-v1 robots=panda modes=pd_joint_delta_pos out=/tmp/c.json
+python -m experiments.bench.coverage [tasks=PickCube-v1,PushT-v1] [out=envs/batched/covered.json] [limit_s=900]
 
-Every (task, robot, control mode) is compared with stock envs: an episode with actions over the whole range, a partial
-reset, and a second one; see runs.py.  Each task has a separate process, for `limit_s` seconds at most.
-Results go to <out> as they come, and tasks that are there already are not run again (fresh=true forgets them; named
-robots or modes are always run).  A Markdown table is written next to the JSON.  What the backend looks up comes from
-these results by `python -m experiments.setup.covered`.
+The table that the backend looks up, what differs by task, robot and control mode ("" for nothing), is rewritten as
+results come.  Each task has a separate process, for `limit_s` seconds at most; see runs.py.
 """
 
 from __future__ import annotations
@@ -16,80 +12,71 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.coverage.table import headline, page
-from experiments.bench.harness import Benchmark, Child, Report, Run, last_lines, names_of
+from experiments.bench.harness import Child, last_lines, names_of
+from rlinf_embodied.command_line import main
 
 WORKER = ("-m", "experiments.bench.coverage.runs")
+COVERED = Path(__file__).resolve().parents[3] / "envs/batched/covered.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The arguments."""
 
-    tasks: str = ""
-    robots: str = ""
-    modes: str = ""
-    out: str = "docs/results/coverage.json"
-    fresh: bool = False
+    tasks: str = ""  # all where left out
+    out: str = str(COVERED)
     limit_s: int = 900
 
 
-def measure(run: Run[Options]) -> Report:
-    """Runs what is missing, task by task."""
+def measure(own: Options) -> None:
+    """Compares task by task; results of other versions are forgotten."""
+    from envs.batched.build import versions
     from experiments.bench.coverage.runs import chosen_tasks
 
-    own = run.options
-    out, cut = Path(own.out), bool(own.robots or own.modes)
-    results = {} if own.fresh or not out.exists() else json.loads(out.read_text())["tasks"]
+    out = Path(own.out)
+    table = json.loads(out.read_text()) if out.exists() else {}
+    tasks = table["tasks"] if table.get("versions") == versions() else {}
     for task in chosen_tasks(names_of(own.tasks)):
-        if task in results and not cut:
-            continue
-        start = time.monotonic()
-        found = run_worker(task, own)
-        found["seconds"] = round(time.monotonic() - start)
-        results[task] = merged(results[task], found) if cut and task in results else found
-        print(f"{task}: {headline(results[task])} ({found['seconds']} s)", flush=True)
-        run.keep({"tasks": results})
-    return Report(content={"tasks": results}, markdown=page(results, run.known))
+        found, fate = run_worker(task, own.limit_s)
+        tasks.pop(task, None)
+        if found:
+            tasks[task] = found
+        print(f"{task}: {summary(found)}{fate and f' ({fate})'}", flush=True)
+        out.write_text(json.dumps({"versions": versions(), "tasks": tasks}, indent=1, sort_keys=True) + "\n")
 
 
-def merged(old: dict, new: dict) -> dict:
-    """Returns a task's results with those of some robots and modes replaced."""
-    robots = {**old["robots"]}
-    for robot, modes in new["robots"].items():
-        robots[robot] = {**robots.get(robot, {}), **modes}
-    return {**old, "robots": robots}
+def summary(found: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns how many combinations of robot and control mode are equal."""
+    reasons = [reason for modes in found.values() for reason in modes.values()]
+    return f"{reasons.count('')} of {len(reasons)} equal"
 
 
-def run_worker(task: str, own: Options) -> dict:
-    """Runs a task in a separate process; its results before it died or ran out of time count."""
+def run_worker(task: str, limit_s: float) -> tuple[dict[str, dict[str, str]], str]:
+    """Runs a task in a separate process; its results before it died or ran out of time count.
+
+    Returns:
+        what differs by robot and control mode, and what became of the process: "" if it ended by itself.
+    """
     with tempfile.TemporaryDirectory() as folder:
         into = Path(folder) / "found.jsonl"
-        words = [*WORKER, f"task={task}", f"robots={own.robots}", f"modes={own.modes}", f"into={into}"]
-        child = Child(task, words, Path(folder) / "log")
+        child = Child(task, [*WORKER, f"task={task}", f"into={into}"], Path(folder) / "log")
         try:
-            code = child.process.wait(own.limit_s)
-            fate = f"ended with {code}" if code else ""
+            code = child.process.wait(limit_s)
+            fate = f"the process ended with {code}: {last_lines(child.log, 1)}"[:300] if code else ""
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
-            fate = f"had not ended after {own.limit_s} s"
-        found: dict = {"reason": "", "robots": {}}
+            fate = f"the process had not ended after {limit_s} s"
+        found: dict[str, dict[str, str]] = {}
         for line in map(json.loads, into.read_text().splitlines() if into.exists() else ()):
-            if "robot" in line:
-                found["robots"].setdefault(line.pop("robot"), {})[line.pop("mode")] = line
-            else:
-                found |= line
-        if fate:
-            found["reason"] = f"the process {fate}: {last_lines(child.log, 1)}"[:300]
-        return found
+            for robot in line["robots"]:
+                found.setdefault(robot, {}).update(dict.fromkeys(line["modes"], line["reason"]))
+        return found, fate
 
-
-BENCHMARK = Benchmark("coverage", Options, measure)
 
 if __name__ == "__main__":
-    sys.exit(BENCHMARK.main())
+    sys.exit(main(measure, Options))

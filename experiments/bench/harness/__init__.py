@@ -11,27 +11,3 @@ from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, W
 from experiments.bench.harness.report import Report, Table, command_text, machine, write_results
 from experiments.bench.harness.statistics import Goal, Spread, Timing, ratios
 from rlinf_embodied.compose import chosen, names_of
-
-__all__ = [
-    "ONE_THREAD",
-    "REPOSITORY",
-    "Benchmark",
-    "Child",
-    "Goal",
-    "Report",
-    "Run",
-    "Spread",
-    "Table",
-    "Timing",
-    "Worker",
-    "alternate",
-    "chosen",
-    "command_text",
-    "last_lines",
-    "machine",
-    "names_of",
-    "ratios",
-    "seconds_of",
-    "use_one_thread_per_process",
-    "write_results",
-]

@@ -1,14 +1,14 @@
 """The no-framework baseline of the work: generation, verifier, one forward-backward, one Adam step.
 
-python -m experiments.bench.llm.bare out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
+python -m experiments.bench.llm.bare out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
 
-Plain functions in one process, or in two that halve the prompts and add their gradients up: with this generation engine
-and this model nothing that does the same work can be faster.  Leaves steps-<rank>.jsonl and model/ in `out`.
+Plain functions in one process: with this generation engine and this model nothing that does the same work can be
+faster.  Leaves steps.jsonl and model/ in `out`.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,41 +18,34 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from experiments.bench.llm.work import FORM, Ranks, StepLog, generated, run_ranks, scored, step_problems
+from experiments.bench.llm.work import FORM, ArmSettings, StepLog, generated, scored, step_problems
 from policies.causal_lm import CausalLM
 from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
+from rlinf_embodied.compose import compose
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.reasoning.batch import Group, Sequences, microbatches
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Ranks):
+class Settings(ArmSettings):
     """The arguments."""
 
     slots: int = 256
     tokens_per_microbatch: int = 1024  # fits the caches: 512 and 4096 take up to 40 % more
-    skip: int = 1  # completions without an advantage are left out of the forward-backward; the gradient is the same
 
 
 def train(own: Settings) -> None:
-    """Trains in this process, a rank of `processes`."""
-    torch.set_num_threads(own.threads)
-    rank, ranks = int(os.environ.get("RANK", "0")), own.processes
-    if ranks > 1:
-        torch.distributed.init_process_group("gloo")
+    """Trains in this process."""
+    torch.set_num_threads(1)
     policy = CausalLM.load(Path(own.start))
     optimizer = torch.optim.AdamW(policy.parameters(), lr=own.lr, weight_decay=0.0, fused=True)
-    log, verifier = StepLog(Path(own.out), rank), Verifier(FORM)
+    log, verifier = StepLog(Path(own.out)), Verifier(FORM)
     for index in range(own.steps):
-        problems = step_problems(own, index)[rank::ranks]
-        tokens, parts = step(policy, optimizer, verifier, problems, own, index)
+        tokens, parts = step(policy, optimizer, verifier, step_problems(own, index), own, index)
         log.write(tokens, **parts)
-    if rank == 0:
-        policy.save(Path(own.out) / "model")
-    if ranks > 1:
-        torch.distributed.destroy_process_group()
+    policy.save(Path(own.out) / "model")
 
 
 def step(
@@ -73,7 +66,10 @@ def step(
     backward(policy, groups, advantages, own)
     mark()
     tokens = sum(int(group.lengths.sum()) for group in groups)
-    average(policy, tokens if own.loss == "token" else len(problems) * own.group, own.processes)
+    weight = tokens if own.loss == "token" else len(problems) * own.group
+    for parameter in policy.parameters():
+        assert parameter.grad is not None
+        parameter.grad /= weight
     torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
     optimizer.step()
     mark()
@@ -82,13 +78,10 @@ def step(
 
 
 def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own: Settings) -> None:
-    """Leaves the gradient of the summed loss in the parameters."""
-    sequences, old = Sequences.of(groups), old_log_probs(groups)
-    if own.skip:
-        kept = advantages.nonzero()[:, 0].tolist()
-        sequences = Sequences(*(tuple(rows[i] for i in kept) for rows in (sequences.prompts, sequences.completions)))
-        old, advantages = old[kept], advantages[kept]
-    policy.module.zero_grad()
+    """Leaves the gradient of the summed loss in the parameters; completions without an advantage have none."""
+    kept = advantages.nonzero()[:, 0].tolist()
+    sequences, old, advantages = Sequences.of(groups).select(kept), old_log_probs(groups)[kept], advantages[kept]
+    policy.module.zero_grad(set_to_none=False)
     for rows, batch in microbatches(sequences, own.tokens_per_microbatch, policy.spec.pad_id):
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
@@ -105,17 +98,5 @@ def old_log_probs(groups: Sequence[Group]) -> Tensor:
     return torch.cat([pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in groups])
 
 
-def average(policy: CausalLM, weight: float, ranks: int) -> None:
-    """Divides the gradient by the weight of the batch, both summed over the ranks."""
-    parameters = policy.parameters()
-    parts = [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters]
-    flat = torch.cat([*parts, torch.tensor([float(weight)])])
-    if ranks > 1:
-        torch.distributed.all_reduce(flat)
-    mean = flat[:-1] / flat[-1]
-    for parameter, part in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
-        parameter.grad = part.view_as(parameter)
-
-
 if __name__ == "__main__":
-    run_ranks("bare", Settings, train)
+    train(compose(Settings, sys.argv[1:]))

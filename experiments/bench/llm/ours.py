@@ -3,7 +3,7 @@
 python -m experiments.bench.llm.ours out=<folder> [start=runs/bench_llm/start] [steps=20] [devices=1] [...]
 
 The settings are those of the defaults, but for what makes the objective that of the other arms (SAME) and what is the
-fastest on a CPU (FASTEST).  Leaves steps-0.jsonl, model/ and the run folder in `out`.  One device is this process; two
+fastest on a CPU (FASTEST).  Leaves steps.jsonl, model/ and the run folder in `out`.  One device is this process; two
 are worker processes, and the plan is found by profile and planner.
 """
 
@@ -15,7 +15,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
 from experiments.bench.llm.work import StepLog, Work
@@ -35,7 +34,7 @@ SAME = (
     "algorithm.tis_cap=null",
 )
 FASTEST = ("algorithm.tokens_per_microbatch=1024",)
-QUICK = ("eval.num_problems=50", "eval.num_samples=0", "eval.forced_prefix=false", "checkpoint.every=0")
+QUICK = ("eval.num_problems=50", "eval.num_samples=0", "checkpoint.every=0")
 CLUSTERS = {1: ("cluster=serial", "plan=collocated"), 2: ("cluster=local", "cluster.num_devices=2", "plan=auto")}
 PARTS = {
     "time/generation_s": "generation_s",
@@ -92,21 +91,8 @@ class LoggedJob(ReasoningJob):
         result, metrics = super().run_iteration(executor, progress)
         seconds = stage_seconds(result.spans)
         parts = {part: seconds.get(name, 0.0) for name, part in PARTS.items()}
-        self._log.write(int(metrics["rollout/tokens"]), cpu_s=processor_seconds(), **parts)
+        self._log.write(int(metrics["rollout/tokens"]), **parts)
         return result, metrics
-
-
-def processor_seconds() -> float:
-    """Returns what this process and those that descend from it have used so far."""
-    own = psutil.Process()
-    total = 0.0
-    for process in (own, *own.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-            total += times.user + times.system
-        except psutil.Error:  # it has just ended
-            continue
-    return total
 
 
 def train(own: Settings) -> int:

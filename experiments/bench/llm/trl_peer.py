@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer on the work: same model, prompts, verifier, batch, learning rate and objective.
 
-python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [processes=1] [...]
+python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
 
-Leaves steps-<rank>.jsonl and model/ in `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
+Leaves steps.jsonl and model/ in `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
 Each step is one batch of prompts x group completions and one optimizer step.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from experiments.bench.llm.work import FORM, Ranks, StepLog, run_ranks, step_problems
+from experiments.bench.llm.work import FORM, ArmSettings, StepLog, step_problems
 from policies.language_folder import read_tokenizer
+from rlinf_embodied.compose import compose
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
@@ -40,7 +42,7 @@ PARTS = {  # methods whose time is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Ranks):
+class Settings(ArmSettings):
     """The arguments."""
 
     microbatches: int = 8  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
@@ -64,11 +66,10 @@ def config(own: Settings) -> GRPOConfig:
     """
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
 
-    rows, rest = divmod(own.prompts * own.group, own.processes * own.microbatches)
+    rows, rest = divmod(own.prompts * own.group, own.microbatches)
     if rest:
         raise ConfigError(
-            f"prompts x group is {own.prompts * own.group}, but {own.processes} processes x {own.microbatches} "
-            "microbatches must divide it: use others"
+            f"prompts x group is {own.prompts * own.group}, but microbatches={own.microbatches} must divide it: use 8"
         )
     return GRPOConfig(
         output_dir=str(Path(own.out) / "trl"),
@@ -100,22 +101,11 @@ def config(own: Settings) -> GRPOConfig:
         save_strategy="no",
         disable_tqdm=True,
         report_to=[],
-        ddp_backend="gloo" if own.processes > 1 else None,
     )
 
 
-def make_trainer(
-    own: Settings,
-    heard: Callable[[int, float], None] = lambda tokens, seconds: None,
-    rollout: Callable | None = None,
-) -> GRPOTrainer:
-    """Returns a trainer on this work.
-
-    Args:
-        own: what it does, and how.
-        heard: called with (tokens, seconds) of each call of the verifier.
-        rollout: TRL's `rollout_func`; None: TRL generates.
-    """
+def make_trainer(own: Settings, heard: Callable[[int, float], None]) -> GRPOTrainer:
+    """Returns a trainer on this work; `heard` is called with (tokens, seconds) of each call of the verifier."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -143,17 +133,16 @@ def make_trainer(
         reward_funcs=reward,
         args=config(own),
         train_dataset=Dataset.from_list(rows),
-        rollout_func=rollout,
     )
 
 
 def train(own: Settings) -> None:
-    """Trains in this process, a rank of `processes`; leaves its step log and, from rank 0, the model."""
+    """Trains in this process; leaves its step log and the model."""
     require_trl()
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    torch.set_num_threads(own.threads)
-    out, rank = Path(own.out), int(os.environ.get("RANK", "0"))
-    log = StepLog(out, rank)
+    torch.set_num_threads(1)
+    out = Path(own.out)
+    log = StepLog(out)
     totals = dict.fromkeys(("tokens", "reward_s", *PARTS.values()), 0.0)  # since the last step ended
 
     def heard(tokens: int, seconds: float) -> None:
@@ -170,9 +159,7 @@ def train(own: Settings) -> None:
         setattr(trainer, name, _timed(getattr(trainer, name), totals, part))
     trainer.add_callback(StepEnds())
     trainer.train()
-    trainer.save_model(str(out / "model"))  # the first rank does
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    trainer.save_model(str(out / "model"))
 
 
 def _timed(method: Callable, totals: dict[str, float], part: str) -> Callable:
@@ -197,4 +184,4 @@ def _shares(totals: Mapping[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run_ranks("trl_peer", Settings, train)
+    train(compose(Settings, sys.argv[1:]))

@@ -8,30 +8,23 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import torch
 
-from experiments.bench.harness import REPOSITORY
 from policies.causal_lm import CausalLM
 from policies.text_codec import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
-from rlinf_embodied.compose import compose
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
-from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.randomness import permutation, uniform
 from rlinf_embodied.reasoning.batch import (
     GenerationBlock,
@@ -47,7 +40,6 @@ from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
 FORM = CompactTemplate()
-_Settings = TypeVar("_Settings", bound="Ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +76,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranks(Work):
-    """Work that may be shared by processes."""
+class ArmSettings(Work):
+    """The arguments of an arm."""
 
     steps: int = 20
-    threads: int = 1  # of each process
-    processes: int = 1
     out: str = ""
 
 
@@ -186,63 +176,13 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves
 class StepLog:
-    """Writes one line per step into <folder>/steps-<rank>.jsonl: end of the step, processor seconds, tokens, parts."""
+    """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens, seconds of its parts."""
 
-    def __init__(self, folder: Path, rank: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / f"steps-{rank}.jsonl").open("w", encoding="utf-8")
+        self._file = (folder / "steps.jsonl").open("w", encoding="utf-8")
 
-    def write(self, tokens: int, cpu_s: float | None = None, **parts: float) -> None:
-        """Adds a step that ends now.
-
-        Args:
-            tokens: that were generated in it.
-            cpu_s: processor seconds used so far; None: those of this process.
-            parts: seconds of its phases.
-        """
-        used = time.process_time() if cpu_s is None else cpu_s
-        line = {"at": time.perf_counter(), "cpu_s": used, "tokens": tokens, **parts}
-        self._file.write(json.dumps(line) + "\n")
+    def write(self, tokens: int, **parts: float) -> None:
+        """Adds a step that ends now."""
+        self._file.write(json.dumps({"at": time.perf_counter(), "tokens": tokens, **parts}) + "\n")
         self._file.flush()
-
-
-# ----------------------------------------------------------------------------------------------------------- processes
-def run_ranks(module: str, kind: type[_Settings], train: Callable[[_Settings], None]) -> None:
-    """Trains as the arguments of this process say: here, or once per rank, as `accelerate launch` does on CPUs.
-
-    Raises:
-        WorkerError: a rank failed.
-    """
-    own = compose(kind, sys.argv[1:])
-    if own.processes == 1 or "RANK" in os.environ:
-        train(own)
-        return
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(own.processes)]
-    run += ["--master-port", str(_free_port()), "-m", f"experiments.bench.llm.{module}"]
-    code = subprocess.run([*run, *sys.argv[1:]], cwd=REPOSITORY, check=False).returncode
-    if code:
-        raise WorkerError(f"{module} on {own.processes} processes ended with exit code {code}: see the lines above")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start(Work):
-    """The arguments of this module."""
-
-    start_steps: int = 1600
-
-
-def main() -> None:
-    """Makes the start: python -m experiments.bench.llm.work [start=runs/bench_llm/start] [worked=0.3] [seed=0]."""
-    own = compose(Start, sys.argv[1:])
-    make_start(own, own.start_steps)
-    print(f"{own.start}: greedy accuracy {greedy_accuracy(Path(own.start), own, 500):.3f}")
-
-
-if __name__ == "__main__":
-    main()

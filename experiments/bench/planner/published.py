@@ -1,21 +1,12 @@
-"""The published workloads that frozen profiles describe: which plan won there, and the clusters they ran on."""
+"""The published workloads that frozen profiles describe, and the clusters they ran on."""
 
 from dataclasses import replace
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import CONFIG_DIR
-from rlinf_embodied.planning.explain import best_of, rank
-from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile, workflow_for
 from rlinf_embodied.tools.plans import find_cluster
-
-WINNERS = {  # by profile, in arXiv 2509.15965 and 2510.06710
-    "maniskill_openvla": "hybrid",
-    "libero_openvla_oft": "collocated",
-    "grpo_llm": "collocated",
-    "ppo_llm": "disaggregated",
-}
 
 
 def h100(num_devices: int) -> Cluster:
@@ -41,13 +32,3 @@ def frozen(name: str) -> Profile:
 def pricer_of(profile: Profile, cluster: Cluster) -> Pricer:
     """Returns the prices of a profile's workflow on a cluster."""
     return Pricer(workflow_for(profile), profile, cluster)
-
-
-def best_plan(pricer: Pricer, kind: Kind | None) -> tuple[Plan, float]:
-    """Returns the best plan of a kind (None: of all), and its seconds per iteration.
-
-    Raises:
-        PlanError: none fits.
-    """
-    found = rank(pricer).best if kind is None else best_of(kind, pricer)
-    return replace(found.plan, name=found.label), found.iteration_s

@@ -1,4 +1,4 @@
-"""What the seeds of a recipe gave: rows, worst and best, sentences."""
+"""What the seeds of a recipe gave: rows, worst and best."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ class Outcome:
     core_min: float  # processor time of the whole command
     weights_sha256: str
     num_demos: int
-
-    def failures(self, key: str) -> tuple[int, int]:
-        """Returns how many episodes did not have `key` before and after."""
-        count = lambda summary: round((1 - summary[key]) * summary["num_episodes"])  # noqa: E731
-        return count(self.before), count(self.after)
 
 
 def outcome_of(seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int) -> Outcome:
@@ -84,23 +79,6 @@ def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:
     return [*rows, ["all episodes", *together, f"{sum(o.env_steps for o in outcomes):,}", "", "", ""]]
 
 
-def verdicts(outcomes: Sequence[Outcome]) -> list[str]:
-    """Returns what the seeds say about the goals, in sentences."""
-    once = [o.after["success_once"] for o in outcomes]
-    gap = max(o.after["success_once"] - o.after["success_at_end"] for o in outcomes)
-    halved = sum(2 * after <= before for before, after in (o.failures("success_once") for o in outcomes))
-    lasting = sum(2 * after <= before for before, after in (o.failures("success_at_end") for o in outcomes))
-    gains = [100 * (o.after["success_at_end"] - o.before["success_at_end"]) for o in outcomes]
-    return [
-        f"success_once after: worst {100 * min(once):.1f} %, median {100 * statistics.median(once):.1f} %",
-        f"success_at_end at most {100 * gap:.1f} points below success_once",
-        f"failures of the clone at least halved in {halved} of {len(outcomes)} seeds (success_once), {lasting} "
-        "(success_at_end)",
-        f"gain in success_at_end: {min(gains):+.1f} to {max(gains):+.1f} points",
-        f"minutes of RL: {min(o.rl_min for o in outcomes):.1f} to {max(o.rl_min for o in outcomes):.1f}",
-    ]
-
-
 def page(found: Mapping[str, Any]) -> str:
     """Returns the results of an out=<file> as Markdown."""
     where, outcomes = found["machine"], [Outcome(**row) for row in found["outcomes"]]
@@ -122,5 +100,4 @@ def by_demos(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
 
 def _section(outcomes: Sequence[Outcome]) -> list[str]:
     rows = [*(cells(o) for o in outcomes), *overview(outcomes)]
-    said = [f"- {text}" for text in verdicts(outcomes)]
-    return [f"{outcomes[0].num_demos} demonstrations:", "", Table(HEADER, rows).markdown(), "", *said, ""]
+    return [f"{outcomes[0].num_demos} demonstrations:", "", Table(HEADER, rows).markdown(), ""]

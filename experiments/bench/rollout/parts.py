@@ -19,6 +19,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
+from envs.maniskill import read_options
 from experiments.bench.harness import Timing
 from experiments.bench.harness.trainings import COLLOCATED
 from rlinf_embodied.algorithms.batch import RolloutReport
@@ -170,15 +171,16 @@ class Bench:
 def _stock_env(config: TrainConfig) -> gym.Env:
     env = config.env
     sensors: dict[str, object] = {"width": env.obs_size, "height": env.obs_size}
-    if env.camera_fov is not None:
-        sensors[env.cameras[0]] = {"fov": env.camera_fov}
-    robot = {} if env.robot is None else {"robot_uids": env.robot}
+    options = read_options(env)
+    if options.camera_fov is not None:
+        sensors[env.cameras[0]] = {"fov": options.camera_fov}
+    robot = {} if options.robot is None else {"robot_uids": options.robot}
     stock = gym.make(
         env.task,
         obs_mode="rgb",
         sim_backend="physx_cpu",
         render_backend="cpu",
-        control_mode=env.control_mode,
+        control_mode=options.control_mode,
         reward_mode="normalized_dense",
         sensor_configs=sensors,
         max_episode_steps=env.horizon,

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
 from experiments.bench import auto as bench
-from experiments.bench.auto_cases import FEW
 from experiments.bench.harness.trainings import outside_stages
 from rlinf_embodied.planning.drift import Prediction
-from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import Item, Place, Plan
-from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -42,42 +38,15 @@ def test_what_the_busiest_worker_spends_in_no_stage_is_outside() -> None:
     assert outside_stages(spans, 4.0) == 0.25  # worker 0 is busy for 3 of 4 s
 
 
-def test_a_profile_is_paid_back_by_what_the_picked_plan_saves() -> None:
-    plans = found(collocated=[2.0], pipelined=[3.0], auto=[1.5])
-    assert bench.wrong_choice(plans) == "pipelined takes 2.00 times as long as auto"
-    nothing = "the profile took 31 s, which is not paid back"
-    assert bench.paid_back(plans, 31.0) == nothing  # `found` gives all plans one list: the collocated plan was picked
-    auto = bench.outcome(Prediction(1.1, {}), Plan("auto", 2, (Item((Place("env", (0, 1)),)),)), [(1.5, 0.0)], "d")
-    assert bench.paid_back(plans | {"auto": auto}, 31.0) == "the profile took 31 s, paid back after 62 iterations"
-    assert bench.paid_back({"auto": auto}, 31.0) == nothing
-
-
-def test_errors_are_over_all_plans_of_all_workloads() -> None:
-    results = {"a": found(collocated=[1.0], auto=[1.1]), "b": found(auto=[2.2])}
-    content = bench.summary(results)
-    assert math.isclose(content["median_error"], 0.1)
-    assert math.isclose(content["worst_error"], 0.5)
-    assert content["workloads"]["b"]["auto"]["error"] == pytest.approx(-0.5)
-
-
-def test_a_report_is_json_a_table_and_a_picture(tmp_path) -> None:
+def test_a_report_is_json_and_a_table(tmp_path) -> None:
     results = {"a": found(collocated=[1.0], auto=[1.1])}
-    bench.report(results, {"arguments": ["cases=a"]}, {"a": ["said"]}).write(str(tmp_path / "auto.json"), {})
+    bench.report(results, {"arguments": ["cases=a"]}).write(str(tmp_path / "auto.json"), {})
     assert json.loads((tmp_path / "auto.json").read_text())["verdicts"] == {"a": "10.0% behind collocated"}
     assert "| a | auto | 1.10 | 1.10 (1.10-1.10) | +0.0% | 10.0% behind collocated |" in (
         (tmp_path / "auto.md").read_text()
     )
-    assert (tmp_path / "auto.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_every_workload_is_one_that_trains() -> None:
     for overrides in bench.CASES.values():
         assert bench.composed(overrides).plan.is_auto
-
-
-@pytest.mark.parametrize("case", [case for case, names in FEW.items() if any(name.endswith(".yaml") for name in names)])
-def test_a_plan_file_of_a_workload_is_a_plan_of_it(case: str) -> None:
-    for name in FEW[case]:
-        config = bench.composed([*bench.CASES[case], f"plan={name}"])
-        plan = resolve(config.plan.name, config.plan.variants, 2, ReasoningJob(config).workflow("<folder>"))
-        assert plan.devices() == (0, 1)

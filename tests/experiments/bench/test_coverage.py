@@ -1,78 +1,15 @@
-"""The coverage benchmark: its table, and how it takes a task whose process dies."""
+"""The coverage benchmark: a name that is no task."""
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.bench.coverage import __main__ as script
-from experiments.bench.coverage.table import page
-from experiments.bench.harness import command
-
-EQUAL = {"verdict": "equal", "reason": "", "row_steps": 90, "looked": 20, "touching": 5}
-TASKS = {
-    "A-v1": {
-        "reason": "",
-        "default_robot": "panda",
-        "robots": {
-            "panda": {"joints": {**EQUAL, "default": True, "pictures": 10}, "hand": EQUAL},
-            "fetch": {"joints": {"verdict": "fallback", "reason": "cube of row 1 differs"}},
-            "far": {"default": {"verdict": "needs files", "reason": "needs `download far`"}},
-        },
-    },
-    "B-v1": {"reason": "needs `download B`", "robots": {}},
-}
+from rlinf_embodied.errors import ConfigError
 
 
-def test_the_table_counts_verdicts_and_gives_reasons() -> None:
-    machine = {"date": "2026-11-21 10:00", "processor": "P", "versions": {"mani_skill": "3.0.1", "sapien": "3.0.3"}}
-    text = page(TASKS, {"arguments": ["fresh=true"], "machine": machine})
-    assert "`python -m experiments.bench.coverage fresh=true`, 2026-11-21, P, mani_skill 3.0.1, sapien 3.0.3." in text
-    assert "**1 tasks, 4 combinations" in text
-    assert "2 equal, 1 fallback, 0 different" in text
-    line = next(line for line in text.splitlines() if line.startswith("| A-v1"))
-    assert "| 180 | 10 | 25% |" in line
-    assert "- A-v1 (fetch/joints): fallback: cube of row 1 differs" in text
-    assert "- B-v1: needs `download B`" in text
-
-
-def test_a_process_that_dies_leaves_what_it_had_found_and_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    worker = tmp_path / "worker.py"
-    lines = [{"default_robot": "panda"}, {"robot": "panda", "mode": "joints", "verdict": "equal", "reason": ""}]
-    worker.write_text(
-        "import os, sys\n"
-        "into = next(a for a in sys.argv if a.startswith('into=')).partition('=')[2]\n"
-        f"open(into, 'w').write({chr(10).join(map(json.dumps, lines))!r})\n"
-        "print('a body fell through', file=sys.stderr)\n"
-        "sys.stderr.flush()\n"
-        "os._exit(11)\n"
-    )
-    monkeypatch.setattr(script, "WORKER", (sys.executable, str(worker)))
-    found = script.run_worker("A-v1", script.Options(limit_s=60))
-    assert found["robots"] == {"panda": {"joints": {"verdict": "equal", "reason": ""}}}
-    assert found["reason"] == "the process ended with 11: a body fell through"
-    worker.write_text("import time\ntime.sleep(60)\n")
-    assert script.run_worker("A-v1", script.Options(limit_s=1))["reason"].startswith(
-        "the process had not ended after 1 s"
-    )
-
-
-def test_results_of_named_modes_join_those_that_were_there() -> None:
-    new = {"reason": "", "robots": {"panda": {"hand": EQUAL}, "so100": {"joints": EQUAL}}}
-    joined = script.merged(TASKS["A-v1"], new)["robots"]
-    assert joined["panda"]["hand"] == EQUAL
-    assert joined["panda"]["joints"] == TASKS["A-v1"]["robots"]["panda"]["joints"]
-    assert set(joined) == {"panda", "fetch", "far", "so100"}
-
-
-def test_a_name_that_is_no_task_is_refused(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "use_one_thread_per_process", lambda: None)  # this process is the tests'
-    assert script.BENCHMARK.main(["tasks=PickCub-v1"]) == 2
-    assert "tasks has PickCub-v1, but ManiSkill knows no such task" in capsys.readouterr().err
-    assert script.BENCHMARK.main(["task=PickCube-v1"]) == 2
-    assert "task is unknown" in capsys.readouterr().err
+def test_a_name_that_is_no_task_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tasks is 'PickCub-v1'.*did you mean PickCube-v1"):
+        script.measure(script.Options(tasks="PickCub-v1", out=str(tmp_path / "covered.json")))

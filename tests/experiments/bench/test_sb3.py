@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from stable_baselines3 import PPO
 from experiments.bench import sb3
 from experiments.bench.harness import Run
 from policies.actor_critic import ActorCriticOptions
-from rlinf_embodied.errors import ConfigError
 
 
 def test_our_settings_are_sb3s_defaults() -> None:
@@ -53,30 +51,3 @@ def test_both_arms_of_maniskill_show_as_much_and_take_the_same_actions(size) -> 
         env.close()
     assert [shapes[1:] for shapes in sizes] == ([[(16, 16, 3)]] * 2 if size else [[], []])
     assert sizes[0][0][0] == pytest.approx(sizes[1][0][0], abs=15)  # the state, and what is there of the robot's own
-
-
-@pytest.mark.sim
-def test_both_arms_of_maniskill_do_all_of_the_work(monkeypatch) -> None:
-    monkeypatch.setitem(sb3.CASES, "state", replace(sb3.CASES["state"], iteration=16))
-    report = sb3.measure(Run(sb3.Options(cases="state", rounds=1, num_envs=2, iterations=1), [], {}))
-    assert set(report.content["env_steps_per_s"]["state"]) == {"stock", "ours"}
-    assert "state: ours / stock" in report.text
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"clock": "sun"}, "clock has 'sun'"),
-        ({"cases": "sound"}, "cases has 'sound'"),
-        ({"num_envs": 3}, "num_envs is 3, but an iteration has 2048"),
-        ({"cases": "state", "num_envs": 7}, "num_envs is 7, but an iteration has 512"),
-        (
-            {"cases": "mujoco", "sbx": True},
-            r"sbx is true, but it cannot be imported .*: pip install -c .* '.\[peers\]'",
-        ),
-    ],
-)
-def test_other_clocks_cases_rows_and_peers_are_refused(monkeypatch, changes: dict, message: str) -> None:
-    monkeypatch.setitem(sys.modules, "sbx", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match=message):
-        sb3.measure(Run(sb3.Options(**changes), [], {}))

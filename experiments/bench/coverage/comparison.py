@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
@@ -29,22 +29,6 @@ class Difference:
     what: str  # for example "state 1: body cube", "reward", "info/success", "observation/agent/qpos", "rgb/base_camera"
     row: int
     size: float  # largest absolute difference; infinite where shapes differ or only one is a number
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The result of comparing episodes; its text names the largest difference, and is empty without one."""
-
-    differences: list[Difference] = field(default_factory=list)  # of the first moment that has some
-    moment: str = ""  # which moment that was
-    row_steps: int = 0  # control steps compared, over all rows
-    images: int = 0
-
-    def __str__(self) -> str:
-        if not self.differences:
-            return ""
-        worst = max(self.differences, key=lambda difference: difference.size)
-        return f"{worst.what} of row {worst.row} differs by {worst.size:.1g} at {self.moment}"
 
 
 class Pair:
@@ -73,8 +57,7 @@ class Pair:
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         """Starts an episode in these rows, each from its own seed."""
         seed_of = dict(zip(rows, seeds, strict=True))
-        seed = [seed_of.get(row, 0) for row in range(self.batched.num_envs)]
-        self.batched.reset(seed=seed, options={"env_idx": torch.as_tensor(list(rows))})
+        self.batched.begin(rows, seeds)
         for row in self._compared(rows):
             observation, info = self._fresh_stock(row).reset(seed=seed_of[row])
             self._expected[row] = _named(info, observation)
@@ -126,7 +109,7 @@ class Pair:
             env.close()
 
 
-def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], images: bool = False) -> Outcome:
+def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], images: bool = False) -> str:
     """Compares an episode of every row, a partial reset in its middle, and a second, half as long episode of every row.
 
     Args:
@@ -136,36 +119,30 @@ def compare_episodes(pair: Pair, steps: int, act: Callable[[int], Tensor], image
         images: whether images are compared too: after each reset and at the end.
 
     Returns:
-        the differences of the first moment that has some, after which nothing is run.
+        the largest difference of the first moment that has some, after which nothing is run; "" for none.
     """
-    outcome, n = Outcome(), pair.batched.num_envs
+    n = pair.batched.num_envs
     everyone, one = list(range(n)), [pair.compared[min(1, len(pair.compared) - 1)]]
     resets = {0: (everyone, 0), steps // 2: (one, n), steps: (everyone, n + 1)}
-
-    def differ(differences: list[Difference], moment: str) -> bool:
-        if differences:
-            outcome.differences, outcome.moment = differences, moment
-        return bool(differences)
-
-    def images_differ(rows: Sequence[int], moment: str) -> bool:
-        outcome.images += len(rows) * images
-        return images and differ(pair.image_differences(rows), moment)
-
     for step in range(steps + steps // 2):
         if step in resets:
             rows, offset = resets[step]
             pair.reset(rows, [offset + row for row in rows])
-            if differ(pair.differences(rows), f"reset before step {step}"):
-                return outcome
-            if images_differ(rows, f"image before step {step}"):
-                return outcome
+            found = pair.differences(rows) or (pair.image_differences(rows) if images else [])
+            if found:
+                return _worst(found, f"the reset before step {step}")
         actions = act(step)
         pair.step(actions, everyone)
-        outcome.row_steps += len(pair.compared)
-        if differ(pair.differences(everyone, actions), f"step {step}"):
-            return outcome
-    images_differ(everyone, "image at the end")
-    return outcome
+        if found := pair.differences(everyone, actions):
+            return _worst(found, f"step {step}")
+    return _worst(pair.image_differences(everyone) if images else [], "the end")
+
+
+def _worst(differences: Sequence[Difference], moment: str) -> str:
+    if not differences:
+        return ""
+    worst = max(differences, key=lambda difference: difference.size)
+    return f"{worst.what} of row {worst.row} differs by {worst.size:.1g} at {moment}"
 
 
 def wild_actions(env: BaseEnv, seed: int, hold: int = 5) -> Callable[[int], Tensor]:

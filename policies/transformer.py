@@ -1,0 +1,89 @@
+"""A small causal transformer in the manner of Llama: rotary positions, RMS norm, gated MLPs.
+
+The architecture, names and start of `transformers.LlamaModel` (a test compares the bits), without the seconds that
+importing transformers takes in every process.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_THETA, _EPS, _INIT_STD = 10_000.0, 1e-6, 0.02
+
+
+class Transformer(nn.Module):
+    """Maps a sequence [B, T, d] to hidden states [B, T, d], each of which sees those before it."""
+
+    def __init__(self, dim: int, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(1, dim)
+        self.layers = nn.ModuleList([_Layer(dim, num_heads) for _ in range(num_layers)])
+        self.norm = _RMSNorm(dim)
+        frequencies = 1.0 / (_THETA ** (torch.arange(0, dim // num_heads, 2, dtype=torch.float) / (dim // num_heads)))
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, 0.0, _INIT_STD)
+        del self.embed_tokens  # everything enters as embeddings; the table was drawn like Llama's all the same
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        with torch.no_grad():
+            angles = torch.arange(sequence.shape[1], device=sequence.device)[:, None].float() * self.frequencies
+            rotation = torch.cat((angles, angles), dim=-1)
+            cos, sin = rotation.cos().to(sequence.dtype), rotation.sin().to(sequence.dtype)
+        for layer in self.layers:
+            sequence = layer(sequence, cos, sin)
+        return self.norm(sequence)
+
+
+class _Layer(nn.Module):
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = _Attention(dim, num_heads), _GatedMLP(dim, 2 * dim)
+        self.input_layernorm, self.post_attention_layernorm = _RMSNorm(dim), _RMSNorm(dim)
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class _Attention(nn.Module):
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.head_dim = dim // num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        heads = (*hidden.shape[:-1], -1, self.head_dim)
+        query, key, value = (p(hidden).view(heads).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        query, key = _rotated(query, cos, sin), _rotated(key, cos, sin)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.head_dim**-0.5)
+        return self.o_proj(seen.transpose(1, 2).contiguous().reshape(hidden.shape))
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    return heads * cos + torch.cat((-heads[..., half:], heads[..., :half]), dim=-1) * sin
+
+
+class _GatedMLP(nn.Module):
+    def __init__(self, dim: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(dim, inner, bias=False), nn.Linear(dim, inner, bias=False)
+        self.down_proj = nn.Linear(inner, dim, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+
+
+class _RMSNorm(nn.Module):
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        wide = hidden.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + _EPS)
+        return self.weight * wide.to(hidden.dtype)
