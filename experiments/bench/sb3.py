@@ -1,7 +1,7 @@
 """Beside Stable-Baselines3's PPO: ours on a MuJoCo task, and SB3's own on our batched ManiSkill; env steps per second.
 
 python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [task=...] [num_envs=...]
-                                [obs_size=64] [clock=processor] [sbx=true] [out=docs/results/sb3.json]
+                                [obs_size=64] [clock=processor] [sbx=true] [compile=false] [out=docs/results/sb3.json]
 
     mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
@@ -11,7 +11,9 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
                    16 rows; on the state, or on one camera and the robot's own state.  An episode ends when the task is
                    solved, or after 50 steps
 
-sbx=true adds SBX's PPO, SB3's in JAX, to mujoco and state (pip install -c constraints.txt -e '.[peers]' first).
+sbx=true adds SBX's PPO, SB3's in JAX, to mujoco and state (pip install -c constraints.txt -e '.[peers]' first).  On
+mujoco ours compiles the passes of its updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the
+first out.
 
 Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
 the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
@@ -56,6 +58,7 @@ class Options:
     obs_size: int = 64
     clock: str = "processor"
     sbx: bool = False
+    compile: bool = True  # whether ours compiles its passes
     out: str = ""
 
 
@@ -89,14 +92,16 @@ def our_words(task: str, num_envs: int) -> list[str]:
     ]
 
 
-def our_config(task: str, num_envs: int) -> TrainConfig:
-    """Returns that training."""
-    config = compose_train([*our_words(task, num_envs), "run.exact=exact"])
+def our_config(task: str, num_envs: int, compile: bool) -> TrainConfig:
+    """Returns that training, its passes compiled or not."""
+    config = compose_train([*our_words(task, num_envs), "run.exact=exact", f"algorithm.compile={str(compile).lower()}"])
     return replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
 
 
 @contextmanager
-def mujoco(case: Case, count: int, clock: Callable[[], float], with_sbx: bool) -> Iterator[dict[str, Arm]]:
+def mujoco(
+    case: Case, count: int, clock: Callable[[], float], with_sbx: bool, compile: bool
+) -> Iterator[dict[str, Arm]]:
     """Yields `count` iterations of this project's PPO, and of SB3's with its defaults on rows in this process."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
@@ -109,14 +114,16 @@ def mujoco(case: Case, count: int, clock: Callable[[], float], with_sbx: bool) -
         )
         for name, kind in peers.items()
     }
-    with ours(case, count, clock) as plain:
-        yield {"ours": plain, **theirs}
+    compiles = {"ours": True, "ours, as is": False} if compile else {"ours": False}
+    with ExitStack() as stack:
+        mine = {name: stack.enter_context(ours(case, count, clock, each)) for name, each in compiles.items()}
+        yield {**mine, **theirs}
 
 
 @contextmanager
-def ours(case: Case, count: int, clock: Callable[[], float]) -> Iterator[Arm]:
+def ours(case: Case, count: int, clock: Callable[[], float], compile: bool) -> Iterator[Arm]:
     """Yields `count` iterations of this project's PPO."""
-    config = our_config(case.task, case.num_envs)
+    config = our_config(case.task, case.num_envs, compile)
     job = EmbodiedJob(config)
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), COLLOCATED) as executor:
         steps = iterations(job, executor, sys.maxsize)
@@ -235,7 +242,7 @@ def measure(run: Run[Options]) -> Report:
     for name, case in cases.items():
         sizes = {"state": None, "images": own.obs_size}
         work = case, own.iterations, clock
-        with maniskill(*work, sizes[name], own.sbx) if name in sizes else mujoco(*work, own.sbx) as arms:
+        with maniskill(*work, sizes[name], own.sbx) if name in sizes else mujoco(*work, own.sbx, own.compile) as arms:
             timings = alternate(arms, own.rounds, warm_up=1)
         speed = {arm: [timing.rate for timing in several] for arm, several in timings.items()}
         content[name] = {arm: Spread.of(values) for arm, values in speed.items()}

@@ -7,7 +7,7 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -101,6 +101,16 @@ class TrainingBlock:
         """Returns these samples."""
         return _each(lambda parts: parts[0][index], self)
 
+    def padded(self, size: int) -> TrainingBlock:
+        """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
+        number = torch.arange(size, device=self.valid.device)
+        real = number < len(self)
+        rows = self.rows(torch.where(real, number, 0))
+        return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
+
+
+_COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
+
 
 def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) -> TrainingBlock:
     """Returns a block of which every tensor is made from those of the blocks; what they have none of stays None."""
@@ -112,8 +122,7 @@ def _each(change: Callable[[Sequence[Tensor]], Tensor], *blocks: TrainingBlock) 
         assert missing in (0, len(parts)), "some rollouts of a block have a column that others lack"
         return None if missing else change(parts)
 
-    names = [column.name for column in fields(TrainingBlock)]
-    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in names})
+    return TrainingBlock(**{name: made([getattr(block, name) for block in blocks]) for name in _COLUMNS})
 
 
 def training_block(

@@ -93,7 +93,7 @@ class CriticsAlgorithm(Algorithm):
     def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
         """Returns a learner whose passes add up the loss and one statistic."""
         adam, names = AdamSettings(lr, (0.9, 0.999), math.inf), ("loss", statistic)
-        return Learner(list(parameters), adam, names, self.training.reducer)
+        return Learner(list(parameters), adam, names, self.training.reducer, compile=self.algorithm.compile)
 
     def _fitted(self) -> dict[str, Fitted]:
         return {name: Fitted() for name in self.learners}

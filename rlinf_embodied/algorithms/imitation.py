@@ -93,9 +93,9 @@ class Imitation(_Imitating):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        adam = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf)
+        adam, compile = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf), self.algorithm.compile
         parameters = self._policy.imitation_parameters(whole=True)
-        self.learners[_OPTIMIZER] = Learner(parameters, adam, ("loss",), training.reducer)
+        self.learners[_OPTIMIZER] = Learner(parameters, adam, ("loss",), training.reducer, compile=compile)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         learner = self.learners[_OPTIMIZER]

@@ -56,6 +56,7 @@ class _Samples:
 
     iteration: int
     blocks: Mapping[int, TrainingBlock]
+    padded: Mapping[int, TrainingBlock]  # what passes read: compiled ones blocks of one size, with rows of padding
 
 
 class OnPolicy(Algorithm):
@@ -95,7 +96,7 @@ class OnPolicy(Algorithm):
         if self.algorithm.tis_cap is not None:
             data = {b: with_old_log_probs(self._score_as_sampled, parts) for b, parts in data.items()}
         blocks = self.samples(step_context, data)
-        samples = _Samples(step_context.iteration, blocks)
+        samples = _Samples(step_context.iteration, blocks, self._padded(blocks, data))
         metrics = self._fit_critic(samples)
         metrics |= self._compare(step_context, data, samples)
         metrics |= self._fit_policy(samples)
@@ -104,6 +105,14 @@ class OnPolicy(Algorithm):
         self._update_statistics(blocks)
         self._any_row = None
         return metrics
+
+    def _padded(
+        self, blocks: Mapping[int, TrainingBlock], rollouts: Mapping[int, Rollouts]
+    ) -> Mapping[int, TrainingBlock]:
+        if not self.algorithm.compile:
+            return blocks
+        sizes = {b: sum(policy.log_probs.shape[:2].numel() for policy, _ in parts) for b, parts in rollouts.items()}
+        return {b: block.padded(sizes[b] + 1) if len(block) else block for b, block in blocks.items()}
 
     def _update_statistics(self, blocks: Mapping[int, TrainingBlock]) -> None:
         """Lets the policy's running statistics take in what this iteration's samples hold."""
@@ -125,7 +134,7 @@ class OnPolicy(Algorithm):
         if VALUE not in self.learners:
             return {}
         batches = self._minibatches(samples, "value", self.algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(samples.blocks[block], index)  # noqa: E731
+        passes = lambda block, index: self._objective.value_passes(samples.padded[block], index)  # noqa: E731
         return value_metrics(fit(self.learners[VALUE], batches, passes), self._explained_variance(samples))
 
     def _fit_policy(self, samples: _Samples) -> dict[str, float]:
@@ -160,7 +169,7 @@ class OnPolicy(Algorithm):
     def _steps(self, samples: _Samples, epochs: int, *, critic_only: bool) -> Fitted:
         """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
         batches = self._minibatches(samples, "value" if critic_only else "policy", epochs)
-        passes = lambda block, index: self._objective.policy_passes(samples.blocks[block], index, critic_only)  # noqa: E731
+        passes = lambda block, index: self._objective.policy_passes(samples.padded[block], index, critic_only)  # noqa: E731
         stop = exceeds_kl(None if critic_only else self.algorithm.target_kl)
         return fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
 

@@ -62,9 +62,11 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     if joint and head:
         more[VALUE_GROUP] = ParameterGroup(head, main if algorithm.one_optimizer else _value_settings(algorithm))
     statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-    made: dict[str, Learner] = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more)}
+    compile = algorithm.compile
+    learner = Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)
+    made: dict[str, Learner] = {POLICY: learner}
     if critic and not joint:
-        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer)
+        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer, compile=compile)
     return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
 
 

@@ -108,6 +108,7 @@ class AlgorithmConfig:
     lr: float = 3e-4
     reduction: Reduction = Reduction.auto
     precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
+    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
 
     def __post_init__(self) -> None:
         require_numbers(self, "algorithm", "lr", low=0, above=True)
@@ -178,7 +179,9 @@ class OnPolicyConfig(AlgorithmConfig):
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
         more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
         require_numbers(self, "algorithm", "value_epochs", *more, low=0)
-        whole, rule = self.sharding is Sharding.none, "a policy in slices has a separate optimizer"
+        whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
+        require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
+        rule = "a policy in slices has a separate optimizer"
         require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
         rule = "GRPO has no critic"
         require(self.has_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
@@ -237,10 +240,13 @@ class GRPOConfig(OnPolicyConfig):
         )
 
 
-def require_exact(exact: Exactness, path: str, reduction: Reduction) -> None:
+def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
     """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
     holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
     require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
+    holds = not compile or exact is not Exactness.portable
+    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
+    require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
 
 
 # ------------------------------------------------------------------------------------------------------- transitions
@@ -461,6 +467,7 @@ class SFTConfig(AlgorithmConfig):
         require_phases(self, "algorithm")
         require_numbers(self, "algorithm", "warmup", high=1)
         require_numbers(self, "algorithm", "held_out", high=0.5)
+        require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
 
     @property
     def num_epochs(self) -> int:

@@ -98,7 +98,7 @@ class TrainConfig(TrainingConfig):
             {"hierarchy.algorithm": self.hierarchy.algorithm} if self.hierarchy.on else {}
         )
         for path, one in learning.items():
-            require_exact(self.run.exact, path, one.reduction)
+            require_exact(self.run.exact, path, one.reduction, one.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts

@@ -36,35 +36,42 @@ class Pass:
 
 
 Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
+Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter]], Tensor]  # see `differentiated`
 
 
-def block_sums(passes: Iterable[Pass], parameters: Sequence[nn.Parameter], num_statistics: int) -> Tensor:
-    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
-
-    Args:
-        passes: over the block's rows.
-        parameters: with D entries in all.
-        num_statistics: S.
-    """
-    size = sum(p.numel() for p in parameters)
-    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
-    for one in passes:
-        if one.trains:
-            total += _differentiated(one.run, parameters)
-        else:
-            with torch.no_grad():
-                total[size:] += _counted(one.run())
-        report_progress()
-    return total
-
-
-def _differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
+def differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
     """Makes a pass and returns what it adds, [D + 1 + S]; a parameter that the loss does not reach has gradient 0."""
     with torch.enable_grad():
         part = run()
         gradients = torch.autograd.grad(part.loss, list(parameters), allow_unused=True)
     parts = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
     return torch.cat([*(part.reshape(-1) for part in parts), _counted(part)])
+
+
+def block_sums(
+    passes: Iterable[Pass],
+    parameters: Sequence[nn.Parameter],
+    num_statistics: int,
+    differentiate: Differentiate = differentiated,
+) -> Tensor:
+    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
+
+    Args:
+        passes: over the block's rows.
+        parameters: with D entries in all.
+        num_statistics: S.
+        differentiate: what makes a pass with its gradient.
+    """
+    size = sum(p.numel() for p in parameters)
+    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
+    for one in passes:
+        if one.trains:
+            total += differentiate(one.run, parameters)
+        else:
+            with torch.no_grad():
+                total[size:] += _counted(one.run())
+        report_progress()
+    return total
 
 
 def _counted(part: LossSums) -> Tensor:

@@ -17,7 +17,8 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.gradients import Passes, block_sums
+from rlinf_embodied.learning.compiled import compiled
+from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
 from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
@@ -54,6 +55,7 @@ class Learner:
         *,
         group: str = "main",
         more: Mapping[str, ParameterGroup] = MappingProxyType({}),
+        compile: bool = False,
     ) -> None:
         """Starts with moments of zero.
 
@@ -64,6 +66,7 @@ class Learner:
             reducer: sums over the blocks of all workers.
             group: the name of the first group.
             more: further groups by name, in the order of the gradient.
+            compile: see `compiled` for what this asks of passes.
 
         Raises:
             ObjectiveError: see FlatOptimizer.
@@ -71,6 +74,7 @@ class Learner:
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
         self._size = sum(p.numel() for p in self._optimizer.parameters)
+        self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
 
     @property
@@ -95,7 +99,7 @@ class Learner:
         if self._sum is None:
             self._sum = self.reducer.start_sum()
         made = passes(block, rows) if len(rows) else ()
-        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics)))
+        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
         self._added.add(block)
 
     def step(

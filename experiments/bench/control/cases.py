@@ -78,7 +78,7 @@ _RLPD = (
     *("algorithm.critic_hidden_size=64", "policy.options.hidden_size=64"),
 )
 _GRASP = (
-    *("algorithm=rlpd", "env.reward=sparse", "env.hold_steps=1", "run.exact=exact"),
+    *("algorithm=rlpd", "env.reward=sparse", "env.hold_steps=1", "run.exact=exact", "algorithm.compile=true"),
     *("algorithm.num_critics=2", "algorithm.target_critics=2", "algorithm.policy_period=1", "algorithm.gamma=0.9"),
     *("algorithm.updates_per_step=0.5", "algorithm.expert_steps=20000", "algorithm.warmup_steps=1600"),
     *("env.num_envs=32", "env.block_size=32", "env.chunks_per_rollout=10"),

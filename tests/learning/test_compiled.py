@@ -1,0 +1,71 @@
+"""Passes compiled by torch learn what others learn, but for rounding, and have the same bits under every plan.
+
+As a program this trains and prints what came of it: what checks array types in the tests' process cannot be compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import SFT, cluster, digest, executor_for, iterate, tiny, trees
+
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.learning.compiled import require_compiler
+from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.session import SerialSession
+
+WORDS = [  # without resets the number of samples, and so of rows in a minibatch, is another one for each block
+    *("policy=actor_critic", "policy.options.hidden_size=8", "env.cameras=[]", "env.auto_reset=false"),
+    *("env.hold_steps=1", "env.chunks_per_rollout=3", "warm_start.from_nothing=true"),
+    *("algorithm.one_optimizer=true", "algorithm.critic_warmup_iterations=0"),
+]
+COMPILED = [*WORDS, "algorithm.compile=true", "run.exact=exact"]
+
+
+def trained(words: list[str], workers: int) -> tuple[str, list[float], list[dict[str, float]]]:
+    """Returns digest, weights and metrics of training by one worker or two."""
+    config, session = tiny(*words), SerialSession()
+    folder = EmbodiedJob(config).starting_policy(session, cluster(1), lambda *progress: None)
+    plan = trees("all" if workers == 1 else "0:1/2", "all", "all", shards=workers)
+    executor = executor_for(config, plan, workers, session, folder)
+    metrics = iterate(executor, 2)
+    weights = executor.call("actor", "export_weights", StepContext(2))[0].tensors
+    return digest(executor), [x for part in weights.values() for x in part.flatten().tolist()], metrics
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
+def test_training_is_the_same_but_for_rounding_and_under_every_plan() -> None:
+    tests = Path(__file__).resolve().parents[1]
+    faster = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # for one program
+    env = os.environ | faster | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=env, check=False)
+    assert run.returncode == 0, run.stderr
+    eager, one, apart = json.loads(run.stdout)
+    assert one == apart
+    assert one[0] != eager[0], "kernels round otherwise; if not, nothing was compiled"
+    assert one[1] == pytest.approx(eager[1], rel=1e-4, abs=1e-6)
+    assert all(x == pytest.approx(y, rel=1e-4, abs=1e-6) for x, y in zip(one[2], eager[2], strict=True))
+
+
+def test_what_compiled_passes_do_not_go_with_is_named() -> None:
+    for words, said in (
+        (["run.exact=portable"], "and a compiler makes this one's kernels: set run.exact=exact"),
+        (["run.exact=off", "algorithm.sharding=fsdp2"], "use algorithm.sharding=none"),
+        ([*SFT, "run.exact=exact"], "passes of fine-tuning are not compiled: use false"),
+    ):
+        with pytest.raises(ConfigError, match=rf"algorithm\.compile is True, .*{said}"):
+            tiny("algorithm.compile=true", *words)
+    with pytest.raises(ConfigError, match=r"algorithm\.compile is true, .*of the kind npu: use algorithm.compile=f"):
+        require_compiler(compile=True, cluster=Cluster("test", "npu", 1, 1, 0))
+
+
+if __name__ == "__main__":
+    print(json.dumps([trained(WORDS, 1), trained(COMPILED, 1), trained(COMPILED, 2)]))
