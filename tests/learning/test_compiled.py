@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from runs import SFT, cluster, digest, executor_for, iterate, tiny, trees
@@ -43,9 +42,8 @@ def trained(words: list[str], workers: int) -> tuple[str, list[float], list[dict
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
 def test_training_is_the_same_but_for_rounding_and_under_every_plan() -> None:
-    tests = Path(__file__).resolve().parents[1]
     faster = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # for one program
-    env = os.environ | faster | {"PYTHONPATH": f"{tests.parent}{os.pathsep}{tests}"}
+    env = os.environ | faster | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=env, check=False)
     assert run.returncode == 0, run.stderr
     eager, one, apart = json.loads(run.stdout)
