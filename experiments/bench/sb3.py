@@ -1,9 +1,9 @@
-"""Beside Stable-Baselines3's PPO: ours on a MuJoCo task, and SB3's own on our batched ManiSkill; env steps per second.
+"""Our PPO and Stable-Baselines3's on a MuJoCo task, and SB3's on our batched ManiSkill: env steps per second.
 
 python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [task=...] [num_envs=...]
                                 [obs_size=64] [clock=processor] [sbx=true] [out=docs/results/sb3.json]
 
-    mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
+    mujoco         our PPO and SB3's train an actor and a critic of 2 x 64 tanh units on 2,048 env steps an iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
                    3e-4), without standardised observations, on 8 rows
     state, images  SB3's PPO trains on PickCube through envs.sb3.make_sb3, and on ManiSkill's single CPU envs with
@@ -13,8 +13,8 @@ python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iteratio
 
 sbx=true adds SBX's PPO, SB3's in JAX, to mujoco and state (pip install -c constraints.txt -e '.[peers]' first).
 
-Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
-the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
+Arms alternate in one process with one thread.  clock=processor counts seconds of processor time, to which other work
+on the machine does not add; clock=wall counts wall time, which is right on an idle machine only.
 """
 
 from __future__ import annotations

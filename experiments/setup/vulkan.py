@@ -1,7 +1,7 @@
 """Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
 
-`python -m experiments.setup.vulkan` checks, installs where it may (root on Debian or Ubuntu) and checks again by
-rendering a picture; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
+`python -m experiments.setup.vulkan` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
+rendering an image; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
 lines name the command to run.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package

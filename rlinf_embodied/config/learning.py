@@ -32,7 +32,7 @@ class PolicyConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WarmStartConfig:
-    """The policy that RL starts from: the scripted expert's clone, unless one of the first four says otherwise."""
+    """The policy that RL starts from: cloned from the scripted expert, unless one of the first three fields is set."""
 
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
