@@ -44,7 +44,7 @@ $(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),--dev)
 	@touch $(STAMP) $@
 
-# Vulkan belongs to the machine, not to .venv: it is looked at each time, which takes half a second.
+# Vulkan belongs to the machine, not to .venv: it is checked each time, which takes half a second.
 setup: $(DEV_STAMP) vulkan
 
 vulkan: | $(STAMP)

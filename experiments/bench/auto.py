@@ -226,7 +226,7 @@ def _trained(
     count: int,
     settle: int,
 ) -> dict[str, Outcome]:
-    """Runs the plans' iterations in turn, each with separate workers, which rest between them.
+    """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs.
 
     `first` lends its workers to one plan: idle ones would only take memory.
     """

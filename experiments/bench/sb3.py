@@ -61,7 +61,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What takes turns: the arm "ours", and those that it is compared with."""
+    """The arms that alternate: "ours", and those that it is compared with."""
 
     task: str
     num_envs: int
@@ -214,7 +214,7 @@ def maniskill(
 
 # ------------------------------------------------------------------------------------------------------------- compared
 def measure(run: Run[Options]) -> Report:
-    """Lets both take turns, case by case.
+    """Alternates the arms, case by case.
 
     Raises:
         ConfigError: an unknown clock or case, or rows that do not divide an iteration.

@@ -28,7 +28,7 @@ OLDEST_STOCK = {"debian": 13, "ubuntu": 22}  # releases whose own Mesa is new en
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
 
-# In a process of its own, since a broken driver may end the process.  The first picture costs llvmpipe six seconds.
+# In a separate process, since a broken driver may end the process.  The first image costs llvmpipe six seconds.
 PROBE = """
 import sys, sapien
 try:

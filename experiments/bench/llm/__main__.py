@@ -53,7 +53,7 @@ class Options(Work):
 
 
 def run_arms(own: Options, arms: Mapping[str, Arm]) -> Runs:
-    """Runs every arm once per round, in turn."""
+    """Runs every arm once per round, one after the other."""
     folder = Path(own.folder).resolve() / time.strftime("%Y%m%d_%H%M%S")
     numbers = {name: count() for name in arms}
 

@@ -61,7 +61,7 @@ class Options:
     recipe: str = "pick"
     demos: str = ""  # numbers of demonstrations; "": the recipe's
     out: str = ""
-    keep: str = ""  # folder for run folders and clones; "": they are thrown away
+    keep: str = ""  # folder for run folders and behaviour-cloned policies; "": a temporary one
 
 
 def seeds_of(text: str) -> list[int]:
