@@ -33,7 +33,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
-        "env.options.camera_eye=[0,0,1]",
+        "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.camera_eye=[0,0,1]",
         ["env.options.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"],
     ),
     (
