@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(STAMP)-dev
 DEMO_ARGS ?=
-# So few demonstrations that the clone fails now and then, and RL has something to do (docs/results/recipe.md).
+# So few demonstrations that the behaviour-cloned policy sometimes fails and RL can improve it (docs/results/recipe.md).
 DEMO_CLONE := warm_start.num_demos=240 warm_start.epochs=14 warm_start.head_epochs=76
 PYTEST_ARGS ?=
 
@@ -44,7 +44,7 @@ $(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),--dev)
 	@touch $(STAMP) $@
 
-# Vulkan belongs to the machine, not to .venv: it is looked at each time, which takes half a second.
+# Vulkan belongs to the machine, not to .venv: it is checked each time, which takes half a second.
 setup: $(DEV_STAMP) vulkan
 
 vulkan: | $(STAMP)
@@ -57,7 +57,7 @@ demo: $(STAMP) vulkan
 # Tests wait for processes that they start, so that there is one test process more than two cores.  Ray tests start
 # processes that use the cores themselves: they come after the others, whose failures are not the last word, and each of
 # their two test processes has a separate Ray.
-# Set-up has seen to it that rendering works, so no test may be skipped for want of it.
+# Set-up makes rendering work, so no test may be skipped for lack of it.
 test: TIER := and not slow
 test test-all: export RLINF_REQUIRE_SIM = 1
 test test-all: setup

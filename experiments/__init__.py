@@ -1,1 +1,1 @@
-"""Entry points: what users run lies here, and below it benchmarks, checks, examples and the set-up of a machine."""
+"""The commands; the packages below hold benchmarks, examples and the set-up of a machine."""

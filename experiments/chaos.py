@@ -4,8 +4,8 @@ python experiments/chaos.py workflow=embodied faults=20 seed=7 run.dir=runs/chao
 python experiments/chaos.py workflow=reasoning faults=20 seed=7 run.dir=runs/chaos
 
 A schedule drawn from the seed says which worker fails in which phase (rlinf_embodied/tools/chaos.py).  Other keys are
-those of the training, for example plan=collocated.  Exit code 0: all faults came, and the weights are the same, bit for
-bit; 1: not so; 2: wrong input.
+those of the training, for example plan=collocated.  Exit code 0: all faults occurred, and the weights are the same, bit
+for bit; 1: otherwise; 2: wrong input.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""Looks at this machine and says what a run will find: one line per part, and for each problem its fix.
+"""Examines this machine for runs: one line per part, and for each problem its fix.
 
-`python experiments/doctor.py`; exit code 0: a run can start; 1: at least one line says `broken`.  What is
-`slow` costs speed only.
+`python experiments/doctor.py`; exit code 0: a run can start; 1: at least one part is `broken`.  A part
+that is `slow` costs speed only.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Runs plans on a cluster that is only described, with stages that sleep: predicted against measured, EMULATED.
+"""Runs plans on a described cluster with stages that sleep: predicted and measured seconds, EMULATED.
 
 python experiments/emulate.py profile=maniskill_openvla cluster=h100x8 plan=all
 python experiments/emulate.py profile=grpo_llm cluster=h100x8 plan=runs/plan/plan.json time_scale=0.05 out=emulated.json

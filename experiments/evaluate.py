@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint on what is held out: episodes, with videos, or problems, with a table of answers.
+"""Evaluates a checkpoint on held-out episodes, with videos, or on held-out problems, with a table of answers.
 
 python experiments/evaluate.py checkpoint=runs/demo/checkpoints/latest eval.num_episodes=100
 python experiments/evaluate.py policy=expert env=maniskill_push

@@ -2,7 +2,7 @@
 
 python experiments/export_dataset.py checkpoint=runs/demo/checkpoints/latest out=runs/rollouts
 python experiments/export_dataset.py policy=expert env=maniskill_pick out=runs/pick
-python experiments/export_dataset.py checkpoint=<teacher> env=maniskill_push out=runs/push    it acts, cameras look on
+python experiments/export_dataset.py checkpoint=<teacher> env=maniskill_push out=runs/push    # cameras only record
 """
 
 from rlinf_embodied import export

@@ -1,4 +1,4 @@
-"""Plans a workflow on a cluster without running it: the ranked plans, what binds each, and why it lost.
+"""Plans a workflow on a cluster without running it: the ranked plans, their bottlenecks, and why each lost.
 
 python experiments/plan.py profile=maniskill_openvla cluster=h100x64
 python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=runs/plan
@@ -7,8 +7,8 @@ python experiments/plan.py model=openvla_7b
 python experiments/plan.py model=smolvla
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
-With a model, no stage is planned: the memory of its training and rollouts is counted, without its weights, and what is
-printed goes to memory.md and memory.json.
+With model=, no stage is planned: the command counts the memory that weights, gradients and optimizer take in training
+and rollouts, without loading weights, and writes the table to memory.md and memory.json.
 """
 
 from pathlib import Path

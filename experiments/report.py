@@ -1,9 +1,9 @@
-"""Writes one HTML page of a run, with everything inside it; of several runs, one that compares them.
+"""Writes one self-contained HTML page about a run, or one that compares several runs.
 
 python experiments/report.py run.dir=runs/demo
 python experiments/report.py runs=runs/seed0,runs/seed1 out=runs/compared.html videos_mb=4
 
-A run may be in progress or interrupted: the page names what is missing.  Nothing in a run folder is changed, except
+A run may be in progress or interrupted; the page lists what is missing.  Nothing in a run folder is changed, except
 report.html if there is one run and `out` is not given.
 """
 

@@ -1,4 +1,4 @@
-"""Trains a language model on verifiable mathematics by reinforcement learning: fine-tuning, GRPO or PPO, a curve.
+"""Trains a language model on verifiable mathematics: fine-tuning, then reinforcement learning by GRPO or PPO.
 
 python experiments/train_llm_math.py run.dir=runs/math
 python experiments/train_llm_math.py algorithm=ppo data=chains run.seed=1

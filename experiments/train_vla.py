@@ -1,4 +1,4 @@
-"""Trains a vision-language-action policy by reinforcement learning: demonstrations, cloning, PPO or GRPO, videos.
+"""Trains a vision-language-action policy: behaviour cloning of demonstrations, then reinforcement learning.
 
 python experiments/train_vla.py env=maniskill_pick policy=tiny_vla algorithm=ppo plan=collocated run.dir=runs/mine
 """

@@ -43,8 +43,8 @@ def inject_adapters(
     trained = [name for name, part in linear.items() if id(part) not in still]
     _require_targets(list(linear), trained, settings.targets, path)
     wanted = [name for name in trained if _is_target(name, settings.targets)]
-    tied = isinstance(module, PreTrainedModel) and module.config.tie_word_embeddings
-    if tied and any(linear[name] is module.get_output_embeddings() for name in wanted):
+    tied = module if isinstance(module, PreTrainedModel) and module.config.tie_word_embeddings else None
+    if tied is not None and any(linear[name] is tied.get_output_embeddings() for name in wanted):
         raise ConfigError(
             f"{path}.targets is {settings.targets}, but the model's head and embeddings are one matrix, to which an "
             "adapter of one of them cannot be merged: use [all-linear], which leaves both out"

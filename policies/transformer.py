@@ -16,6 +16,8 @@ _THETA, _EPS, _INIT_STD = 10_000.0, 1e-6, 0.02
 class Transformer(nn.Module):
     """Maps a sequence [B, T, d] to hidden states [B, T, d], each of which sees those before it."""
 
+    frequencies: Tensor
+
     def __init__(self, dim: int, num_layers: int, num_heads: int) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(1, dim)

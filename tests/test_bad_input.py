@@ -33,7 +33,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
-        "env.options.camera_eye=[0,0,1]",
+        "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.camera_eye=[0,0,1]",
         ["env.options.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"],
     ),
     (
@@ -105,7 +105,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     (
         VLA,
         "run.dir={ruined}",
-        ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to begin anew"],
+        ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to start from scratch"],
     ),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation

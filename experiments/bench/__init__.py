@@ -1,1 +1,1 @@
-"""Measurements, each a command: `python -m experiments.bench.<name>` in the root of a clone."""
+"""Measurements, each a command: `python -m experiments.bench.<name>` in the root of the repository."""

@@ -3,14 +3,13 @@
 python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0]
                                  [out=docs/results/auto.json] [overrides of train_vla.py or train_llm_math.py]
 
-For each workload: the stages are profiled, then every preset plan and the one that is picked train the same config
-from the same policy, iteration by iteration in alternation; with next_best=2 also those two of other shapes that the
-planner ranks behind the picked one.  Printed, and written as JSON and Markdown to `out`: predicted against measured
-seconds per iteration of each plan; whether the picked one is the fastest, or within 3 % of it, or within the spread of
-the measurement (the exit code is 1 where it is neither); and the share of an iteration that the busiest worker spent in
-no stage.  With settle=2 two iterations of a plan go before each one that is timed: after the other plans' turns a
-worker's first one is slower, which shows where they are short.  With plan.max_staleness=1 algorithm.tis_cap=2.0 the
-picked plan may run ahead.
+For each workload the stages are profiled.  Then every preset plan and the picked plan train the same config from the
+same policy, iteration by iteration in alternation; with next_best=2 also the two best plans of other shapes.  Printed,
+and written as JSON and Markdown to `out`: predicted against measured seconds per iteration of each plan; whether the
+picked one is the fastest, or within 3 % of it, or within the spread of the measurement (otherwise the exit code is 1);
+and the share of an iteration that the busiest worker spent in no stage.  With settle=2 two iterations of a plan run
+before each timed one: a worker's first iteration after another plan's is slower, which matters if iterations are short.
+With plan.max_staleness=1 algorithm.tis_cap=2.0 the picked plan may run ahead.
 
 The first six take about 17 minutes on two cores.  Overrides apply to every workload of a run.
 """
@@ -227,7 +226,7 @@ def _trained(
     count: int,
     settle: int,
 ) -> dict[str, Outcome]:
-    """Runs the plans' iterations in turn, each with separate workers, which rest between them.
+    """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs.
 
     `first` lends its workers to one plan: idle ones would only take memory.
     """

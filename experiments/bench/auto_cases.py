@@ -1,14 +1,14 @@
 """The workloads of the benchmark of plan=auto: configs that a user may meet, each with the kind of plan that it is for.
 
 workload       what it is about
-pick...        linear costs on two equal cores: turns
-robot          envs that run at the rate of a robot's controller: workers without a core, shards side by side
+pick...        linear costs on two equal cores: collocated
+robot          envs that run at the rate of a robot's controller: workers without a core, two shards in flight
 robot_reuse    slower robots, and three times the epochs on what they gather: training during the next rollout
 flat_policy    a policy whose call takes as long for one row as for sixteen, with a simulator on the CPU
 math_tail      completions most of which end early
 math_memory    devices that hold one of two stages
-math_judge     a reward that is waited for
-uneven         a core that gives half of its time to somebody else: uneven shares
+math_judge     a reward that waits for an external judge
+uneven         a second core of which another process takes half: uneven shares
 """
 
 from __future__ import annotations

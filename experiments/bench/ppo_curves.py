@@ -3,20 +3,20 @@
 python -m experiments.bench.ppo_curves [cases=halfcheetah,reacher,pick,images] [seeds=6301,6302,6303] [points=...]
                                        [iterations=...] [sbx=true] [folder=...] [out=docs/results/ppo_curves]
 
-    halfcheetah, reacher   2 x 64 tanh units, actor and critic apart, 2,048 env steps per iteration on 8 rows,
+    halfcheetah, reacher   2 x 64 tanh units, separate actor and critic, 2,048 env steps per iteration on 8 rows,
                            minibatches of 64, 10 epochs, Adam 3e-4 (SB3's defaults, and those of bench/sb3.py); nothing
                            is standardised
     pick                   PickCube-v1 on its state: 512 env steps on 16 rows, minibatches of 128, 4 epochs, discount
-                           0.8, lambda 0.9; ours, SB3's PPO on the very same rows through envs.sb3.make_sb3, and
+                           0.8, lambda 0.9; ours, SB3's PPO on the same rows through envs.sb3.make_sb3, and
                            SB3's on stock envs, whose state also holds velocities and whether the cube is grasped; SBX's
                            on both.  Episodes last 50 steps whatever happens, so that returns compare
     images                 the same through one camera of 64 x 64 pixels, with the state of robot and goal but not of
                            the cube: the convolutions of Mnih et al. 2015 and 512 units, shared by actor and critic.
-                           SBX takes no images together with a state
+                           SBX takes no images in addition to a state
 
-A seed at a time, each training in a separate process with one thread, one after the other.  A curve is what
-`episodes` greedy held-out episodes give at `points` numbers of env steps (10; of pick 3, of images 2).  What `folder`
-holds is not trained again.
+Trainings run one after the other, seed by seed, each in a separate process with one thread.  A curve is the outcome
+of `episodes` greedy held-out episodes at `points` numbers of env steps (10; of pick 3, of images 2).  Runs that
+`folder` holds already are not trained again.
 
 Writes <out>.json and <out>.png.
 """

@@ -1,9 +1,9 @@
-"""Beside Stable-Baselines3's PPO: ours on a MuJoCo task, and SB3's own on our batched ManiSkill; env steps per second.
+"""Our PPO and Stable-Baselines3's on a MuJoCo task, and SB3's on our batched ManiSkill: env steps per second.
 
 python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [task=...] [num_envs=...]
                                 [obs_size=64] [clock=processor] [sbx=true] [compile=false] [out=docs/results/sb3.json]
 
-    mujoco         our PPO and SB3's train 2 x 64 tanh units, actor and critic apart, on 2,048 env steps per iteration
+    mujoco         our PPO and SB3's train an actor and a critic of 2 x 64 tanh units on 2,048 env steps an iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
                    3e-4), without standardised observations, on 8 rows
     state, images  SB3's PPO trains on PickCube through envs.sb3.make_sb3, and on ManiSkill's single CPU envs with
@@ -15,8 +15,8 @@ sbx=true adds SBX's PPO, SB3's in JAX, to mujoco and state (pip install -c const
 mujoco ours compiles the passes of its updates (algorithm.compile), and "ours, as is" does not; compile=false leaves the
 first out.
 
-Arms take turns in one process with one thread.  clock=processor counts seconds of processor time, which other work on
-the machine does not add to; clock=wall counts what a watch shows, which is right on an idle machine only.
+Arms alternate in one process with one thread.  clock=processor counts seconds of processor time, to which other work
+on the machine does not add; clock=wall counts wall time, which is right on an idle machine only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What takes turns: the arm "ours", and those that it is compared with."""
+    """The arms that alternate: "ours", and those that it is compared with."""
 
     task: str
     num_envs: int
@@ -221,7 +221,7 @@ def maniskill(
 
 # ------------------------------------------------------------------------------------------------------------- compared
 def measure(run: Run[Options]) -> Report:
-    """Lets both take turns, case by case.
+    """Alternates the arms, case by case.
 
     Raises:
         ConfigError: an unknown clock or case, or rows that do not divide an iteration.

@@ -3,8 +3,8 @@
 python -m experiments.bench.soak [workflow=embodied] [minutes=30] [every_s=20] [seed=7] [run_dir=runs/soak]
                                  [out=docs/results/soak.json] [overrides of the training]
 
-Faults are those of experiments/chaos.py.  Every five seconds the memory, file descriptors and
-threads of the driver and of its workers are looked at, with what Ray keeps for the driver and what /dev/shm holds.
+Faults are those of experiments/chaos.py.  Every five seconds the benchmark records the memory, file descriptors and
+threads of the driver and of its workers, the objects that Ray keeps for the driver, and the size of /dev/shm.
 Printed and drawn: the medians of the second sixth of the time, and of the last.
 """
 

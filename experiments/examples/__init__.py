@@ -1,1 +1,1 @@
-"""Workflows of other kinds on the same core, to read and to run: `python -m experiments.examples.<name>`."""
+"""Examples of a custom env, policy, reward and workflow; some are commands: `python -m experiments.examples.<name>`."""

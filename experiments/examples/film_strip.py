@@ -1,4 +1,4 @@
-"""One episode before and after RL as a picture: a row of moments each, of the first episode whose outcome changed.
+"""Draws one episode before and after RL, a row of frames each: the first episode whose outcome changed.
 
 python -m experiments.examples.film_strip runs/demo docs/demo.png
 """

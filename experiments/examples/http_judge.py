@@ -1,12 +1,12 @@
-"""A reward that another machine gives: a judge behind HTTP, and a client that a training calls.
+"""A reward from another machine: a judge behind HTTP, and a client that a training calls.
 
-python -m experiments.examples.http_judge [port=8765] [latency_s=0.1]      the judge: right or wrong, after a while
+python -m experiments.examples.http_judge [port=8765] [latency_s=0.1]      the judge: right or wrong, after latency_s
 
 JUDGE_URL=http://127.0.0.1:8765 python experiments/train_llm_math.py run.dir=runs/judged reward.concurrency=16
     reward._target_=experiments.examples.http_judge.judged reward.waits=true cluster.waiting_devices=1
 
-The judge here compares numbers; a real one is a model or a tool that takes as long.  While it thinks, nothing of this
-machine is busy: with a waiting device the planner lets generation go on meanwhile.
+The judge here compares numbers; a real one is a model or a tool that takes as long.  Waiting for it keeps
+no core busy: with a waiting device the planner can let generation continue meanwhile.
 """
 
 from __future__ import annotations

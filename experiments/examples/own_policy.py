@@ -82,7 +82,7 @@ class ProprioPolicy(KeptInFolder, ImitationPolicy):
         return list(self._critic.parameters())
 
     def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Takes the mean and deviation of what random actions see."""
+        """Takes the mean and standard deviation of observations under random actions."""
         if name == "proprio":
             self._scale.set(mean, std)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: D101
-"""Tabular Q-learning as a workflow like any other: measured, planned and run on Ray by the machinery that trains VLAs.
+"""Tabular Q-learning as a custom workflow: measured, planned and run on Ray by the same code that trains VLAs.
 
 python -m experiments.examples.q_learning [env=CliffWalking-v1] [rates=0.5,0.2,0.05] [iterations=30]
 collect --steps--> replay --batches--> learn0, learn1, ... (a learning rate each)      learn0 ~~Q~~> collect

@@ -4,9 +4,9 @@ python -m experiments.examples.small_openvla out=runs/small_openvla [data=runs/p
     [proprio_dim=0] [image_size=56] [hidden_size=64] [layers=2] [seed=0]
     [instruction="pick up the red cube and move it to the green goal"]
 
-Every tensor has the name and the axes of the published files, of about 5 million parameters most embed the 32,064
+Every tensor has the name and the axes of the published files.  Most of the about 5 million parameters embed the 32,064
 tokens of the vocabulary.  Its tokenizer knows the words of one instruction.  Actions lie in [-1, 1]; with `data`, a
-LeRobot folder, actions and proprioception have the sizes and the ranges of what it holds, and there is OFT's projector
+LeRobot folder, actions and proprioception have the sizes and ranges of the dataset, and there is OFT's projector
 of proprioception (`policy.options.proprio=true`).
 """
 

@@ -1,1 +1,1 @@
-"""What prepares a machine and the files that production reads: `python -m experiments.setup.<name>`."""
+"""Commands that prepare a machine: `python -m experiments.setup.<name>`."""

@@ -1,4 +1,4 @@
-"""Says where an NVIDIA GPU is whether PhysX's library for GPUs is here, and how to place it by hand."""
+"""On a machine with an NVIDIA GPU, reports a missing PhysX library for GPUs and how to install it by hand."""
 
 from __future__ import annotations
 

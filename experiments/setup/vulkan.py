@@ -1,7 +1,7 @@
 """Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
 
-`python -m experiments.setup.vulkan` checks, installs where it may (root on Debian or Ubuntu) and checks again by
-rendering a picture; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
+`python -m experiments.setup.vulkan` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
+rendering an image; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
 lines name the command to run.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
@@ -28,7 +28,7 @@ OLDEST_STOCK = {"debian": 13, "ubuntu": 22}  # releases whose own Mesa is new en
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 APT_OPTIONS = ("-o", "DPkg::Lock::Timeout=300", "-o", "Acquire::Retries=3")
 
-# In a process of its own, since a broken driver may end the process.  The first picture costs llvmpipe six seconds.
+# In a separate process, since a broken driver may end the process.  The first image costs llvmpipe six seconds.
 PROBE = """
 import sys, sapien
 try:

@@ -81,7 +81,7 @@ class EnvConfig(Chunking):
     horizon: int = 50  # env steps per episode
     chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
-    carry_over: bool = False  # episodes still running at the end of a rollout go on in the next one
+    carry_over: bool = False  # episodes still running at the end of a rollout continue in the next one
     hold_steps: int = 10  # an episode ends once the task has been solved for this many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved

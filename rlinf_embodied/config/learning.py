@@ -32,17 +32,17 @@ class PolicyConfig:
 
 @dataclass(kw_only=True, slots=True)
 class WarmStartConfig:
-    """The policy that RL starts from: the scripted expert's clone, unless one of the first four says otherwise."""
+    """The policy that RL starts from: cloned from the scripted expert, unless one of the first three fields is set."""
 
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
     from_nothing: bool = False  # a new policy
-    num_demos: int = 480  # PickCube clones of 480 solve 99 %, of 240 87 (docs/results/recipe.md)
+    num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts for this many steps only
     epochs: int = 7  # of the whole policy
-    head_epochs: int = 38  # of everything but the stem, on cached features; with a third of them clones failed
+    head_epochs: int = 38  # of everything but the stem, on cached features; a third of them was too few
     batch_size: int = 32
     head_batch_size: int = 32
     lr: float = 1e-3

@@ -31,7 +31,7 @@ class PlanConfig:
     search_s: float = 10.0  # auto: limit of the search, in seconds
     replan: bool = True  # auto: plan again when the stages' times have drifted from the profile, see planning/drift.py
     profile: str | None = None  # auto: a profile file to plan with; None: the cached one, or measured now
-    profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, besides set-up
+    profile_budget_s: float = 6.0  # auto: seconds for the repeated measurements of a profile, without set-up
 
     def __post_init__(self) -> None:
         require_numbers(self, "plan", "profile_budget_s", "search_s", low=0, above=True)
@@ -76,16 +76,16 @@ class ClusterConfig:
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
     speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
-    waiting_devices: int = 0  # additional workers that need no core: for stages that wait: env.control_hz, reward.waits
+    waiting_devices: int = 0  # additional workers without a core, for stages that wait (env.control_hz, reward.waits)
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
-    device_memory_bytes: int | None = None  # of each, that plans may fill; None: what its driver says, or its share
-    device_module: str | None = None  # imported in every process first: makes that kind known to torch
+    device_memory_bytes: int | None = None  # of each, that plans may use; None: as its driver reports, or its share
+    device_module: str | None = None  # imported first in every process; registers that kind with torch
     session: str = "ray"  # ray, or serial: one process, for debuggers
     address: str | None = None  # of a running Ray: auto (the one of this machine) or host:port; None: starts its own
-    hang_after_s: float = 25.0  # a worker hangs without progress for this much longer than twice what it ever took
-    first_progress_s: float = 600.0  # and where it has made no progress before: starts, set-ups, first calls
+    hang_after_s: float = 25.0  # without progress, beyond twice the longest so far, until a worker counts as hung
+    first_progress_s: float = 600.0  # the same before a method's first progress: starts, set-ups, first calls
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
-    emulated: bool = False  # described by the two below; for planning and for stages that only sleep
+    emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
     links: dict[str, float] = field(default_factory=dict)
 

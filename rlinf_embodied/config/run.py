@@ -49,7 +49,7 @@ class WandbConfig:
     project: str = "rlinf_embodied"
     name: str | None = None  # None: that of the run folder
     id: str | None = None  # the same id continues the same curves; None: W&B draws one
-    resume: str | None = None  # where the id is known there: allow, must, never or auto; None: as W&B does by itself
+    resume: str | None = None  # if the id exists: allow, must, never or auto; None: W&B's default
 
     def __post_init__(self) -> None:
         require_one_of(self, "wandb", "resume", None, "allow", "must", "never", "auto")
@@ -62,7 +62,7 @@ class TrackioConfig:
     """What trackio calls the run, where run.trackio=true."""
 
     project: str = "rlinf_embodied"
-    name: str | None = None  # of a new run, None: that of the run folder; trackio takes another one where it is taken
+    name: str | None = None  # of a new run; None: that of the run folder; trackio changes it if it is taken
 
 
 @dataclass(kw_only=True, slots=True)

@@ -73,7 +73,7 @@ def parse_level(name: str) -> Level:
     found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
     _, form = _FAMILIES.get(found[1], (None, "")) if found else (None, "")
     sizes = tuple(int(size) for size in found[2].split("-")) if found else ()
-    if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
+    if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[:1] > sizes[1:2]:
         forms = ", ".join(form for _, form in _FAMILIES.values())
         raise ConfigError(f"data.level is {name!r}, but a level is one of {forms}: choose one, for example sum4-6-9")
     return Level(name, found[1] if found else "", sizes)

@@ -41,12 +41,21 @@ def require_env_target(env: EnvConfig) -> None:
     Raises:
         ConfigError: it cannot, or an option is not known or wrong; names the field.
     """
-    load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    _require_target(env)
     env_options(env)
 
 
+def _require_target(env: EnvConfig) -> None:
+    load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+
+
 def why_no_expert(env: EnvConfig) -> str | None:
-    """Returns why an env has no scripted expert; None where it has one, or where only the env itself can tell."""
+    """Returns why an env has no scripted expert; None where it has one, or where only the env itself can tell.
+
+    Raises:
+        ConfigError: a custom env cannot be imported.
+    """
+    _require_target(env)
     ask = getattr(importlib.import_module(env._target_.rpartition(".")[0]), "why_no_expert", None)
     return None if ask is None else ask(env)
 

@@ -47,7 +47,8 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 _LOG = logging.getLogger(__name__)
 _START_ATTEMPTS, _SLOW_START = 3, "timed out during startup"
 _KNOCK_S = 5.0
-_UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")  # of Ray: half of the time of its start
+# of Ray, which has no option to leave them out: half of the time of its start; another Ray may lack the names
+_UNUSED = ("start_api_server", "start_log_monitor", "start_monitor")
 _BEGUN: list[Future[None]] = []  # a start of Ray that nobody has waited for
 _PACKAGES = ("rlinf_embodied", "envs", "policies")
 _FACTS: dict[str, NodeFacts] = {}  # by node id: a node is asked once
@@ -110,7 +111,7 @@ def _start(object_store_bytes: int | None) -> None:
         return _init()
     for attempt in range(_START_ATTEMPTS):
         try:
-            with patch.multiple(Node, **dict.fromkeys(_UNUSED, lambda self, **options: None)):
+            with patch.multiple(Node, create=True, **dict.fromkeys(_UNUSED, lambda self, **options: None)):
                 return _init(
                     address="local",  # never one that somebody started here, or that a killed run left a note of
                     num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan

@@ -1,4 +1,4 @@
-"""Looks at this machine and says what a run will find: one line per part, and for each problem its fix.
+"""Examines this machine for runs: one line per part, and for each problem its fix.
 
 Parts that may crash (drivers) or take long (Ray) are tried in separate processes.  Imports nothing that has to be
 installed: a missing library is a finding.

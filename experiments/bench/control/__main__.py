@@ -3,9 +3,9 @@
 python -m experiments.bench.control [cases=sac,iql] [seeds=6201,6202] [points=10] [out=...] [folder=...] [overrides]
 
 Cases are those of cases.py, all if none is named, each in one process on one core; overrides come after their own
-words.  What `folder` holds of them already is not trained again, so that a run that was interrupted resumes, and cases
-can be run one by one.  A curve is what greedy held-out episodes give at `points` numbers of env steps (of updates,
-where nothing acts).
+words.  Runs that `folder` holds already are not trained again, so an interrupted benchmark resumes, and cases can be
+run one by one.  A curve is the outcome of greedy held-out episodes at `points` numbers of env steps (of updates, if the
+algorithm learns from recorded data alone).
 
 Writes <out>.json and <out>.png.
 """

@@ -1,17 +1,18 @@
-"""The trainings behind docs/control.md and docs/hierarchy.md: each algorithm on a task that is cheap.
+"""The trainings behind docs/control.md and docs/hierarchy.md: each algorithm on a cheap task.
 
 case     task                       learns from
-sac      Pendulum-v1                what it gathers
-iql, bc  Pendulum-v1                all that `sac` of the same seed gathered, from its first uniform actions on
-dagger   PickCube-v1 on its state   what the expert would do where the policy leads
-rlpd     point_reach on its state   1 where an episode ends solved, nothing else, and episodes of the expert
-grasp    PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting is
+sac      Pendulum-v1                its own transitions
+iql, bc  Pendulum-v1                all transitions of `sac` of the same seed, its first uniform actions included
+dagger   PickCube-v1 on its state   the expert's actions in states that the policy reaches
+rlpd     point_reach on its state   a reward of 1 at the end of a solved episode, and episodes of the expert
+grasp    PickCube-v1 on its state   the same; two critics, one update for two env steps, as ManiSkill's quick setting
 
-and two levels of policies, of which the lower one stays as another case of the same seed has left it:
+and two levels of policies, of which the lower one is frozen, with the weights of another case of the same seed:
 
-gap      point_reach with a wall    `low_gap`, which goes straight to its goal, and says every 2 chunk-steps which
-target   Reacher-v5                 `low_target`, which reaches the target that it sees, and says every 10 steps which
-pick     PickCube-v1 on its state   `dagger`, and says every 10 steps where to bring the cube
+         task                       lower level                                  the higher level chooses
+gap      point_reach with a wall    `low_gap`, which moves straight to its goal  a goal every 2 chunk-steps
+target   Reacher-v5                 `low_target`, which reaches its target       a target every 10 steps
+pick     PickCube-v1 on its state   `dagger`                                     a place for the cube every 10 steps
 """
 
 from __future__ import annotations

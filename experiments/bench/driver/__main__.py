@@ -1,12 +1,12 @@
-"""What the driver does per iteration, per call and per look at the workers, by the number of workers.
+"""The driver's cost per iteration, per call and per health check, by the number of workers.
 
 python -m experiments.bench.driver [workers=8,32,64,128,256] [iterations=3] [chunk_steps=25] [relays=true]
                                   [out=driver.json]
 
-Workers are real Ray processes on emulated devices, and their stages do nothing, so that what is left is the system.
-Half of the workers are simulators, the other half policies, chunk-steps go to and fro in two shards, and all of them
-train.  With relays=false the driver makes every call of a chunk-step itself, as it does where simulators are answered
-by several workers: the most calls that a plan makes.  Seconds are CPU seconds of the driver's process, Ray's threads in
+Workers are real Ray processes on emulated devices whose stages do nothing, so that only the system's cost remains.
+Half of the workers are simulators, the other half policies; chunk-steps alternate in two shards, and all of them
+train.  With relays=false the driver makes every call of a chunk-step itself, as it does if several workers serve a
+simulator: the most calls that a plan makes.  Seconds are CPU seconds of the driver's process, Ray's threads in
 it included.  Wall seconds are this machine's, which runs all the workers on its few cores.
 """
 

@@ -1,4 +1,4 @@
-"""Every check and measurement that needs a GPU, in one call; what cannot run here is skipped with the reason.
+"""Every check and measurement that needs a GPU, in one call; checks that cannot run here are skipped with the reason.
 
 python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics,...] [overrides of train_vla.py]
 
@@ -12,9 +12,9 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
               between FSDP2 (one process, nccl) and none, log-probs of generation against training's, in float32 and
               with adapters on bfloat16 weights; tokens/s of PPO with 0.15 billion parameters and as many of a critic
-    rollout   OpenVLA's 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
+    rollout   OpenVLA with 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
     lora      the same network, adapters of rank 32 on all layers: samples/s and MFU of an update
-    plans     PPO on the devices there are: seconds of an iteration under each plan, predicted and measured
+    plans     PPO on the available devices: seconds of an iteration under each plan, predicted and measured
     demo      the demo's whole command: its summary
 """
 

@@ -1,4 +1,4 @@
-"""Arms take turns, so that whatever else a machine does disturbs them alike."""
+"""Arms alternate, so that other work on the machine disturbs them alike."""
 
 from __future__ import annotations
 

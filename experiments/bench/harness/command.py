@@ -1,4 +1,4 @@
-"""The command line of every benchmark: `key=value` words, some its own, the others overrides of a training config."""
+"""The command line of every benchmark: `key=value` words, its options and overrides of a training config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a benchmark leaves: tables, the machine, JSON and Markdown."""
+"""The results of a benchmark: tables and the machine, as JSON and Markdown."""
 
 from __future__ import annotations
 

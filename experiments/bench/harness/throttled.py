@@ -1,4 +1,4 @@
-"""A session some of whose workers get only a part of a core, by a quota: unlike devices on one machine."""
+"""A session in which a quota gives some workers only a part of a core: unlike devices on one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short trainings: where they start, on one device of this process, and what they leave."""
+"""Short trainings on one device of this process: their starting policies and their results."""
 
 from __future__ import annotations
 

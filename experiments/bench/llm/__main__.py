@@ -3,8 +3,9 @@
 python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
 
-The arms of arms.py take turns, from the same model and over the same prompts; the number of the round is the seed of
-sampling.  Tokens are those of completions, and a second is one of the whole step.  Writes <out>.json and <out>.md.
+The arms of arms.py alternate, starting from the same model and using the same prompts; the number of the round is the
+seed of sampling.  Tokens are those of completions, and a second is one of the whole step.  Writes <out>.json and
+<out>.md.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Options(Work):
 
 
 def run_arms(own: Options, arms: Mapping[str, Arm]) -> Runs:
-    """Runs every arm once per round, in turn."""
+    """Runs every arm once per round, one after the other."""
     folder = Path(own.folder).resolve() / time.strftime("%Y%m%d_%H%M%S")
     numbers = {name: count() for name in arms}
 

@@ -1,6 +1,6 @@
-"""The arms: how each is started, on which cores, and what is read from the folder that it leaves.
+"""The arms: how each is started, on which cores, and how its results are read.
 
-One at a time; an arm is a fresh process (with those that it starts) bound to its cores.  It leaves steps.jsonl, model/.
+One arm runs at a time, as a new process (with those that it starts) bound to its cores.  It writes steps.jsonl, model/.
 """
 
 from __future__ import annotations

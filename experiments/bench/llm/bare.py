@@ -2,8 +2,8 @@
 
 python -m experiments.bench.llm.bare out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
 
-Plain functions in one process: with this generation engine and this model nothing that does the same work can be
-faster.  Leaves steps.jsonl and model/ in `out`.
+Plain functions in one process: the least that this work costs with this generation engine and this model.  Writes
+steps.jsonl and model/ to `out`.
 """
 
 from __future__ import annotations

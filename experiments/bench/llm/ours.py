@@ -2,9 +2,9 @@
 
 python -m experiments.bench.llm.ours out=<folder> [start=runs/bench_llm/start] [steps=20] [devices=1] [...]
 
-The settings are those of the defaults, but for what makes the objective that of the other arms (SAME) and what is the
-fastest on a CPU (FASTEST).  Leaves steps.jsonl, model/ and the run folder in `out`.  One device is this process; two
-are worker processes, and the plan is found by profile and planner.
+The settings are the defaults, except for those that make the objective equal to the other arms' (SAME) and those that
+are fastest on a CPU (FASTEST).  Writes steps.jsonl, model/ and the run folder to `out`.  One device is this process;
+two are worker processes under plan=auto.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python -m experiments.bench.llm.trl_peer out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
 
-Leaves steps.jsonl and model/ in `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
+Writes steps.jsonl and model/ to `out`.  Needs the extra `peers`; generation is transformers' (no vLLM on CPUs).
 Each step is one batch of prompts x group completions and one optimizer step.
 """
 

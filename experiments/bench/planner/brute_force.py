@@ -1,11 +1,11 @@
-"""How often, and by how much, the search misses the best plan of small random cases: every plan of a case is tried.
+"""How often, and by how much, the search misses the best plan of small random cases, whose plans are all enumerated.
 
 python -m experiments.bench.planner.brute_force [cases=100] [seed=0] [stages=4] [devices=3] [shares=true] [limit_s=60]
                                                [out=brute_force]
 
-Orders of the stages, items that stream, chunks, shards, any devices and any blocks per device, and every set of
-exclusive pairs where not everything fits: all but the plans whose devices have more work than the best one takes.
-The enumeration shares the simulation with the search, and nothing else.  A case that takes longer than limit_s is
+The plans differ in the order of stages, streaming, chunks, shards, devices, blocks per device and, if not everything
+fits, exclusive pairs.  Plans with a device that has more work than the best plan takes are skipped.  The enumeration
+shares only the simulation with the search.  A case that takes longer than limit_s is
 reported as incomplete.
 """
 

@@ -1,4 +1,4 @@
-"""Random workflows, profiles and clusters that are small enough for every plan of them to be tried."""
+"""Random workflows, profiles and clusters that are small enough to enumerate every plan."""
 
 from __future__ import annotations
 

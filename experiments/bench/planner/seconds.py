@@ -2,7 +2,7 @@
 
 python -m experiments.bench.planner.seconds [profiles=maniskill_openvla,ppo_llm] [sizes=8,64,1024,4096]
 
-Above 64 devices the work grows with them.
+Above 64 devices the number of blocks grows with that of devices.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_side=2] [recipe=pick] [out=...] [overrides]
 
-For every seed the whole of train_vla.py runs with an empty cache (in the folder `keep=` another recipe of the same seed
-finds its clone again): demonstrations, cloning, evaluation, RL to its goal, evaluation.  `side_by_side` runs share the
-machine, each in one process on one core; 1 gives every run the whole machine, as `make demo` has it (weights do not
-depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table only), grpo (success as the
-only reward, from the clones of region), clone (no RL).  `demos=60,120,240` runs the recipe with each of these numbers
-of demonstrations, with as many optimizer steps as with the default one.
+For every seed the whole of train_vla.py runs with an empty cache: demonstrations, behaviour cloning, evaluation, RL to
+its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
+`side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
+demo` does (weights do not depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table
+only), grpo (success as the only reward, from the policies of region), clone (behaviour cloning without RL).
+`demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
 start and RL, core-minutes of the whole; worst, median and best over the seeds; the processor.
@@ -61,7 +61,7 @@ class Options:
     recipe: str = "pick"
     demos: str = ""  # numbers of demonstrations; "": the recipe's
     out: str = ""
-    keep: str = ""  # folder for run folders and clones; "": they are thrown away
+    keep: str = ""  # folder for run folders and behaviour-cloned policies; "": a temporary one
 
 
 def seeds_of(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""What the seeds of a recipe gave: rows, worst and best."""
+"""The outcomes of a recipe's seeds as rows, with worst, median and best."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ One run, alternating rounds, all on the same recorded rollout (see parts.py):
     (b) env     our env alone: one observation per chunk, partial resets
     (c) rollout env and policy in the loop of training, in one process and one call
 
-and with two workers: two Ray workers under the executor against two plain processes.  The policy is the clone that
-training starts from (made first if it is not in the cache).  Overrides are those of train_vla.py.
+and with two workers: two Ray workers under the executor against two plain processes.  The policy is the
+behaviour-cloned one that training starts from (made first if it is not in the cache).  Overrides are those of
+train_vla.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The pieces that are timed, each in a separate process: stock env, our env, our rollout.
+"""The timed parts, each in a separate process: stock env, our env, our rollout.
 
 rollout   a rollout as in training: what a worker does, without Ray
 env       the same chunks of actions, without the policy
-stock     the same actions on one env object of ManiSkill's own, rendering every step
+stock     the same actions on one stock ManiSkill env, rendering every step
 """
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
