@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
 from rlinf_embodied.compose import choices, compose, groups, to_yaml
-from rlinf_embodied.config import ClusterConfig, Exactness, RunConfig
+from rlinf_embodied.config import ClusterConfig, Exactness, ProfiledConfig, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
     CheckpointWriteError,
@@ -104,8 +104,8 @@ def pin(config: object, words: Sequence[str] | None = None) -> None:
         ConfigError: the process cannot be pinned.
     """
     run, cluster = getattr(config, "run", None), getattr(config, "cluster", None)
-    if not isinstance(run, RunConfig) or run.exact is not Exactness.portable:
-        return
+    if not isinstance(run, RunConfig) or run.exact is not Exactness.portable or isinstance(config, ProfiledConfig):
+        return  # plans and emulations compute no weights
     if isinstance(cluster, ClusterConfig) and uses_accelerators(cluster):
         return
     try:

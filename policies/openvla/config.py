@@ -102,7 +102,7 @@ def _require(where: str, name: str, value: object, wanted: object) -> None:
     if value != wanted:
         raise CheckpointError(
             f"{where}: {name} is {value!r}, but only {wanted!r} can be read here: give an OpenVLA or OpenVLA-OFT "
-            "folder (language models: policy=causal_lm)"
+            "folder (language models: policy=folder of train_llm_math.py)"
         )
 
 

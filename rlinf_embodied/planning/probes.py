@@ -259,7 +259,7 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
 def _behind_loops(
     stage: str, whole: Workflow, one: Iteration, short: Iteration | None, speeds: Sequence[float]
 ) -> float:
-    """Returns the seconds of a call behind whole loops: no less than was measured, and at most in proportion."""
+    """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
     run = one.run
     seconds, *shorter = (_call_s(stage, each, speeds) for each in (one, short) if each is not None)
     longer = max((_longer(run, whole, loop) for loop in _upstream_loops(run, stage)), default=1.0)
@@ -267,7 +267,7 @@ def _behind_loops(
         return seconds * longer
     part = min(_longer(run, short.run, loop) for loop in _upstream_loops(run, stage))  # of a rollout of `one`
     slope = (seconds - shorter[0]) / (1.0 - part) if part < 1.0 else seconds
-    return seconds + (longer - 1.0) * min(max(slope, 0.0), seconds)
+    return seconds + (longer - 1.0) * min(max(slope, seconds / 3), seconds)
 
 
 def _call_s(stage: str, one: Iteration, speeds: Sequence[float]) -> float:

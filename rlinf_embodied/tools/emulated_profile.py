@@ -66,7 +66,7 @@ class EmulatedLaunch:
 
         found = self._effort.measure(probe, iterate)
         for one in found.iterations:
-            self._measured.add(probe, sample(probe, self._pricer.workflow, one, found.short))
+            self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _shortened
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
             shown.resident[cell], shown.working[cell] = (float(at(*cell)) for at in (known.resident, known.working))
