@@ -136,6 +136,7 @@ class MeteredSession:
         self._devices: dict[int, str] = {}
         self.empty: dict[int, Reading] = {}  # of each worker, before it had these stages
         self._first: dict[int, float] = {}  # bytes of each worker, before it had any
+        self.start_bytes: dict[int, float] = {}  # the same of its process; 0 on an accelerator, which others use, too
         self.overhead: dict[int, float] = {}  # bytes that each keeps of its first stages: libraries, contexts
         self.grown: dict[str, dict[int, float]] = {}  # bytes by which setting up a stage made each worker larger
         self._receipts: list[tuple[Call, Ref]] = []  # while `recording`
@@ -166,6 +167,8 @@ class MeteredSession:
             if worker in self._first:
                 self.overhead.setdefault(worker, max(0.0, reading.used_bytes - self._first[worker]))
             self._first.setdefault(worker, reading.used_bytes)
+            own = 0.0 if devices.is_accelerator(self._devices[worker]) else reading.used_bytes
+            self.start_bytes.setdefault(worker, own)
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage and notes what its workers grew by."""

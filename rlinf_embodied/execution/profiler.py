@@ -194,7 +194,7 @@ class _Profiling:
         measured.sources |= {
             "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
             "probes": ", ".join(f"{p.name} ({p.most_blocks} blocks on a device)" for p in self._planned),
-            "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; stages behind them in proportion",
+            "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; a line through two lengths behind them",
             "cells": "measured where a probe ran, elsewhere by the rules of planning/probes.py",
             "working_bytes": "the peak of a worker in calls of the stage; alike for both sides of a loop in one call",
         }
@@ -233,7 +233,8 @@ class _Profiling:
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
 
-        These come on top of every call's working bytes, of which a device has the largest only.
+        These, and what its process held before, come on top of every call's working bytes, of which a device has the
+        largest only.
         """
         self._metered.restart()
         overhead = self._metered.overhead
@@ -244,7 +245,7 @@ class _Profiling:
             profile = self.measured.stages[one.stage]
             table = profile.sharing if one.shares else profile.resident
             table[one.cell] = max(table.get(one.cell, 0.0), one.grown - taken)
-        most = max(overhead.values())
+        most = max(kept + self._metered.start_bytes[worker] for worker, kept in overhead.items())
         for profile in self.measured.stages.values():
             profile.working = {cell: held + most for cell, held in profile.working.items()}
 

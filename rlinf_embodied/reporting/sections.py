@@ -38,8 +38,8 @@ def outcome(run: Run) -> str:
         facts["seconds per iteration"] = f"{run.summary['measured_s_per_iteration']:.2f}"
         facts["minutes of training"] = f"{run.summary['rl_s'] / 60:.1f}"
         facts["weights"] = str(run.summary.get("weights_sha256", ""))[:16]
-    told = " &middot; ".join(f"{name}: <b>{escape(value)}</b>" for name, value in facts.items())
-    return f"{text}{table(head, rows)}<p>{told}</p>"
+    summary = " &middot; ".join(f"{name}: <b>{escape(value)}</b>" for name, value in facts.items())
+    return f"{text}{table(head, rows)}<p>{summary}</p>"
 
 
 def latest(run: Run, name: str) -> str:

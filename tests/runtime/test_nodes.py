@@ -82,6 +82,16 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
     assert (len(found["gone"]), found["left"]) == (1, 1)
 
 
+@pytest.mark.ray
+def test_a_training_that_loses_a_node_goes_on_with_the_rest_and_gives_the_same_weights(temporary: Path) -> None:
+    said = _run(temporary, str(TESTS / "two_node_training.py"), str(temporary / "run"))
+    found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
+    assert found["lost"] == found["alone"]
+    (restart,) = map(json.loads, (temporary / "run/recoveries.jsonl").read_text().splitlines())
+    assert restart["error"] == "LostWorkerError"
+    assert restart["recovery_s"] > 0
+
+
 @pytest.mark.parametrize(("asked", "left", "gets"), [(8, 64, 8), (8, 4, 4), (None, 4, 4)])
 def test_after_a_lost_node_a_run_takes_no_devices_that_it_was_not_given(monkeypatch, asked, left, gets) -> None:
     def found(config: ClusterConfig) -> Cluster:
