@@ -194,7 +194,7 @@ class _Profiling:
         measured.sources |= {
             "measured": time.strftime("%Y-%m-%d %H:%M:%S"),
             "probes": ", ".join(f"{p.name} ({p.most_blocks} blocks on a device)" for p in self._planned),
-            "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps; a line through two lengths behind them",
+            "stages": f"rollouts of {measured.chunk_steps} of {steps} chunk-steps, a line through two behind them",
             "cells": "measured where a probe ran, elsewhere by the rules of planning/probes.py",
             "working_bytes": "the peak of a worker in calls of the stage; alike for both sides of a loop in one call",
         }
