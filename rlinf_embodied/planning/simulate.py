@@ -233,7 +233,8 @@ class Simulator:
     def _weights(self, source: str, target: str, exclusive: Exclusive, clocks: Clocks) -> float:
         """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
         sources, targets = clocks.layouts[source].hosts, clocks.layouts[target].hosts
-        receivers = [device for device in targets if device not in set(sources)]
+        sharing = set(sources)
+        receivers = [device for device in targets if device not in sharing]
         measured = self.pricer.profile.weights.get((source, target))
         if not receivers:
             return 0.0
