@@ -179,8 +179,11 @@ def _seal(folder: Path, step: int, sequence: int) -> None:
 
 
 def _install(partial: Path, target: Path) -> None:
-    shutil.rmtree(target, ignore_errors=True)  # of another history, or damaged: a folder cannot be replaced in one step
+    replaced = target.with_name(f".{target.name}.replaced")  # of another history, or damaged
+    if target.exists():
+        target.rename(replaced)
     partial.rename(target)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
