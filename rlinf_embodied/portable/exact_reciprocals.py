@@ -14,6 +14,7 @@ Contacts then differ from stock PhysX's within the error of the approximation.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import struct
 from dataclasses import dataclass
 from functools import cache
@@ -109,10 +110,15 @@ def _bytes_at(base: int, site: _Site) -> bytes:
     return ctypes.string_at(base + site.address - len(site.before), len(site.before) + len(site.found))
 
 
+def _mapped(name: str = "") -> list[tuple[int, int]]:
+    """Returns the ranges of addresses that this process has mapped, ascending: all, or those of a library."""
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(name)]
+    return [(int(start, 16), int(end, 16)) for start, end in (line.split()[0].split("-") for line in lines)]
+
+
 def _base_of(name: str) -> int | None:
     """Returns where a library of this process begins, None if it is not loaded or too short for the sites."""
-    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(name)]
-    ranges = [tuple(int(part, 16) for part in line.split()[0].split("-")) for line in lines]
+    ranges = _mapped(name)
     if not ranges:
         return None
     base = min(start for start, _ in ranges)
@@ -121,15 +127,17 @@ def _base_of(name: str) -> int | None:
 
 
 def _page_near(base: int) -> int:
-    """Returns an executable page within reach of a jump from the library."""
-    steps = range(1 << 24, _REACH - (1 << 26), 1 << 22)
-    for distance in (sign * step for step in steps for sign in (-1, 1)):  # libraries loaded earlier lie above
+    """Returns an executable page within reach of a jump from the library, in the nearest gap that is free."""
+    gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(_mapped()) if start - end >= _PAGE]
+    pages = [page for end, start in gaps for page in (end, start - _PAGE)]
+    for wanted in sorted(pages, key=lambda page: abs(page - base)):
+        if abs(wanted - base) >= _REACH - (1 << 26):
+            break
         try:
-            wanted = (base + distance) & -_PAGE
             found = _call("mmap", wanted, _PAGE, _READ_WRITE_EXECUTE, _PRIVATE_ANONYMOUS_THERE, -1, 0)
-        except OSError:
+        except OSError:  # another thread was faster, or nothing may lie there
             continue
-        if abs(found - base) < _REACH - (1 << 26):
+        if found == wanted:  # an old kernel takes the address for a hint
             return found
     raise SimulatorError(
         "run.exact is 'portable', but there is no free page near PhysX in this process: use run.exact=exact"

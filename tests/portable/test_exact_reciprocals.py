@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 
@@ -32,3 +33,25 @@ def test_another_library_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(exact_reciprocals, "_base_of", lambda name: None)
     with pytest.raises(SimulatorError, match=r"not that of sapien 3.0.3.*run.exact=exact"):
         exact_reciprocals.make_reciprocals_exact.__wrapped__()
+
+
+def test_a_process_full_of_memory_near_the_library_has_a_page_left() -> None:
+    import sapien  # noqa: F401 - loads the library
+
+    base = exact_reciprocals._base_of("libsapien.so")
+    assert base is not None
+    taken, page = [], exact_reciprocals._PAGE
+    try:
+        for step in range(1 << 24, (1 << 31) - (1 << 26), 1 << 22):  # a page in every 4 MB, on both sides
+            for address in ((base + sign * step) & -page for sign in (-1, 1)):
+                with contextlib.suppress(OSError):
+                    flags = exact_reciprocals._PRIVATE_ANONYMOUS_THERE
+                    taken.append(exact_reciprocals._call("mmap", address, page, 0, flags, -1, 0))
+        found = exact_reciprocals._page_near(base)
+        taken.append(found)
+        assert abs(found - base) < 1 << 31
+        ctypes.memmove(found, b"code", 4)
+        assert ctypes.string_at(found, 4) == b"code"
+    finally:
+        for address in taken:
+            exact_reciprocals._call("munmap", address, page)
