@@ -228,7 +228,7 @@ class WorkerHost:
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage, those that may not be in memory with it
         self._offloaded: set[str] = set()
         self._alone = alone  # nothing else is at work in this process
-        self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
+        self._settled = False
 
     def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
@@ -282,8 +282,8 @@ class WorkerHost:
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         if self._settled:
-            self._settled.clear()
             gc.unfreeze()
+        self._settled = False
         gc.collect()
         devices.empty_cache(self.spec.device)
 
@@ -306,7 +306,10 @@ class WorkerHost:
     def _invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None) -> list[object]:
         self.state.begin(call.step_context.attempt)
         self._forget_before(call.step_context)
-        self._settle(call.step_context.iteration)
+        if self._alone and not self._settled:  # hides what set-up made, mostly modules, from the garbage collector
+            self._settled = True
+            gc.collect()  # garbage that is frozen stays for good
+            gc.freeze()
         self._spans = []
         try:
             for name in call.makers:
@@ -478,16 +481,6 @@ class WorkerHost:
         oldest = step_context.iteration if step_context.oldest is None else step_context.oldest
         for key in [key for key in self._store if cast(int, key[0]) < oldest]:
             del self._store[key]
-
-    def _settle(self, iteration: int) -> None:
-        """Hides from the garbage collector what set-up, and then a first iteration, have made and stays.
-
-        Most of it are modules; each full collection would look through all of them.
-        """
-        if self._alone and iteration not in self._settled and len(self._settled) < 2:
-            self._settled.add(iteration)
-            gc.collect()  # garbage that is frozen stays for good
-            gc.freeze()
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
         own = (self.spec.worker,)
