@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -17,11 +17,10 @@ from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
-from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
-from rlinf_embodied.learning.weights import Groups
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import (
     Completions,
@@ -140,9 +139,11 @@ class CriticStage(LearnerStage):
         return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
 
     # ----------------------------------------------------------------------------------------------------------- state
-    def export_training(self) -> Groups:
-        """Returns the optimizer's state and the weights, which the actor adds to its checkpoint."""
-        return super().export_training() | {MODULE: dict(self._critic.module.state_dict())}
+    def state_part(self, step_context: Moment) -> StagePart | None:
+        """Returns what the actor adds to its checkpoint; the first worker does."""
+        part = super().state_part(step_context)
+        module = self._critic.module.state_dict()
+        return None if part is None else replace(part, tensors={**part.tensors, MODULE: module})
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores weights and learner."""
