@@ -204,7 +204,6 @@ BAD_INPUT = [
     (VLA, "warm_start.demonstrations=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
     (VLA, "run.seed=-1", "run.seed is -1|[0, 2^31)|use 0"),
     (VLA, "run.exact=maybe", "run.exact is 'maybe'|off, exact, portable"),
-    (VLA, "wandb.resume=must", "wandb.resume is 'must'|wandb.id|give wandb.id=<id>"),
     (TRANSITIONS, "algorithm=sak", "algorithm is 'sak'|did you mean algorithm=sac?"),
     (TRANSITIONS, "algorithm.batch_size=255", "algorithm.batch_size is 255|2 blocks|use 254"),
     (TRANSITIONS, "algorithm.capacity=32", "algorithm.capacity is 32|an iteration gathers|64"),
