@@ -24,13 +24,15 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check_staleness
-from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
+from rlinf_embodied.planning.drift import DriftWatch, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
 from rlinf_embodied.planning.notation import resolve_on, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, text_table
@@ -79,7 +81,7 @@ class Period:
     """Iterations under one plan: what was predicted, and what each took."""
 
     plan: Plan
-    predicted: Prediction | None
+    predicted: Simulation | None
     first_iteration: int
     iteration_s: list[float] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
@@ -259,12 +261,12 @@ class Planning:
     # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, iteration: int) -> None:
         """Goes over to a plan, or to another prediction of the same."""
-        predicted = None if self._pricer is None else predict(self._pricer, plan)
+        predicted = None if self._pricer is None else simulate(plan, self._pricer)
         self.periods.append(Period(plan, predicted, iteration))
         self._watch = None
         if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan(plan):
             assert self._pricer is not None
-            self._watch = DriftWatch(predicted, self._pricer.workflow.expected_rounds())
+            self._watch = DriftWatch(predicted.stages_s, self._pricer.workflow.expected_rounds())
 
     def _may_replan(self, plan: Plan) -> bool:
         """Returns whether a plan may be replaced: not where it would show which weights a rollout has seen.
