@@ -140,7 +140,7 @@ def score_checks(monkeypatch, scores: Sequence[float | None]) -> list[float | No
         if self.stage != "check_policy":
             return result
         told.append(best)
-        return replace(result, reached=False, score=next(given))
+        return replace(result, score=next(given))
 
     monkeypatch.setattr(Evaluation, "run", scored)
     return told
