@@ -17,7 +17,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
+from rlinf_embodied.learning.checkpoint import MANIFEST, load_state, newest_undamaged, verify
 from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
@@ -58,33 +58,35 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
         ConfigError: the checkpoint is of another run than the config describes.
         CheckpointError: the named checkpoint is missing or damaged, or there are some and none can be used.
     """
-    found = Newest(None, ())
-    if config.resume not in ("auto", "never"):
-        path = Path(config.resume)
-        found = _newest(path.parent) if path.name == "latest" else found
-        if found.path is None:
-            verify(path)
-            found = Newest(path, ())
-    elif config.run.dir is not None:
-        found = _newest(Path(config.run.dir) / "checkpoints")
-    if found.path is None:
+    path, unusable = _found(config)
+    if path is None:
         return None
-    _require_same(config, found.path)
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((found.path / "COMPLETE").stat().st_mtime))
-    number, last = saved_progress(found.path).iteration, config.run.num_iterations
-    lines = [f"{text}: it is not used, the one before it is" for text in found.unusable]
-    lines.append(f"going on from {found.path}: iteration {number} of {last} is done, written {written}")
-    return Resumption(found.path, "\n".join(lines))
+    _require_same(config, path)
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
+    number, last = saved_progress(path).iteration, config.run.num_iterations
+    lines = [f"{text}: it is not used, the one before it is" for text in unusable]
+    lines.append(f"going on from {path}: iteration {number} of {last} is done, written {written}")
+    return Resumption(path, "\n".join(lines))
 
 
-def _newest(root: Path) -> Newest:
-    found = newest_undamaged(root)
-    if found.path is None and found.unusable:
+def _found(config: TrainingConfig) -> tuple[Path | None, tuple[str, ...]]:
+    if config.resume in ("auto", "never"):
+        return (None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
+    named = Path(config.resume)
+    path, unusable = _newest(named.parent) if named.name == "latest" else (None, ())
+    if path is None:
+        verify(named)
+    return path or named, unusable
+
+
+def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    path, unusable = newest_undamaged(root)
+    if path is None and unusable:
         raise CheckpointError(
-            f"{root} holds checkpoints, but none can be used: {'; '.join(found.unusable)}. Restore one from a copy, "
+            f"{root} holds checkpoints, but none can be used: {'; '.join(unusable)}. Restore one from a copy, "
             f"use another run.dir, or remove {root} to start from scratch"
         )
-    return found
+    return path, unusable
 
 
 def saved_progress(path: Path) -> Progress:

@@ -97,7 +97,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
-        """Runs the training and returns the exit code: 0; after Ctrl-C, SIGTERM or SIGHUP 130, 143 or 129."""
+        """Runs the training and returns the exit code: 0; after Ctrl-C or SIGTERM 130 or 143."""
         config, folder, job = self._config, self._folder, self._job
         try:
             folder.write_text("config.yaml", to_yaml(config))
