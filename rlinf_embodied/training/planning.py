@@ -196,7 +196,7 @@ class Planning:
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
         table = described_table(rows(self._ranked), LONG_COLUMNS, title)
-        return "\n".join([table, *unmeasured, *ranking.remarks()])
+        return "\n".join([table, *unmeasured, *ranking.remarks])
 
     def _collocated(self) -> Plan:
         return collocated(self._workflow, self._cluster.num_computing, cores=self._cluster.cores_beside)

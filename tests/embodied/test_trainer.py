@@ -211,7 +211,7 @@ def test_resume_from_what_is_no_checkpoint_is_refused(straight, tmp_path, nothin
         tmp_path / "nowhere/latest": "does not exist",
         tmp_path / "empty": "is not a training checkpoint of this project",
         clone(tiny()): "is not a training checkpoint of this project",  # a policy without training state
-        straight(): r"is incomplete .*give a folder such as <run.dir>/checkpoints/latest",
+        straight(): r"is needed .*give a folder such as <run.dir>/checkpoints/latest",
     }
     for path, reason in cases.items():
         with pytest.raises(CheckpointError, match=reason):
