@@ -29,9 +29,7 @@ def test_without_a_home_the_way_out_is_named(monkeypatch) -> None:
 def test_a_cache_that_cannot_be_written_is_named_before_the_work(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
     result = tmp_path / "file/cache/profiles/x.json"
-    with pytest.raises(
-        ConfigError, match=r"the cache .*profiles cannot be written \(Not a directory\)"
-    ):
+    with pytest.raises(ConfigError, match=r"the cache .*profiles cannot be written \(Not a directory\)"):
         require_writable(result)
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"the cache .* set RLINF_EMBODIED_CACHE"):
