@@ -115,12 +115,13 @@ def parse_level(name: str) -> Level:
         ConfigError: there is no such family, or its sizes make no sense.
     """
     found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
-    family, sizes = (found[1], tuple(int(size) for size in found[2].split("-"))) if found else ("", ())
+    family = found[1] if found else ""
+    sizes = [int(size) for size in found[2].split("-")] if found else []
     _, form = _FAMILIES.get(family, (None, ""))
     if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
         forms = ", ".join(form for _, form in _FAMILIES.values())
         raise ConfigError(f"data.level is {name!r}, but a level is one of {forms}: choose one, for example sum4-6-9")
-    return Level(name, family, sizes)
+    return Level(name, family, tuple(sizes))
 
 
 class GeneratedProblems:
