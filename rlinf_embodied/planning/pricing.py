@@ -93,17 +93,16 @@ class Pricer:
 
     def runs_on(self, stage: str, device: int) -> bool:
         """Returns whether there is a time for a stage on a device."""
-        return self._slowdown[stage, self.group_of[device]] < math.inf
+        return self.slowdown_on(stage, device) < math.inf
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
         """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
-            slowdown = self._slowdown[stage, key[3]]
-            measured, items = self.profile.stages[stage], blocks * self.workflow.items_per_block
-            one = float(measured.call_s(items, num_devices * self.scale)) if slowdown < math.inf else math.inf
-            again = self.rounds.get(stage, 1.0)
-            self._seconds[key] = one * slowdown * again if slowdown < math.inf else math.inf
+            slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
+            if slowdown < math.inf:  # times 0 s it would be no number
+                slowdown *= float(self.profile.stages[stage].call_s(items, num_devices * self.scale))
+            self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
 
     def rate(self, a: int, b: int) -> float:
@@ -154,11 +153,7 @@ class Pricer:
     def _entries_of(self, item: Item) -> dict[int, Entries]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
-            loop = self.workflow.loop_of(item.places[0].stage)
-            whole = loop is not None and self.layouts.fused(item)
-            for place in item.places:
-                parts = 1 if whole else item.shards if loop else item.chunks
-                layout = self.layouts.of(place, parts, shards=loop is not None)
+            for place, layout in self.layouts.of_item(item):
                 owned, largest = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
                 for device, size in zip(layout.devices, layout.sizes, strict=True):
                     owned[device] += size

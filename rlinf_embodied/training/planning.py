@@ -204,7 +204,7 @@ class Planning:
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        return [*lines, *ranking.remarks()]
+        return [*lines, *ranking.remarks]
 
     def _collocated(self) -> Plan:
         return collocated(self._workflow, self._cluster.num_computing, cores=self._cluster.cores_beside)

@@ -98,7 +98,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
-        """Runs the training and returns the exit code: 0; after Ctrl-C, SIGTERM or SIGHUP 130, 143 or 129."""
+        """Runs the training and returns the exit code: 0; after Ctrl-C or SIGTERM 130 or 143."""
         try:
             return self._run_locked()
         finally:
