@@ -18,7 +18,7 @@ from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
-from rlinf_embodied.tools.emulation import Emulator, Rounds
+from rlinf_embodied.tools.emulation import Rounds, emulate
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
 
@@ -118,7 +118,7 @@ def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
 @pytest.mark.parametrize("seed", range(30))
 def test_a_plan_takes_what_its_simulation_says_and_no_more_memory_than_is_priced(seed: int):
     pricer, plan = case(seed)
-    result = Emulator(emulated(pricer), SerialSession()).run(plan, 1, NOW)
+    result = emulate(emulated(pricer), SerialSession(), plan, 1, NOW)
     assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6), to_text(plan)
     assert result.peak_bytes <= max(pricer.memory(plan).values()) * (1 + 1e-9), to_text(plan)
 
@@ -129,7 +129,7 @@ def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: in
     if not runs_ahead(planning.random_case(seed).workflow):
         return
     pricer, plan = case(seed, staleness)
-    due_s = Emulator(emulated(pricer), SerialSession()).run(plan, 24, NOW).due_s
+    due_s = emulate(emulated(pricer), SerialSession(), plan, 24, NOW).due_s
     steady_s = sum(due_s[-12:]) / 12  # of whole periods
     assert steady_s == pytest.approx(simulate(plan, pricer).iteration_s, rel=1e-6)
 
@@ -138,17 +138,16 @@ def test_a_plan_that_does_not_fit_is_found_out():
     work, profile = planning.embodied((1, 0), (1, 0), (1, 0), actor={"resident_bytes": 2e12})
     pricer = Pricer(work, profile, planning.cluster(2))
     with pytest.raises(WorkerError, match=r"but a call of env needs 2000.00"):
-        Emulator(emulated(pricer), SerialSession()).run(parse("env+policy on 0-1 > actor on 0-1", 2, work), 1, NOW)
+        emulate(emulated(pricer), SerialSession(), parse("env+policy on 0-1 > actor on 0-1", 2, work), 1, NOW)
 
 
 @pytest.mark.ray
 def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session):
     work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
     pricer = emulated(Pricer(work, profile, planning.cluster(3)))
-    emulator = Emulator(pricer, ray_session)
     for text in ("env+policy on all > actor on all", "env on 0 | policy on 1-2 in 2 shards > actor on 0-2"):
         plan = parse(text, 3, work)
-        result = emulator.run(plan, 1, 0.01)
+        result = emulate(pricer, ray_session, plan, 1, 0.01)
         assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=0.01)
         assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
         assert result.wall_s >= 0.01 * result.due_s[0]
