@@ -6,7 +6,7 @@ import re
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
 from rlinf_embodied.embodied.evaluation import (
@@ -21,7 +21,7 @@ from rlinf_embodied.embodied.evaluation import (
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, has_two_levels, saved_hierarchy
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import differences, fingerprint, trained_under, which_backend
+from rlinf_embodied.embodied.policy_folder import USE_ITS_OWN, differences, fingerprint, trained_under
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, open_session
@@ -46,8 +46,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = RunFolder(Path(config.run.dir or default))
     videos = str(folder.videos) if config.eval.record_video else None
-    acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
-    asked = held_out(config.env, config.eval, config.run, videos, acting)
+    asked = held_out(config.env, config.eval, config.run, videos, "policy" if policy else cast(Acting, config.policy))
     stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
     if policy is not None:
         stage = _acting(policy, checkpoint, asked)
@@ -84,8 +83,7 @@ def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
     if found and not config.allow_mismatch:
         raise CheckpointError(
             f"checkpoint {checkpoint} was trained under other conditions than this evaluation: {'; '.join(found)}. "
-            f"{which_backend(found)}Its number would not mean what it seems to: use the checkpoint's own settings, or "
-            "allow_mismatch=true"
+            f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"
         )
     require_policy_class(trained.policy, cloned=False)
     return trained.policy

@@ -114,7 +114,7 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     require_policy_class(theirs.policy, cloned=False)
     if theirs.env.cameras:
         folder = Path(config.checkpoint)
-        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", logged=PHYSICS)
+        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", PHYSICS)
 
 
 # --------------------------------------------------------------------------------------------------------------- acting

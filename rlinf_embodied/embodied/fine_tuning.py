@@ -126,7 +126,7 @@ class FineTuningLearner(PolicyLearner):
         if step_context.iteration >= len(self._rounds):
             return {"episodes": 0, "used": 0}
         batch = self._rounds[step_context.iteration]
-        found = self._demonstrators[batch[0][0]].demonstrate([number for _, number, _, _ in batch])
+        found = self._demonstrators[batch[0][0]]([number for _, number, _, _ in batch])
         for (_, _, block, out), part in zip(batch, found, strict=True):
             if part is not None:
                 self._found.setdefault((block, out), []).append(self._of_images(part))

@@ -7,7 +7,6 @@ evaluation.json                                              env and policy sect
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,9 +22,9 @@ from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import env_options, load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-_LOG = logging.getLogger(__name__)
 _FILE = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
+USE_ITS_OWN = "Use its own settings (env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda)"
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 
 
@@ -106,13 +105,13 @@ def require_fitting(folder: str, observation: Observation, criticised: bool = Fa
     if "env" not in described:
         return
     made_for = EnvSpec.of(described["env"])
-    ours = {name: list(vector.shape[1:]) for name, vector in observation.state.items()}
     theirs = {part.name: list(part.shape) for part in made_for.of_kind(FeatureKind.state)}
+    ours = {name: list(vector.shape[1:]) for name, vector in observation.state.items()}
     if made_for.cameras:
-        ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
         theirs |= {f"image {k}": list(part.shape) for k, part in enumerate(made_for.of_kind(FeatureKind.image))}
+        ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
     if observation.privileged is not None and (criticised or not made_for.cameras):
-        ours["privileged"], theirs["privileged"] = [observation.privileged.shape[1]], [made_for.privileged_dim]
+        theirs["privileged"], ours["privileged"] = [made_for.privileged_dim], [observation.privileged.shape[1]]
     if list(ours.items()) != list(theirs.items()):  # their order counts: vectors are put side by side
         raise CheckpointError(
             f"the policy in {folder} was made for {made_for.task} with the observation {theirs}, but this env shows "
@@ -154,17 +153,9 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
 
 def require_conditions(
-    path: str,
-    folder: Path,
-    env: EnvConfig,
-    policy: PolicyConfig,
-    kind: str,
-    free: Sequence[str] = (),
-    logged: Sequence[str] = (),
+    path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, kind: str, free: Sequence[str] = ()
 ) -> None:
-    """Checks that training can go on from a folder.
-
-    Versions of libraries may differ: what was learned stays useful.
+    """Checks that training can go on from a folder; versions of libraries may differ, what was learned stays useful.
 
     Args:
         path: the config path to name.
@@ -173,28 +164,18 @@ def require_conditions(
         policy: section of the config.
         kind: of the devices, torch's name.
         free: fields of the fingerprint that may differ.
-        logged: fields that may differ, and the log says so.
 
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
     """
-    found = differences(trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind))
-    found = [text for text in found if not text.startswith(("version of", *(f"{name} is" for name in free)))]
-    hard = [text for text in found if not text.startswith(tuple(f"{name} is" for name in logged))]
-    if soft := [text for text in found if text not in hard]:
-        _LOG.warning("%s is %s, made in another simulation: %s", path, folder, "; ".join(soft))
-    if hard:
+    sides = trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind)
+    passes = lambda name: name in free or name.startswith("version of ")  # noqa: E731
+    there, here = ({name: value for name, value in side.items() if not passes(name)} for side in sides)
+    if found := differences(there, here):
         raise CheckpointError(
-            f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
-            f"{which_backend(hard)}Use its own settings, or another checkpoint"
+            f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(found)}. "
+            f"{USE_ITS_OWN}, or another checkpoint"
         )
-
-
-def which_backend(found: Sequence[str]) -> str:
-    """Returns which setting brings a simulation back, where differences name it; "" where they do not."""
-    if not any(text.startswith("backend is") for text in found):
-        return ""
-    return "env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda. "
 
 
 @dataclass(frozen=True, slots=True)

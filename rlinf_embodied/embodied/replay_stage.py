@@ -9,7 +9,6 @@ recorded is read again when the stage is rebuilt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,14 +60,6 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
                     f"data is {folder!r}, recorded with env.{name}={getattr(theirs, name)!r}, but env.{name} is "
                     f"{getattr(env, name)!r}: use the same for both"
                 )
-
-
-def digests(folders: Sequence[str]) -> list[str]:
-    """Returns the SHA-256 of the transitions in checkpoints that `require_recorded` has verified."""
-    name = f"training_state/{REPLAY}.safetensors"
-    return [
-        json.loads((Path(f) / "manifest.json").read_text(encoding="utf-8"))["files"][name]["sha256"] for f in folders
-    ]
 
 
 def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, num_blocks: int) -> Columns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -46,6 +46,7 @@ class PolicyStageConfig:
     greedy: bool = field(default=False, kw_only=True)  # the most likely actions instead of samples
     records: bool = field(default=True, kw_only=True)  # false: it leaves no columns, as nobody trains on them
     uniform_until: int = field(default=0, kw_only=True)  # iterations before this one have uniform actions
+    episodes: int = field(default=0, kw_only=True)  # of an evaluation, in a round: its noise is keyed by the episode
 
 
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
@@ -60,12 +61,15 @@ class _Rollout:
 
 
 class RolloutStage:
-    """Samples actions with noise that is keyed by row."""
+    """Samples actions with noise that is keyed by row.
 
-    _user = "policy"  # of the worker's one copy of the weights
+    In an evaluation it holds the weights on the device from an episode's first chunk-step to its last only, so that
+    training's switches free the memory.
+    """
 
     def __init__(self, config: PolicyStageConfig) -> None:
         self._config = config
+        self._user = "eval_policy" if config.episodes else "policy"  # of the worker's one copy of the weights
         self._rollouts: dict[int, _Rollout] = {}
         self._fits = False  # whether the env has been compared with the policy's
 
@@ -76,17 +80,15 @@ class RolloutStage:
             shared = context.share(config.name, lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
+        if config.episodes:
+            self._shared.leave(self._user)
         self._device = context.device
-        self._blocks_per_call = self._most_blocks()
-        self._purpose = "action" if config.name == "policy" else f"{config.name} action"
-        self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
-
-    def _most_blocks(self) -> int | None:
-        """Returns how many blocks a policy call may have; None: any number."""
-        config = self._config
+        self._blocks_per_call = None if config.rows_per_call is None else config.rows_per_call // config.block_size or 1
         if config.exact and not is_accelerator(self._device):
-            return 1
-        return None if config.rows_per_call is None else max(1, config.rows_per_call // config.block_size)
+            self._blocks_per_call = 1
+        purpose = "evaluate" if config.episodes else "action"
+        self._purpose = purpose if config.name == "policy" else f"{config.name} {purpose}"
+        self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
 
     @torch.no_grad()
     def step(
@@ -95,6 +97,8 @@ class RolloutStage:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
+            if self._config.episodes:
+                self._shared.enter(self._user)
         actions: dict[int, Tensor | None] = dict.fromkeys(observations)
         active = [block for block, observation in observations.items() if observation is not None]
         size = self._blocks_per_call or len(active)
@@ -132,30 +136,34 @@ class RolloutStage:
         return torch.from_numpy(drawn * 2 - 1).to(self._device)
 
     def _noise(self, step_context: StepContext, block: int) -> Tensor:
-        """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step."""
+        """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step, or by episode."""
         rollout, step, size = self._rollouts[block], step_context.chunk_step, self._config.block_size
         place = step - rollout.noise_from
         if rollout.noise is None or not 0 <= place < _AHEAD:
             ids, steps = np.arange(block * size, (block + 1) * size), np.arange(step, step + _AHEAD)[:, None]
-            when = (step_context.iteration, step_context.round, steps)
-            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, ids, *when)
+            keys = (ids, step_context.iteration, step_context.round, steps)
+            if self._config.episodes:
+                keys = (step_context.round * self._config.episodes + ids, steps)
+            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, *keys)
             rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0
         return rollout.noise[place]
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the actor does."""
-        return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
+        if self._config.episodes:
+            self._shared.leave(self._user)
+        rollouts = {block: self._rollouts.pop(block) for block in observations}
+        return Output({b: self._columns(rollout) if self._config.records else None for b, rollout in rollouts.items()})
 
-    def _columns(self, rollout: _Rollout) -> PolicyColumns | None:
-        if not self._config.records:
-            return None
+    def _columns(self, rollout: _Rollout) -> PolicyColumns:
         outputs = rollout.outputs
+        values = [output.values for output in outputs if output.values is not None]
         return PolicyColumns(
             features=_stacked(rollout.features),
             record=_stacked([output.record for output in outputs]),
             log_probs=torch.stack([output.log_probs for output in outputs]),
             version=self._shared.version,
-            values=_stacked_if_any([output.values for output in outputs]),
+            values=torch.stack(values) if values else None,
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
@@ -172,11 +180,6 @@ class RolloutStage:
 
 def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-
-
-def _stacked_if_any(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.stack(found) if found else None
 
 
 # ----------------------------------------------------------------------------------------------------------- bfloat16
@@ -208,15 +211,10 @@ def _autocast(method: Callable[..., Any], precision: Precision, device: str) -> 
     @functools.wraps(method)
     def run(*arguments: Any, **named: Any) -> Any:
         with computing(precision, device):
-            return _in_float32(method(*arguments, **named))
+            found = method(*arguments, **named)
+        if isinstance(found, PolicyOutput | Evaluation):
+            parts = {part.name: getattr(found, part.name) for part in fields(found)}
+            return replace(found, **{name: t.float() for name, t in parts.items() if isinstance(t, Tensor)})
+        return found.float() if isinstance(found, Tensor) else found
 
     return run
-
-
-def _in_float32(found: Any) -> Any:
-    if isinstance(found, PolicyOutput):
-        values = _in_float32(found.values)
-        return replace(found, actions=found.actions.float(), log_probs=found.log_probs.float(), values=values)
-    if isinstance(found, Evaluation):
-        return Evaluation(found.log_probs.float(), _in_float32(found.entropy), _in_float32(found.values))
-    return found.float() if isinstance(found, Tensor) else found

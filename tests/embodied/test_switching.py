@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runs import clone, tiny
 
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, EvaluationPolicyStage
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -45,7 +46,7 @@ def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     rollout = RolloutStage(model)
     rollout.setup(solo_context((0,), shared=shared))
     shared |= {"policy": rollout._shared}
-    evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, greedy=True, records=False))
+    evaluation = RolloutStage(replace(model, greedy=True, records=False, episodes=4))
     evaluation.setup(solo_context((0,), shared=shared))
     policy = shared["policy"]
     assert isinstance(policy, SharedPolicy)
