@@ -74,9 +74,10 @@ class PolicyLearner(LearnerStage):
         found = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
         shared = cast(SharedPolicy[Policy], found)
         shared.enter(self.user)
+        computing = lambda policy: computed_in(algorithm.precision, policy, model.policy, context.device)  # noqa: E731
         training = Training(
             algorithm=algorithm,
-            policy=self._computing(shared.policy, context.device),
+            policy=computing(shared.policy),
             settings=model.policy,
             seed=model.seed,
             block_size=model.block_size,
@@ -84,15 +85,12 @@ class PolicyLearner(LearnerStage):
             exact=config.exact,
             reducer=make_reducer(algorithm.reduction, context.group, context.owners, context.device),
             context=context,
-            copy=lambda: self._computing(load_policy(model.policy, model.folder, "cpu").policy, context.device),
+            copy=lambda: computing(load_policy(model.policy, model.folder, "cpu").policy),
         )
         self._made = made = cast(Callable[[Training], Algorithm], load_target(algorithm.implementation))(training)
         prefix = "" if config.low is None else "high_"  # one checkpoint holds both levels' optimizers
         learners = {prefix + name: learner for name, learner in made.learners.items()}
         self.hold(shared, context.group.rank, context.device, learners, made.modules, policy=model.name)
-
-    def _computing(self, policy: Policy, device: str) -> Policy:
-        return computed_in(self._config.algorithm.precision, policy, self._config.model.policy, device)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes one iteration's update.
@@ -117,9 +115,12 @@ class PolicyLearner(LearnerStage):
         return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
 
     def _rollouts(self, step_context: StepContext, found: Mapping[int, list[Any]]) -> dict[int, Rollouts]:
-        rollouts: dict[int, Rollouts] = {block: _pair(payloads) for block, payloads in found.items()}
-        if (view := self._config.view) is not None:
-            rollouts = {b: [view(cast(TwoLevelColumns, p), env) for p, env in parts] for b, parts in rollouts.items()}
+        """Splits payloads [policy columns of each round, env columns of each round] into pairs."""
+        view = self._config.view or (lambda policy, env: (policy, env))
+        halves = {
+            block: (payloads[: len(payloads) // 2], payloads[len(payloads) // 2 :]) for block, payloads in found.items()
+        }
+        rollouts = {block: [view(*pair) for pair in zip(*half, strict=True)] for block, half in halves.items()}
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
         require_version(versions, self.shared.version, step_context.staleness)
         return rollouts
@@ -145,11 +146,3 @@ class PolicyLearner(LearnerStage):
     def load_carry_over(self, step_context: StepContext, folder: str) -> dict[str, Tensor]:
         """Returns what the env carried over, {} if nothing."""
         return load_tensors(Path(folder), CARRY_OVER)
-
-
-def _pair(payloads: list[object]) -> Rollouts:
-    """Splits [policy columns of each round, env columns of each round] into pairs."""
-    half = len(payloads) // 2
-    return [
-        (cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)
-    ]

@@ -104,7 +104,7 @@ def test_a_class_that_cannot_be_a_policy_is_refused_before_it_is_made(name: str,
 
 
 def test_a_policy_that_cannot_be_cloned_says_so_and_what_else_can_be_done() -> None:
-    with pytest.raises(ConfigError, match=r"has no imitation_loss, .* warm_start.from_nothing=true"):
+    with pytest.raises(ConfigError, match=r"has no imitation_loss: .* warm_start.from_nothing=true"):
         require_policy_class(CONFIG, cloned=True)
     with pytest.raises(ConfigError, match="so it cannot be cloned"):
         Right(CONFIG, ENV, 0).imitation_loss({}, torch.zeros(1), {})
