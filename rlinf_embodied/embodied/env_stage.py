@@ -25,9 +25,9 @@ from rlinf_embodied.algorithms.transitions import (
     text_column,
 )
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
+from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
-from rlinf_embodied.plug_ins import load_target, raised_by_user
+from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -70,20 +70,11 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     Raises:
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
-    build = load_target(config._target_)
-    try:
-        return cast(VectorEnv, build(config, num_envs, device, render_final))
-    except RlinfError:
-        raise
-    except Exception as error:
-        if config._target_ == EnvConfig()._target_:
-            raise
-        raised = raised_by_user(error) or f"{type(error).__name__}: {error}"
-        raise SimulatorError(
-            f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
-            f"{raised}\nFix it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
-            "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
-        ) from error
+    build = cast(Callable[..., VectorEnv], load_target(config._target_))
+    told = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+    action = "\nFix it there, or the keys of env.* that it reads (docs/own_env.md has a test of it)"
+    with named_when_raised(lambda raised: SimulatorError(f"{told}{raised}{action}")):
+        return build(config, num_envs, device, render_final)
 
 
 def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None, control_hz: float) -> ChunkResult:

@@ -15,7 +15,6 @@ from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import (
     PHYSICS,
@@ -83,9 +82,9 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
         raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
     if config.policy != "expert":
         folder = str(config.checkpoint)
-        rule = "a recording says what one policy did, and this checkpoint has two levels of them"
-        require(not has_two_levels(folder), "checkpoint", folder, rule, "use one with one policy")
         theirs = trained_under(folder)
+        rule = "a recording says what one policy did, and this checkpoint has two levels of them"
+        require(theirs.hierarchy is None, "checkpoint", folder, rule, "use one with one policy")
         require_policy_class(theirs.policy, cloned=False)
         if theirs.env.cameras:
             require_conditions("checkpoint", Path(folder), config.env, theirs.policy, "cpu", PHYSICS)
@@ -130,7 +129,7 @@ def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -
             actions[row].append(chosen[row].cpu())
             held[row] = held[row] + 1 if bool(result.success[row].any()) else 0
         observation = result.observation
-    return [(steps > 0, _frames(*parts)) for steps, *parts in zip(held, seen, actions, strict=True)]
+    return [(steps > 0, _frames(shown, acted)) for steps, shown, acted in zip(held, seen, actions, strict=True)]
 
 
 def _frames(seen: list[Observation], actions: list[Tensor]) -> LeRobotEpisode:

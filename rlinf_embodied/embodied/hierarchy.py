@@ -10,10 +10,8 @@ of those of its env steps, up to the end of the episode if it comes in between; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -22,18 +20,14 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.advantages import chunk_steps
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
-from rlinf_embodied.config import HierarchyConfig, PolicyConfig
+from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
-from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
-HIERARCHY_FILE = "hierarchy.json"
-_CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
-_ACTING = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; the files next to it are the low-level policy's
 
 
@@ -192,44 +186,3 @@ class Decisions:
         missing = -len(column) % self.every
         whole = functional.pad(column, (0, 0, 0, 0, 0, missing))
         return whole.unflatten(0, (-1, self.every)).transpose(1, 2).flatten(2)
-
-
-# -------------------------------------------------------------------------------------------------------- checkpoints
-def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConfig:
-    """Returns the section of a checkpoint of two levels; `high` is that of its high-level policy.
-
-    Raises:
-        CheckpointError: hierarchy.json is damaged.
-    """
-    path = Path(checkpoint) / HIERARCHY_FILE
-    try:
-        return HierarchyConfig(**json.loads(path.read_text(encoding="utf-8")), policy=high)
-    except (OSError, ValueError, TypeError, ConfigError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged; use another checkpoint") from error
-
-
-def has_two_levels(checkpoint: str | Path) -> bool:
-    """Returns whether a checkpoint holds a high-level policy."""
-    return (Path(checkpoint) / HIERARCHY_FILE).exists()
-
-
-@dataclass(frozen=True, slots=True)
-class LowLevelFiles:
-    """The low-level policy's files in a checkpoint, which the high-level learner writes with its own in `high/`."""
-
-    folder: str  # of the policy while nobody trains it
-    policy: PolicyConfig
-    hierarchy: HierarchyConfig
-
-    def write(self, folder: Path) -> None:
-        """Writes the files of the policy as it is while nobody trains it, and hierarchy.json."""
-        for name, content in read_files(Path(self.folder)).items():
-            if name not in _CHECKPOINT:
-                (folder / name).write_bytes(content)
-        acting = {name: getattr(self.hierarchy, name) for name in _ACTING}
-        (folder / HIERARCHY_FILE).write_text(json.dumps(acting, indent=2) + "\n", encoding="utf-8")
-
-
-def read_files(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder by name, without those below it."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

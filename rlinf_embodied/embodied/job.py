@@ -25,7 +25,6 @@ from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, 
 from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.learner import CARRY_OVER
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
@@ -37,7 +36,7 @@ from rlinf_embodied.embodied.workflow import learners_of, run_iteration, trainin
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.checkpoint import load_state, load_tensors
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
@@ -53,6 +52,7 @@ from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
+_CARRY_OVER = "carry_over"  # of the env, in a checkpoint
 _REWARDS = {
     Reward.dense: "what the task gives for each step",
     Reward.dense_delta: "how much what the task gives changed in the step",
@@ -263,31 +263,27 @@ class EmbodiedJob:
             parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
-        part = StagePart({CARRY_OVER: carried} if carried else {}, state)
+        part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
         argument = (str(root), progress.iteration, self.config.checkpoint.keep, part)
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
-        for other in (*self.learners[1:], *self._replay(executor)):
+        for other in (*self.learners[1:], *({REPLAY} & set(executor.workflow.stages))):
             more += executor.publish(other, "state_part", step_context)
         executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
-        for learner in (*self.learners, *self._replay(executor)):
+        for learner in (*self.learners, *({REPLAY} & set(executor.workflow.stages))):
             executor.call(learner, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge)
-        carry_over = executor.call(self.learner, "load_carry_over", step_context, str(checkpoint))[0]
-        if carry_over:
+        if carry_over := load_tensors(checkpoint, _CARRY_OVER):
             executor.call(ENV, "import_state", step_context, carry_over)
         if executor.ahead is not None:
             executor.ahead.begin_again_from(
                 self.learner, checkpoint, earlier_versions(load_state(checkpoint)), step_context
             )
         return progress
-
-    def _replay(self, executor: Executor) -> tuple[str, ...]:
-        return (REPLAY,) if REPLAY in executor.workflow.stages else ()
 
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:

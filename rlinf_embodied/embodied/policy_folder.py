@@ -1,7 +1,7 @@
 """A policy folder: weights in Hugging Face form, and under which conditions they were trained.
 
 config.json  model.safetensors  dataset_statistics.json      what the policy writes
-evaluation.json                                              env and policy sections, evaluation fingerprint
+evaluation.json                                              env and policy sections, evaluation fingerprint; hierarchy
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Backend, Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
@@ -25,6 +25,7 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 _FILE = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
 USE_ITS_OWN = "Use its own settings (env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda)"
+_CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 
 
@@ -36,23 +37,17 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     """
     if not Path(folder).is_file():  # a published policy may be one file
         require_policy_folder("checkpoint", folder)
-    kind = cast(type[Policy], load_target(config._target_))
-    policy = kind.from_folder(Path(folder), config=config)
+    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), config=config)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 
 def require_policy_folder(path: str, folder: str) -> None:
-    """Checks that a folder holds a policy; `path` is the config path to name.
-
-    Raises:
-        CheckpointError: it does not.
-    """
-    if not (Path(folder) / "config.json").exists():
-        raise CheckpointError(
-            f"{path} is {folder!r}, but there is no {Path(folder) / 'config.json'}: give a checkpoint folder, "
-            "for example <run.dir>/checkpoints/latest"
-        )
+    """Checks that a folder holds a policy; `path` is the config path to name."""
+    place = Path(folder) / "config.json"
+    if not place.exists():
+        action = "give a checkpoint folder, for example <run.dir>/checkpoints/latest"
+        raise CheckpointError(f"{path} is {folder!r}, but there is no {place}: {action}")
 
 
 def is_published(folder: str | Path, config: PolicyConfig) -> bool:
@@ -84,10 +79,15 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
     save_conditions(folder, env, config, device)
 
 
-def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
-    """Writes under which conditions the policy of a folder acts; arguments as `save_policy`."""
+def save_conditions(
+    folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu", hierarchy: HierarchyConfig | None = None
+) -> None:
+    """Writes under which conditions the policy of a folder acts; with `hierarchy` it is the low-level one of two."""
     conditions = fingerprint(env, config, kind_of(device))
-    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    content: dict[str, Any] = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    if hierarchy is not None:
+        content["hierarchy"] = {name: getattr(hierarchy, name) for name in _CHOICES}
+        content["hierarchy"]["policy"] = asdict(hierarchy.policy)
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -124,12 +124,8 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
     The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
-    the Jacobian, a reset draws for all rows at once, and images have the original meshes.
-
-    Args:
-        env: section of the config.
-        policy: section of the config.
-        kind: of the devices, torch's name: "cuda", "cpu", ...
+    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  `kind` is torch's name of
+    the devices: "cuda", "cpu", ...
     """
     maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
     return {
@@ -185,6 +181,7 @@ class TrainedUnder:
     env: EnvConfig
     policy: PolicyConfig
     fingerprint: Mapping[str, Any]
+    hierarchy: HierarchyConfig | None = None  # where the folder has a high-level policy, too
 
 
 def trained_under(folder: str) -> TrainedUnder:
@@ -196,18 +193,16 @@ def trained_under(folder: str) -> TrainedUnder:
     require_policy_folder("checkpoint", folder)
     path = Path(folder) / _FILE
     if not path.exists():
-        raise CheckpointError(
-            f"checkpoint is {folder!r}, but it holds no {_FILE}: it was not written by this project; "
-            "evaluate it with the code that made it"
-        )
+        rule = f"it holds no {_FILE}: it was not written by this project"
+        raise CheckpointError(f"checkpoint is {folder!r}, but {rule}; evaluate it with the code that made it")
     try:
         content = json.loads(path.read_text())
-        env, policy = dict(content["env"]), dict(content["policy"])
+        policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
+        env, levels = dict(content["env"]), content.get("hierarchy")
         env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
-        policy["critic"] = Critic(policy["critic"])
-        return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), dict(content["fingerprint"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}): it is damaged, or was written by another version of this project; "
-            "use another checkpoint, or the version that wrote it"
-        ) from error
+        if levels is not None:
+            levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
+        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), dict(content["fingerprint"]), levels)
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        rule = "it is damaged, or was written by another version of this project"
+        raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error

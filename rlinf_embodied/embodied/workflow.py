@@ -33,7 +33,7 @@ from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, LowLevelFiles, TwoLevelConfig
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, TwoLevelConfig
 from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
 from rlinf_embodied.embodied.outcome import episode_means
 from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
@@ -93,9 +93,9 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
         high = PolicyStageConfig(
             hierarchy.policy, high_folder, seed, **sizes, precision=learns.precision, name=HIGH_POLICY
         )
-        view, low = Decisions(hierarchy.every, learns.gamma), LowLevelFiles(policy_folder, config.policy, hierarchy)
-        configs[POLICY] = TwoLevelConfig(model, high, hierarchy)
-        configs[HIGH_ACTOR] = LearnerConfig(high, learns, *settings, view=view, low=low)
+        both = TwoLevelConfig(model, high, hierarchy)
+        view = Decisions(hierarchy.every, learns.gamma)
+        configs[POLICY], configs[HIGH_ACTOR] = both, LearnerConfig(high, learns, *settings, view=view, both=both)
     return configs
 
 

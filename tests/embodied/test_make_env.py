@@ -49,7 +49,7 @@ def test_a_training_says_in_one_error_what_the_env_raised_and_where(broken, monk
         f'  {module}, line 9, in make_env: return Arm("/dev/arm0")',
         f"  {module}, line 6, in __init__: self.calibration = open(port + 1)",
     ]
-    assert action.startswith("Fix it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py ")
+    assert action.startswith("Fix it there, or the keys of env.* that it reads")
 
 
 def test_an_error_of_this_projects_own_envs_keeps_its_traceback(monkeypatch) -> None:
