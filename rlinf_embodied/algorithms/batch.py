@@ -75,6 +75,7 @@ class RolloutReport:
     episodes: tuple[Episode, ...]  # that ended, of those that end within the rollout in any case
     env_steps: int
     group_success: dict[int, tuple[bool, ...]]  # group id -> success of each member, where there are groups
+    num_cut: int = 0  # episodes that began too late to end within the rollout
 
 
 @dataclass(frozen=True, slots=True)

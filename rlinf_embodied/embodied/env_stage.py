@@ -240,8 +240,11 @@ class EnvStage:
                 first = block * (self._size // size)
                 groups |= {first + k: tuple(part.tolist()) for k, part in enumerate(column.success.split(size))}
         env_steps = sum(int(result.valid.sum()) for result in shard.results)
+        begun = np.flatnonzero(shard.running & (shard.begun < len(shard.results)))  # not those that are to begin
+        late = sum(not self._seen_whole(shard, int(row)) for row in begun)
+        num_cut = late + sum(len(result.episodes) for result in shard.results) - len(shard.ended)
         shard.results, shard.steps = [], []
-        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups))
+        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut))
 
     def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
         """Returns a block's part of the rollout, or its transitions step by step."""

@@ -6,12 +6,10 @@ workers.  Evaluation seeds lie below 2^30, training seeds do not, so that the tw
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,7 +41,7 @@ Acting = Literal["policy", "expert", "random"]  # expert and random act inside t
 class EvaluationEnvConfig(EnvStageConfig):
     """An EnvStageConfig for held-out episodes."""
 
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     videos: str | None = None  # folder
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
@@ -54,7 +52,7 @@ def held_out(
 ) -> EvaluationEnvConfig:
     """Returns the whole episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder."""
     rows = min(how.num_envs, how.num_episodes)
-    whole = dataclasses.replace(
+    whole = replace(
         env,
         num_envs=rows,
         block_size=math.gcd(env.block_size, rows),
@@ -127,21 +125,13 @@ def policy_stage(
     high_folder: str = "",
 ) -> StageSpec:
     """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
-    env = asked.env
-    acting = partial(
-        PolicyStageConfig,
-        seed=asked.seed,
-        block_size=env.block_size,
-        exact=asked.exact,
-        rows_per_call=env.rows_per_call,
-        greedy=asked.eval.greedy,
-        records=False,
-        episodes=env.num_envs,
+    exact, greedy = asked.exact, asked.eval.greedy
+    low = PolicyStageConfig(
+        *(policy, folder, asked.env, asked.seed), exact=exact, greedy=greedy, records=False, evaluates=True
     )
-    low = acting(policy, folder)
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{RolloutStage.__module__}.RolloutStage", low)
-    high = acting(hierarchy.policy, high_folder, name=HIGH_POLICY)
+    high = replace(low, policy=hierarchy.policy, folder=high_folder, name=HIGH_POLICY)
     return StageSpec(name, f"{TwoLevelStage.__module__}.TwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 

@@ -62,10 +62,8 @@ def fine_tuning_stage(
     """Returns what the stage needs to know; it starts from the policy in a folder."""
     assert isinstance(config.algorithm, SFTConfig)
     return FineTuningConfig(
-        PolicyStageConfig(config.policy, policy_folder, config.run.seed, config.env.block_size),
-        env=config.env,
+        PolicyStageConfig(config.policy, policy_folder, config.env, config.run.seed, exact=config.run.exact.holds),
         num_iterations=config.run.num_iterations,
-        exact=config.run.exact.holds,
         algorithm=config.algorithm,
         sources=sources,
         start=config.warm_start,
@@ -108,7 +106,7 @@ class FineTuningLearner(PolicyLearner):
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
         rows = 1 if kinds == {Kind.lerobot} else ROWS
-        self._env: VectorEnv = make_env(for_demonstrations(config.env), rows, self.device)
+        self._env: VectorEnv = make_env(for_demonstrations(config.model.env), rows, self.device)
         settings = (self._env, config.start, config.model.seed)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
@@ -143,7 +141,7 @@ class FineTuningLearner(PolicyLearner):
         if min(self._made.sizes(blocks).values()) == 0:
             kinds = ", ".join(source.path or source.kind for source in config.sources)
             raise SimulatorError(
-                f"none of a block's episodes from {kinds} solves {config.env.task} here: check a task's expert, and "
+                f"none of a block's episodes from {kinds} solves {config.model.env.task} here: check a task's expert; "
                 "compare env.options.robot, env.horizon and the simulator with those that a file was recorded with"
             )
         self._data = {block: join(parts) for block, parts in blocks.items()}
@@ -152,7 +150,7 @@ class FineTuningLearner(PolicyLearner):
         if config.num_held_out and not sum(self._made.sizes(out).values()):
             raise DataError(
                 f"algorithm.held_out is {config.algorithm.held_out}, but none of the episodes that are held out "
-                f"solves {config.env.task} here: give more episodes, or use algorithm.held_out=0"
+                f"solves {config.model.env.task} here: give more episodes, or use algorithm.held_out=0"
             )
         if self._made.fresh:
             self._made.measure(self._data)

@@ -72,8 +72,6 @@ class EmbodiedJob:
         self.work = "fine-tuning" if self._fine_tunes else "RL"
         self.columns = _columns(config.algorithm)
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
-        self._filled: Executor | None = None  # whose fine-tuning stage has its demonstrations
-        self._progress: ShowProgress = lambda *_: None
         self.learner = self.learners[0]
         self.name = file_name(config.env.task)
         self.eval_every = config.eval.every
@@ -88,28 +86,25 @@ class EmbodiedJob:
         return fine_tuning_stage(self.config, self._sources, policy_folder)
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """Has demonstrations made when a run begins; rebuilt stages make them when there are epochs to come."""
-        self._progress = progress
-        if self._filled is None:
-            self._fill(executor)
-
-    def _fill(self, executor: Executor) -> None:
-        if self._fine_tunes and self._filled is not executor:
-            demonstrate(executor, self._stage(), self._progress)
-            self._filled = executor
+        """Has the demonstrations of fine-tuning made."""
+        if self._fine_tunes:
+            demonstrate(executor, self._stage(), progress)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
-        config = self.config
-        videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run, videos)
-        return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
+        videos = str(folder.videos) if self.config.eval.record_video else None
+        asked = held_out(self.config.env, self.config.eval, self.config.run, videos)
+        return Evaluation(asked, self._acting("eval_policy", policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
         """The goal is run.until_success."""
-        config, given = self.config, self.config.eval
+        given = self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(config.env, check, config.run)
-        return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+        asked = held_out(self.config.env, check, self.config.run)
+        return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+
+    def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+        config, high_folder = self.config, self._high_folder(policy_folder)
+        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
 
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns the simulators; policies are the copies of the workers' other stages, or leave the device."""
@@ -212,11 +207,6 @@ class EmbodiedJob:
         return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
 
     # ------------------------------------------------------------------------------------------------------- stages
-    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
-        """Returns the stage in which the policy of a folder acts, with its high-level one if there is one."""
-        config, high_folder = self.config, self._high_folder(policy_folder)
-        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
-
     def workflow(self, policy_folder: str) -> Workflow:
         if self._fine_tunes:
             return fine_tuning_workflow(self._stage(policy_folder))
@@ -250,7 +240,6 @@ class EmbodiedJob:
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         """The global step counts env steps, or where nothing acts updates."""
-        self._fill(executor)
         result, metrics = run_iteration(executor, progress.iteration, self.config.run.num_iterations)
         progress.global_step += int(metrics["rollout/env_steps" if self.config.algorithm.acts else "losses/updates"])
         return result, metrics

@@ -11,7 +11,7 @@ from typing import Any, cast
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TwoLevelColumns
 from rlinf_embodied.algorithms.transitions import Columns, length
-from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Precision, Source
+from rlinf_embodied.config import AlgorithmConfig, Precision, Source
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, TwoLevelConfig
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
@@ -35,9 +35,7 @@ class LearnerConfig:
 
     model: PolicyStageConfig
     algorithm: AlgorithmConfig
-    env: EnvConfig
     num_iterations: int
-    exact: bool
     view: View | None = None  # of two levels of policies: which columns are this one's
     both: TwoLevelConfig | None = None  # of the high level: its checkpoints hold the low-level policy, too
 
@@ -77,9 +75,9 @@ class PolicyLearner(LearnerStage):
             policy=computing(shared.policy),
             settings=model.policy,
             seed=model.seed,
-            block_size=model.block_size,
+            block_size=model.env.block_size,
             num_iterations=config.num_iterations,
-            exact=config.exact,
+            exact=model.exact,
             reducer=make_reducer(algorithm.reduction, context.group, context.owners, context.device),
             context=context,
             copy=lambda: computing(load_policy(model.policy, model.folder, "cpu").policy),
@@ -125,15 +123,14 @@ class PolicyLearner(LearnerStage):
     # ---------------------------------------------------------------------------------------------------- checkpoints
     def write_policy(self, folder: Path) -> None:
         """Writes the policy; the high level in `high/`, next to the low-level one as it is while nobody trains it."""
-        model, env, both = self._config.model, self._config.env, self._config.both
-        save_policy(
-            self.shared.policy, folder if both is None else folder / HIGH_FOLDER, env, model.policy, self.device
-        )
+        model, both = self._config.model, self._config.both
+        own = folder if both is None else folder / HIGH_FOLDER
+        save_policy(self.shared.policy, own, model.env, model.policy, self.device)
         if both is not None:
             for name, content in _files(Path(both.low.folder)).items():
                 if name not in _CHECKPOINT:
                     (folder / name).write_bytes(content)
-            save_conditions(folder, env, both.low.policy, self.device, both.hierarchy)
+            save_conditions(folder, model.env, both.low.policy, self.device, both.hierarchy)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
         """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""

@@ -76,26 +76,28 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
 def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) -> dict[str, object]:
     """Returns what the stages need to know where whole rollouts are learned from."""
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
-    frozen = hierarchy.on and hierarchy.frozen
-    sizes = {"block_size": env.block_size, "exact": config.run.exact.holds, "rows_per_call": env.rows_per_call}
-    acting = {"precision": algorithm.precision, "greedy": frozen, "records": not frozen}
-    model = PolicyStageConfig(config.policy, policy_folder, seed, **sizes, **acting)
+    frozen, exact, number = hierarchy.on and hierarchy.frozen, config.run.exact.holds, config.run.num_iterations
+    model = PolicyStageConfig(
+        *(config.policy, policy_folder, env, seed),
+        exact=exact,
+        precision=algorithm.precision,
+        greedy=frozen,
+        records=not frozen,
+    )
     critics = [config.policy.critic] if getattr(algorithm, "has_critic", True) else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
-    settings = (env, config.run.num_iterations, config.run.exact.holds)
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
         POLICY: model,
-        ACTOR: LearnerConfig(model, algorithm, *settings, view=LowLevel(hierarchy) if hierarchy.on else None),
+        ACTOR: LearnerConfig(model, algorithm, number, view=LowLevel(hierarchy) if hierarchy.on else None),
     }
     if hierarchy.on:
-        learns = hierarchy.algorithm
+        learns, folder = hierarchy.algorithm, high_folder
         high = PolicyStageConfig(
-            hierarchy.policy, high_folder, seed, **sizes, precision=learns.precision, name=HIGH_POLICY
+            *(hierarchy.policy, folder, env, seed), exact=exact, precision=learns.precision, name=HIGH_POLICY
         )
-        both = TwoLevelConfig(model, high, hierarchy)
-        view = Decisions(hierarchy.every, learns.gamma)
-        configs[POLICY], configs[HIGH_ACTOR] = both, LearnerConfig(high, learns, *settings, view=view, both=both)
+        both, view = TwoLevelConfig(model, high, hierarchy), Decisions(hierarchy.every, learns.gamma)
+        configs[POLICY], configs[HIGH_ACTOR] = both, LearnerConfig(high, learns, number, view=view, both=both)
     return configs
 
 
@@ -105,33 +107,32 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     assert isinstance(algorithm, ReplayConfig)
     plan, labels = algorithm.schedule(env), EXPERT_ACTION in algorithm.columns
     columns = (*algorithm.columns, *seen_columns(env.cameras))
-    # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
-    expert_until = plan.expert_iterations if algorithm.mixes else 0
     model = PolicyStageConfig(
-        *(config.policy, policy_folder, seed, env.block_size),
+        *(config.policy, policy_folder, env, seed),
         exact=config.run.exact.holds,
-        rows_per_call=env.rows_per_call,
         precision=algorithm.precision,
         greedy=labels,
         records=False,
         uniform_until=0 if labels else plan.first_update,
     )
+    replay = ReplayStageConfig(
+        seed=seed,
+        capacity=algorithm.capacity // env.num_blocks,
+        rows=plan.rows,
+        updates=plan.updates,
+        first_update=plan.first_update,
+        columns=columns,
+        folder=policy_folder,
+        data=tuple(config.files),
+        # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
+        demonstrations_until=plan.expert_iterations if algorithm.mixes else 0,
+        demonstration_rows=plan.demonstration_rows,
+    )
     return {
         ENV: EnvStageConfig(env, seed, transitions=columns, expert_iterations=plan.expert_iterations),
         POLICY: model,
-        REPLAY: ReplayStageConfig(
-            seed=seed,
-            capacity=algorithm.capacity // env.num_blocks,
-            rows=plan.rows,
-            updates=plan.updates,
-            first_update=plan.first_update,
-            columns=columns,
-            folder=policy_folder,
-            data=tuple(config.files),
-            demonstrations_until=expert_until,
-            demonstration_rows=plan.demonstration_rows,
-        ),
-        ACTOR: LearnerConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+        REPLAY: replay,
+        ACTOR: LearnerConfig(model, algorithm, config.run.num_iterations),
     }
 
 
@@ -177,6 +178,7 @@ def run_iteration(
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
         metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
         metrics["rollout/episodes"] = float(len(episodes))
+        metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
         metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
         metrics["rollout/rounds"] = float(len(result.reports[ENV]))
     if executor.plan.staleness:

@@ -117,7 +117,7 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
             ConfigError,
             r"demonstration_share is 0\.5, but of the 1 transitions of a block in a batch 0 would be demonstrations",
         ),
-        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give checkpoints of"),
+        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give <run.dir>"),
     ],
 )
 def test_bad_input_is_named(tmp_path, words, error, says) -> None:

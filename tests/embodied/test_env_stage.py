@@ -12,7 +12,7 @@ from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
-from rlinf_embodied.runtime.host import Leaving, StepContext, solo_context
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from tests.observations import env_spec, observed, stacked
 
 
@@ -87,6 +87,9 @@ def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed()
     assert len(report.episodes) > 16
     assert len({(e.env_id, e.seed) for e in report.episodes}) == len(report.episodes)
     assert len({e.seed for e in report.episodes}) == len(report.episodes)
+    ends = torch.cat([c.final_index[:, 0] for c in columns.values()])
+    started = 16 + int((ends < 7).sum())  # each row begins one, and another one after each end but the last step's
+    assert len(report.episodes) + report.num_cut == started
     for column in columns.values():
         ended = (column.terminated | column.truncated).any(-1).nonzero()
         assert torch.equal(ended, column.final_index)
@@ -210,6 +213,7 @@ def test_the_curve_is_not_biased_towards_episodes_that_end_early(monkeypatch: py
     started = len(env.stepped)  # an episode that is to begin when the rollout ends was not cut
     assert started < len(env.started)
     truth = sum(seed % 2 == 0 for seed in env.stepped) / started
+    assert sum(len(report.episodes) + report.num_cut for report in reports) == started
     assert share_solved(reports) == pytest.approx(truth, abs=0.05)
     # what counting all that ended would say: the failures that were cut are missing
     running = sum(seed % 2 == 1 for seed in env.seeds)
@@ -221,6 +225,7 @@ def test_episodes_that_are_carried_over_count_once_each(monkeypatch: pytest.Monk
     env, reports = tossed(monkeypatch, "env.carry_over=true", rollouts=6)
     counted = [e.seed for report in reports for e in report.episodes]
     assert sorted([*counted, *env.seeds]) == sorted(env.started)  # those that still run are all that is missing
+    assert {report.num_cut for report in reports} == {0}
 
 
 def test_a_stage_that_leaves_its_worker_closes_its_simulators(monkeypatch) -> None:
@@ -231,4 +236,3 @@ def test_a_stage_that_leaves_its_worker_closes_its_simulators(monkeypatch) -> No
     stage.leave()
     stage.leave()
     assert len(closed) == len(sessions) == 1
-    assert isinstance(stage, Leaving)
