@@ -107,32 +107,21 @@ def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
     assert all(seed >= TRAINING_SEED_BIT for seed in resets["train"])
 
 
-def test_the_summary_is_the_mean_of_its_episodes_with_wilsons_interval(tmp_path) -> None:
-    info = evaluate(tmp_path, f"checkpoint={clone(tiny())}", "eval.num_episodes=10")
+# ---------------------------------------------------------------------------------------------------- what is written
+def test_eval_info_says_what_was_evaluated_and_its_summary_is_the_mean_of_the_episodes(tmp_path) -> None:
+    folder = clone(tiny())
+    info = evaluate(tmp_path, f"checkpoint={folder}", "eval.num_episodes=10")
     for key in ("success_once", "success_at_end", "return", "episode_len"):
         assert info[key] == pytest.approx(sum(e[key] for e in info["episodes"]) / 10)
     successes = sum(e["success_once"] for e in info["episodes"])
     assert 0 < successes < 10
     assert tuple(info["success_once_interval"]) == wilson(int(successes), 10)
-
-
-# ---------------------------------------------------------------------------------------------------- what is written
-def test_eval_info_says_what_was_evaluated_and_under_which_conditions(tmp_path) -> None:
-    folder = clone(tiny())
-    info = evaluate(tmp_path, f"checkpoint={folder}", "eval.num_episodes=3")
-    assert (info["policy"], info["checkpoint"], info["greedy"], info["first_seed"]) == (
-        "checkpoint",
-        str(folder),
-        True,
-        9000,
-    )
+    said = {"policy": "checkpoint", "checkpoint": str(folder), "greedy": True, "first_seed": 9000}
+    assert said.items() <= info.items()
     assert info["env"]["task"] == "PointReach-v0"
     assert info["env"]["obs_size"] == 16  # of the checkpoint, not of the default config
     assert info["backend"] == "point_reach"
     assert "torch" in info["versions"]
-    assert set(info["episodes"][0]) == {
-        *("seed", "success_once", "success_at_end", "return", "episode_len", "reward"),
-    }
 
 
 def frames(path: Path) -> list:

@@ -11,7 +11,6 @@ from envs import point_reach
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied import env_stage
 from rlinf_embodied.embodied.env_stage import make_env, paced
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import VectorEnv
 from tests.observations import stacked
 
@@ -85,9 +84,3 @@ def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
         assert torch.equal(one.rewards, other.rewards)
         assert one.episodes == other.episodes
         assert torch.equal(stacked(one.observation), stacked(other.observation))
-
-
-@pytest.mark.parametrize("rate", ["-1", "inf", "nan"])
-def test_a_rate_is_a_number_of_steps_per_second(rate: str) -> None:
-    with pytest.raises(ConfigError, match=r"env\.control_hz is .* it is a number of env steps per second"):
-        tiny(f"env.control_hz={rate}")

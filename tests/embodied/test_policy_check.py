@@ -156,19 +156,8 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
             {"widht": 3},
             r"widht is 3, but there is no such option: .*stem_width",
         ),
-        (
-            "policies.state_policy.StatePolicy",
-            {"width": 3},
-            r"width is 3, but .*: use one of num_bins",
-        ),
-        (
-            "policies.flow_vla.FlowVLA",
-            {"stepz": 3},
-            r"stepz is 3, .*: did you mean policy.options.steps",
-        ),
         ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
         ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
-        ("policies.openvla.policy.OpenVLAPolicy", {"top_k": -1}, r"policy.options.top_k is -1, but it counts tokens"),
         (f"{__name__}.Wider", {"width": "wide"}, r"policy.options.width is 'wide', but .*Integer.*Width"),
     ],
 )
