@@ -21,7 +21,7 @@ from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
+from rlinf_embodied.telemetry.tables import described_table, text_table
 from rlinf_embodied.tools.plans import find_cluster, find_named_plans, find_profile
 
 
@@ -68,7 +68,7 @@ def emulate(config: EmulationConfig) -> None:
         session.close()
     rows = [row(result) for result in done]
     title = f"EMULATED {pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {profile.name}"
-    print(described_table(rows, ("plan", "devices"), title, terminal_width()))
+    print(described_table(rows, ("plan", "devices"), title))
     print("seconds per iteration of the emulated cluster; late: this machine's own part")
     if config.out:
         body = {"emulated": True, "profile": profile.name, "cluster": cluster.name, "rows": rows}

@@ -42,7 +42,8 @@ def profile_stages(config: TrainConfig | MathConfig) -> None:
     job.require_checkpoint(None)
     cluster = find_cluster(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
-    with open_session(config.cluster) as session, LiveView(1) as view:
+    view = LiveView(1)
+    with open_session(config.cluster) as session:
         start = str(job.starting_policy(session, cluster, view.progress, folder.path))
         session.clear()
         profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress, folder.path)

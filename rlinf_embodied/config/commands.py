@@ -27,15 +27,15 @@ from rlinf_embodied.config.reasoning import (
     RewardConfig,
     SamplesConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
 # What may change when a run resumes (training/resume.py): how long it trains, where and how fast it runs, what is
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio.", "samples."),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "samples."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
-    *("run.tensorboard", "run.wandb", "run.trackio"),
+    *("run.tensorboard", "run.wandb"),
     *("warm_start.cache_dir", "generation.vllm.gpu_memory_utilization"),
     "generation.vllm.max_model_len",
     "algorithm.max_zero_advantage_iterations",
@@ -55,8 +55,6 @@ class TrainingConfig:
     run: RunConfig = field(default_factory=RunConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
     resume: str = "auto"  # auto: continue where run.dir stopped; never: refuse a used folder; or a checkpoint
 
 

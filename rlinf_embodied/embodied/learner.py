@@ -25,7 +25,7 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
-_CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
+_CHECKPOINT = ("state.json", "manifest.json")  # of a folder that is a whole checkpoint
 View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 
 

@@ -62,21 +62,20 @@ class _Runs:
     """Successive runs of one plan: clocks are carried over, and fronts that were submitted ahead."""
 
     def __init__(self, times: Simulator, plan: Plan, traced: bool) -> None:
-        self._times, self._plan, self._traced = times, plan, traced
-        self._exclusive = plan.excluded() if plan.exclusive else {}
+        self._times, self._traced = times, traced
         steps, back = schedule(plan.items, times.work), times.work.back()
         self._front = [step for step in steps if not back.intersection(step.stages)]
         self._back = [step for step in steps if back.intersection(step.stages)]
-        self.clocks = times.clocks(plan, set(), None)
-        layouts = self.clocks.layouts
-        hosts = [
-            {h for step in some for s in step.stages for h in layouts[s].hosts} for some in (self._front, self._back)
-        ]
-        self._share = bool(hosts[0] & hosts[1])
+        self.clocks = times.clocks(plan)
+        front, back = (self._hosts(steps) for steps in (self._front, self._back))
+        self._share = bool(front & back)
         self._ahead: deque[dict[str, list[float]]] = deque()
         self._begin_s = self._end_s = 0.0
         for _ in range(plan.staleness):
             self._submit_front()
+
+    def _hosts(self, steps: Sequence[Step]) -> set[int]:
+        return {host for step in steps for stage in step.stages for host in self.clocks.layouts[stage].hosts}
 
     def next(self) -> float:
         """Goes through the next run and returns when it ends."""
@@ -91,7 +90,7 @@ class _Runs:
         last_s = clocks.last_s()
         if not self._share:
             self._submit_front()
-        self._begin_s, self._end_s = self._end_s, max(last_s, self._times.send_weights(self._exclusive, clocks))
+        self._begin_s, self._end_s = self._end_s, max(last_s, self._times.send_weights(clocks))
         clocks.wait(self._end_s)
         return self._end_s
 
@@ -117,7 +116,7 @@ class _Runs:
         work = self._times.work
         again = work.repeated()
         for number, step in enumerate(steps):
-            self._times.submit([step], self._plan, self._exclusive, self.clocks)
+            self._times.submit(step, self.clocks)
             behind = steps[number + 1 :]
             if again.issuperset(step.stages) and not (behind and again.issuperset(behind[0].stages)):
                 self.clocks.wait(self.clocks.last_s())

@@ -154,11 +154,7 @@ class Pricer:
     def _entries_of(self, item: Item) -> dict[int, Entries]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
-            loop = self.workflow.loop_of(item.places[0].stage)
-            whole = loop is not None and self.layouts.fused(item)
-            for place in item.places:
-                parts = 1 if whole else item.shards if loop else item.chunks
-                layout = self.layouts.of(place, parts, shards=loop is not None)
+            for place, layout in self.layouts.of_item(item):
                 owned, largest = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
                 for device, size in zip(layout.devices, layout.sizes, strict=True):
                     owned[device] += size

@@ -59,7 +59,7 @@ class Search:
         self.best: dict[tuple[Kind, tuple], tuple[Score, Plan]] = {}
         self._separated: dict[tuple[frozenset[tuple[Held, float]], PairSet], PairSet] = {}
         self._busy: dict[Item, dict[int, float]] = {}
-        self._streams: dict[tuple[tuple[str, ...], int], bool] = {}
+        self._streams: dict[tuple[str, ...], bool] = {}
         self.moves = 0
 
     # --------------------------------------------------------------------------------------------------------- price
@@ -104,11 +104,9 @@ class Search:
         if item not in self._busy:
             found: dict[int, float] = {}
             loop = self.work.loop_of(item.places[0].stage)
-            fused = loop is not None and self.pricer.layouts.fused(item)
-            for place in item.places:
-                streams = self.pricer.profile.stages[place.stage].finish_quantiles
-                parts = 1 if fused or streams else item.shards if loop else item.chunks
-                layout = self.pricer.layouts.of(place, parts, shards=loop is not None)
+            for place, layout in self.pricer.layouts.of_item(item):
+                if self.pricer.profile.stages[place.stage].finish_quantiles:  # begins them all at once
+                    layout = self.pricer.layouts.of(place, 1, shards=loop is not None)
                 times = loop.chunk_steps if loop else 1
                 for device, seconds in zip(layout.devices, self.simulator.lengths(place.stage, layout), strict=True):
                     found[device] = found.get(device, 0.0) + times * seconds
@@ -192,28 +190,23 @@ class Search:
         run: list[Item] = []
         for at in range(first, last):
             stages = tuple(s for item in (*run, items[at]) for s in item.stages)
-            if self._may_stream(stages, chunks):
+            if self._may_stream(stages):
                 run.append(items[at])
             elif len(run) > 1:
                 break
             else:
-                run, first = [items[at]] if self._may_stream(items[at].stages, chunks) else [], at
+                run, first = [items[at]] if self._may_stream(items[at].stages) else [], at
                 first += not run
         if len(run) < 2:
             return None
         places = tuple(self._chunked(place, chunks) for item in run for place in item.places)
         return (*items[:first], Item(places, chunks), *items[first + len(run) :])
 
-    def _may_stream(self, stages: tuple[str, ...], chunks: int) -> bool:
-        key = stages, chunks
-        if key not in self._streams:
-            size, work = self.num_blocks // chunks, self.work
-            self._streams[key] = (
-                not any(work.loop_of(stage) for stage in stages)
-                and all(work.stages[stage].accepts(size, self.num_blocks) for stage in stages)
-                and not work.blocking(stages, stages, size)
-            )
-        return self._streams[key]
+    def _may_stream(self, stages: tuple[str, ...]) -> bool:
+        if stages not in self._streams:
+            whole = any(self.work.loop_of(stage) or self.work.stages[stage].whole for stage in stages)
+            self._streams[stages] = not whole and not self.work.blocking(stages)
+        return self._streams[stages]
 
     def _chunked(self, place: Place, chunks: int) -> Place:
         """Returns a place that suits chunks: with fewer devices, or blocks as even as possible, where need be."""
@@ -372,7 +365,7 @@ class Search:
         item, how = items[at], draw.random()
         if item.chunks > 1 and how < 0.5:
             chunks = draw.choice(self.chunks)
-            if not self._may_stream(item.stages, chunks):
+            if not self._may_stream(item.stages):
                 return None
             changed = Item(tuple(self._chunked(place, chunks) for place in item.places), chunks)
             return (*items[:at], changed, *items[at + 1 :])
@@ -387,7 +380,7 @@ class Search:
         parts = [place for neighbour in items[at:last] for place in neighbour.places]
         chunks = max((neighbour.chunks for neighbour in items[at:last]), default=1)
         chunks = draw.choice(self.chunks) if chunks == 1 else chunks
-        if len(parts) < 2 or not self._may_stream(tuple(place.stage for place in parts), chunks):
+        if len(parts) < 2 or not self._may_stream(tuple(place.stage for place in parts)):
             return None
         return (*items[:at], Item(tuple(self._chunked(place, chunks) for place in parts), chunks), *items[last:])
 

@@ -245,7 +245,8 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
     made = StageConfig(cast(MathConfig, config), str(checkpoint))  # it has the sections that an evaluation reads
-    with open_session(config.cluster) as session, LiveView(1) as view:
+    view = LiveView(1)
+    with open_session(config.cluster) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, last_step=0).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}

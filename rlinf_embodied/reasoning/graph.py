@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 _PACKAGE = __name__.rpartition(".")[0]
 _CLASSES = {  # in the order of the data
@@ -60,7 +60,7 @@ def reasoning_graph(
         return StageSpec(
             *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
             collective=learns,
-            granularities=(WHOLE,) if learns and not streams else (),
+            whole=learns and not streams,
             at_once=generates,
             waits=name in waiting,
             blocks_per_batch=blocks_per_batch if generates else 1,
@@ -70,9 +70,7 @@ def reasoning_graph(
         name="reasoning",
         num_blocks=num_blocks,
         stages={name: spec(name) for name in names},
-        edges=tuple(
-            Edge(a, b, granularities=() if streams or b not in _LEARNERS else (WHOLE,)) for a, b in _ends(names)
-        ),
+        edges=tuple(Edge(a, b, whole=not streams and b in _LEARNERS) for a, b in _ends(names)),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,

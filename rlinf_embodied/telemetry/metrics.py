@@ -69,7 +69,7 @@ def percent(summary: Mapping[str, object], name: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- files
 class MetricsWriter:
-    """Writes each iteration to metrics.jsonl and to the boards; what the policy wrote goes to samples.jsonl, too.
+    """Writes each iteration to metrics.jsonl and to the boards; what the policy wrote goes to samples.jsonl.
 
     The first write drops what an earlier run of the same folder wrote for this iteration or later ones: a resumed run
     continues the files as if it had never stopped.
@@ -95,14 +95,12 @@ class MetricsWriter:
         for board in self._boards:
             board.log(finite, global_step)
 
-    def write_samples(self, global_step: int, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
+    def write_samples(self, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
         """Writes the completions of an iteration that `write` got; nothing without rows."""
         if not rows:
             return
         with writing(self._samples), self._samples.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({"iteration": iteration, **row}, ensure_ascii=False) + "\n" for row in rows)
-        for board in self._boards:
-            board.log_table("samples", rows, global_step)
 
     def _begin(self, iteration: int) -> None:
         self._begun = True

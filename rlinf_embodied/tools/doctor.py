@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rlinf_embodied.telemetry.tables import terminal_width, wrapped
-
 GIB = 2**30
 LEAST_MEMORY_BYTES = 3 * GIB  # two workers with a simulator, and the driver
 LEAST_DISK_BYTES = 2 * GIB  # checkpoints and videos of a few runs
@@ -195,9 +193,9 @@ def show(findings: list[Finding]) -> None:
     part = max(len(finding.part) for finding in findings)
     for finding in findings:
         head = f"{finding.part:<{part}}  {finding.state:<7}  "
-        print(wrapped(head, finding.found, terminal_width()))
+        print(f"{head}{finding.found}")
         if finding.fix:
-            print(wrapped(" " * (len(head) - 4) + "->  ", finding.fix, terminal_width()))
+            print(f"{'->':>{len(head) - 2}}  {finding.fix}")
 
 
 def verdict(findings: list[Finding]) -> int:

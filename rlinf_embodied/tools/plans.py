@@ -21,7 +21,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.plots import gantt
-from rlinf_embodied.telemetry.tables import described_table, markdown_table, terminal_width, text_table
+from rlinf_embodied.telemetry.tables import described_table, markdown_table, text_table
 from rlinf_embodied.telemetry.trace import write_trace
 
 _LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
@@ -169,7 +169,7 @@ def show_plans(ranking: Ranking, pricer: Pricer) -> None:
     title = (
         f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
     )
-    print(described_table(rows(ranking.plans), LONG_COLUMNS, title, terminal_width()))
+    print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
     print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
     for remark in ranking.remarks():
         print(remark)
@@ -194,7 +194,7 @@ def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
         spans = [span for span in spans if span.worker == first[span.stage]]
     write_trace(folder / "trace.json", spans)
     title = f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted"
-    gantt({title: spans}).savefig(folder / "plan.png", dpi=120)
+    gantt(title, spans).savefig(folder / "plan.png", dpi=120)
 
 
 def write_tables(folder: Path, name: str, tables: Mapping[str, list[dict[str, str]]]) -> None:

@@ -101,4 +101,4 @@ class Account:
             view.note(line)
         view.note(f"summary  {folder.path / 'summary.json'}")
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        view.last_line(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")
+        view.note(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")

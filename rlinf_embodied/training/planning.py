@@ -33,7 +33,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.telemetry.tables import described_table, terminal_width, text_table
+from rlinf_embodied.telemetry.tables import described_table, text_table
 from rlinf_embodied.training.job import Job
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -199,7 +199,7 @@ class Planning:
         """Returns the ranked plans as a table, and what else there is to report."""
         assert self._pricer is not None
         title = f"plans of {self._workflow.name} on {self._cluster.name}, predicted:"
-        lines = [described_table(rows(self._ranked), LONG_COLUMNS, title, terminal_width())]
+        lines = [described_table(rows(self._ranked), LONG_COLUMNS, title)]
         lines += [
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)

@@ -62,8 +62,8 @@ class Trainer:
 
         Raises:
             ConfigError: the run folder cannot be written, is another run's at this moment, is in use and resume=never,
-                or holds a run of other settings; run.exact=portable in a process that is not pinned; what run.wandb
-                or run.trackio asks for is not installed.
+                or holds a run of other settings; run.exact=portable in a process that is not pinned; wandb is not
+                installed, but run.wandb=true.
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
@@ -98,7 +98,7 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
-        """Runs the training and returns the exit code: 0; after Ctrl-C, SIGTERM or SIGHUP 130, 143 or 129."""
+        """Runs the training and returns the exit code: 0; after Ctrl-C or SIGTERM 130 or 143."""
         try:
             return self._run_locked()
         finally:
@@ -114,11 +114,9 @@ class Trainer:
         assert is_dataclass(config)
         with closing((self._sessions or make_session)(config.cluster)) as session:
             self._account.startup.mark("session")
-            boards = start_boards(folder.path, config.run, config.wandb, config.trackio, asdict(config))
-            with (
-                closing(MetricsWriter(folder.path, boards)) as self._writer,
-                LiveView(config.run.num_iterations, job.columns, folder.path / "console.log") as self._view,
-            ):
+            boards = start_boards(folder.path, config.run, asdict(config))
+            self._view = LiveView(config.run.num_iterations, job.columns, folder.path / "console.log")
+            with closing(MetricsWriter(folder.path, boards)) as self._writer:
                 for line in [*job.launch_notes(), *([self._resumption.note] if self._resumption else [])]:
                     self._view.note(line)
                 return self._run(session)
@@ -297,7 +295,7 @@ class Trainer:
         if self._running.checking and (number % self._job.check_every == 0 or number >= last):
             self._evaluations.check(metrics)
         self._writer.write(progress.global_step, number, metrics)
-        self._writer.write_samples(progress.global_step, number, self._job.samples(result))
+        self._writer.write_samples(number, self._job.samples(result))
         self._view.update(number, metrics)
         due = config.checkpoint.every and number % config.checkpoint.every == 0
         if due or checkpoints.unwritten is not None or not self._goes_on():

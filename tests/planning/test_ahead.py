@@ -20,7 +20,7 @@ from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 DEVICES, EXPORT_S, INSTALL_S = 3, 0.25, 0.5
 
@@ -200,7 +200,7 @@ def random_plan(seed: int) -> tuple[Pricer, Oracle, Plan]:
         first, target = ["env", "policy"], draw.choice(["policy", target])
     collective = {name for name in names if draw.random() < 0.3}
     specs = {n: StageSpec(n, "fake", None, collective=n in collective) for n in (*first, *names)}
-    flowing = tuple(Edge(a, b, granularities=(WHOLE,) if a in first else ()) for a, b in edges)
+    flowing = tuple(Edge(a, b, whole=a in first) for a, b in edges)
     work = Workflow("ahead", blocks, specs, flowing, (WeightEdge(source, target),), loops)
     times = {name: (draw.choice([0.0, 0.5, 2.0]), draw.choice([0.25, 1.0, 1.5])) for name in specs}
     entries = {name: planning.stage(*numbers, loop=name in first) for name, numbers in times.items()}
@@ -361,7 +361,7 @@ def test_a_better_plan_keeps_the_staleness(few_moves) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- rules
 def test_rounds_that_need_new_weights_cannot_run_ahead() -> None:
-    stages = {n: StageSpec(n, "fake", None, granularities=(WHOLE,)) for n in "abc"}
+    stages = {n: StageSpec(n, "fake", None, whole=True) for n in "abc"}
     decide = lambda rounds: RepeatDecision(True)  # noqa: E731
     again = Repeat("r", "c", "b", decide, 2)
     work = Workflow("w", 2, stages, (Edge("a", "b"), Edge("b", "c")), (WeightEdge("b", "a"),), repeat=again)

@@ -23,7 +23,7 @@ from rlinf_embodied.planning.pricing import Pricer, Standing
 from rlinf_embodied.planning.profile import Profile, WeightProfile
 from rlinf_embodied.planning.search import Search
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, Workflow
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -145,7 +145,7 @@ def test_a_stage_that_waits_uses_a_worker_without_a_core() -> None:
     one = replace(planning.cluster(2).node_groups()[0], devices_per_node=1)
     places = replace(planning.cluster(2), groups=(one, replace(one, kind=WAITING, beside=0)))
     stages = {n: StageSpec(n, "x", None, waits=n == "b") for n in "abc"}
-    work = Workflow("w", 4, stages, (Edge("a", "b", granularities=()), Edge("b", "c", granularities=())))
+    work = Workflow("w", 4, stages, (Edge("a", "b", whole=False), Edge("b", "c", whole=False)))
     entries = {n: planning.stage(0, 1) for n in "abc"} | {"b": planning.stage(0, 1) | {"kind_factors": {WAITING: 1.0}}}
     best = rank(Pricer(work, planning.profile(entries), places)).best
     assert best.plan.places()["b"].devices == (1,)
@@ -188,7 +188,7 @@ def test_calls_and_rounds_and_distant_weights_have_a_price() -> None:
     near, far = (simulate(apart, Pricer(work, known, planning.cluster(2, node=n))).iteration_s for n in (2, 1))
     assert (near, far) == (pytest.approx(21 + 1), pytest.approx(21 + 10))
     repeat = Repeat("resample", "actor", "env", lambda rounds: RepeatDecision(True), 3, 3.0)
-    whole = {**work.stages, "actor": replace(work.stages["actor"], granularities=(WHOLE,))}
+    whole = {**work.stages, "actor": replace(work.stages["actor"], whole=True)}
     again = replace(work, stages=whole, repeat=repeat, edges=(Edge("policy", "actor"), Edge("env", "actor")))
     sent = replace(measured, edge_bytes_per_item={("policy", "actor"): 1e9})
     once, thrice = (

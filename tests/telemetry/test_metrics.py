@@ -88,7 +88,7 @@ def test_samples_are_those_of_an_uninterrupted_run(tmp_path):
         writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
         for iteration in range(first, 4):
             writer.write(iteration, iteration, {})
-            writer.write_samples(iteration, iteration, [{"completion": f"größe\u2028{first}"}])
+            writer.write_samples(iteration, [{"completion": f"größe\u2028{first}"}])
         writer.close()
     rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text("utf-8").split("\n") if line]
     assert [(row["iteration"], row["completion"][-1]) for row in rows] == [(1, "1"), (2, "2"), (3, "2")]
