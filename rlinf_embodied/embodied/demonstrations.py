@@ -55,9 +55,9 @@ def demonstrator(source: DemonstrationSource, env: VectorEnv, start: WarmStartCo
         _require_size(source, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
         return partial(_replay, env, episodes)
     dataset = LeRobotDataset(Path(source.path), source.named)
-    info, spec, settings = dataset.info, env.spec, "env.options.control_mode, env.options.robot"
-    _require_size(source, ACTION, info.size(ACTION), spec.action_dim, settings)
-    _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.options.robot")
+    spec, settings = env.spec, "env.options.control_mode, env.options.robot"
+    _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)
+    _require_size(source, STATE, dataset.size(STATE), spec.proprio_dim, "env.options.robot")
     instruction, tasks = env.state().instruction[0], dataset.tasks
     rule = f"a policy knows the words that it learned, and the tasks of {source.named}={source.path} are {tasks}"
     require(instruction in tasks, "env.instruction", instruction, rule, f"set env.instruction={tasks[0]!r}")

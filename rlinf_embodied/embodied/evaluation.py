@@ -217,7 +217,6 @@ class Evaluation:
         whole = len(episodes) == number
         return EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
-            reached=known and whole and _num_unsolved(episodes) <= wanted,
             score=at_end.value if whole and at_end is not None else None,
         )
 

@@ -109,15 +109,14 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
 def _require_dataset(path: Path, env: EnvConfig, named: str) -> int:
     """Returns the number of episodes."""
     dataset, where = LeRobotDataset(path, named), f"{named}={path}"
-    info = dataset.info
     for name in (ACTION, STATE):
-        if info.size(name) is None:
-            raise DataError(f"{where} has no vectors called {name!r}, but {', '.join(info.features)}: add them")
-    missing = [name for name in env.cameras if name not in info.cameras]
-    rule, action = f"{where} has images of {', '.join(info.cameras) or 'no camera'}", "name cameras that it has"
+        if dataset.size(name) is None:
+            raise DataError(f"{where} has no vectors called {name!r}, but {', '.join(dataset.features)}: add them")
+    missing = [name for name in env.cameras if name not in dataset.cameras]
+    rule, action = f"{where} has images of {', '.join(dataset.cameras) or 'no camera'}", "name cameras that it has"
     require(bool(env.cameras) and not missing, "env.cameras", env.cameras, rule, action)
     for name in env.cameras:
-        height, width = info.image_size(name)
+        height, width = dataset.image_size(name)
         rule, action = f"{IMAGES + name} of {where} is {width} x {height}", f"set env.obs_size={width}"
         action = action if width == height else "give a dataset with square images"
         require((height, width) == (env.obs_size, env.obs_size), "env.obs_size", env.obs_size, rule, action)

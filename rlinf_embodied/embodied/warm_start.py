@@ -48,9 +48,7 @@ _OF_TRAINING = (  # of the env's section: scale, reward and speed
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
 
-def starting_policy(
-    config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-) -> Path:
+def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
     """Returns the checkpoint that a training starts from: the given one, a behaviour-cloned policy, or a new one.
 
     A published folder is made one of this project first, which says what it acts in.
@@ -60,10 +58,9 @@ def starting_policy(
         session: where the work runs.
         cluster: its devices.
         progress: called with (what, done, total, remark).
-        spare: what is made goes below it where the cache cannot be written.
 
     Raises:
-        ConfigError: the cache cannot be written, and there is no `spare`.
+        ConfigError: the cache cannot be written.
     """
     given = config.warm_start.checkpoint
     published = given is not None and is_published(given, config.policy)
@@ -72,21 +69,21 @@ def starting_policy(
     cloned = not (config.warm_start.from_nothing or published)
     if cloned and config.algorithm.learns_from is not Source.demonstrations:
         make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
-        return common.made_once(clone_folder(config, cluster.kind), make, spare)
+        return common.made_once(clone_folder(config, cluster.kind), make)
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
     more: dict[str, object] = {}
     if given is not None:  # its bytes are many: names, sizes and times stand for them
         files = [(path.name, path.stat()) for path in sorted(Path(given).iterdir()) if path.is_file()]
         more["published"] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    return _new(new, config.warm_start.cache_dir, session, cluster, spare, more)
+    return _new(new, config.warm_start.cache_dir, session, cluster, more)
 
 
-def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
+def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster) -> Path:
     """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
     hierarchy = config.hierarchy
     new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
     of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
-    return _new(new, config.warm_start.cache_dir, session, cluster, spare, {"level": "high", **of_choices})
+    return _new(new, config.warm_start.cache_dir, session, cluster, {"level": "high", **of_choices})
 
 
 def _new(
@@ -94,13 +91,12 @@ def _new(
     cache_dir: str,
     session: Session,
     cluster: Cluster,
-    spare: Path | None,
     more: Mapping[str, object],
 ) -> Path:
     """Returns the folder of a policy that has learned nothing here; `more` of its key."""
     key = {"seed": config.seed, "measures": config.measures, **more}
     cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
-    return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster), spare)
+    return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster))
 
 
 def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: Cluster) -> None:

@@ -93,17 +93,16 @@ class Pricer:
 
     def runs_on(self, stage: str, device: int) -> bool:
         """Returns whether there is a time for a stage on a device."""
-        return self._slowdown[stage, self.group_of[device]] < math.inf
+        return self.slowdown_on(stage, device) < math.inf
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
         """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
-            slowdown = self._slowdown[stage, key[3]]
-            measured, items = self.profile.stages[stage], blocks * self.workflow.items_per_block
-            one = float(measured.call_s(items, num_devices * self.scale)) if slowdown < math.inf else math.inf
-            again = self.rounds.get(stage, 1.0)
-            self._seconds[key] = one * slowdown * again if slowdown < math.inf else math.inf
+            slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
+            if slowdown < math.inf:  # times 0 s it would be no number
+                slowdown *= float(self.profile.stages[stage].call_s(items, num_devices * self.scale))
+            self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
 
     def rate(self, a: int, b: int) -> float:

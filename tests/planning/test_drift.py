@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 from plan_cases import cluster, embodied, profile, stage
 
-from rlinf_embodied.planning import drift, search
+from rlinf_embodied.planning import drift
 from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
+
+pytestmark = pytest.mark.usefixtures("few_moves")
 
 USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
 
@@ -46,32 +48,17 @@ def test_more_rounds_of_a_repeat_are_more_work_and_no_drift() -> None:
 
 
 def test_a_stage_of_milliseconds_is_never_a_reason() -> None:
-    watch = DriftWatch(Prediction(10.0, {"env": 0.001}))
-    for _ in range(STREAK):
-        watch.observe({"env": 0.002})
+    watch = DriftWatch(Prediction(10.0, {"env": 0.001}), ratios={"env": [2.0] * STREAK})
     assert watch.drifted() == {}
-
-
-@pytest.fixture(autouse=True)
-def few_moves(monkeypatch) -> None:
-    """Searches of a few moves, which suffice for two devices."""
-    monkeypatch.setattr(search, "MOST_MOVES", 400)
 
 
 def flat_env() -> Pricer:
     """Two devices; policy and actor lose by being spread, so that only a slow env makes the rollout use both."""
+    grid = {"items_per_device": [4, 8], "devices": [1, 2]}
     stages = {
         "env": stage(0.01, 0.001, loop=True),
-        "policy": {
-            "items_per_device": [4, 8],
-            "devices": [1, 2],
-            "s_per_chunk_step": [[0.014, 0.08], [0.018, 0.12]],
-        },
-        "actor": {
-            "items_per_device": [4, 8],
-            "devices": [1, 2],
-            "s_per_call": [[0.5, 1.5], [1.0, 3.0]],
-        },
+        "policy": grid | {"s_per_chunk_step": [[0.014, 0.08], [0.018, 0.12]]},
+        "actor": grid | {"s_per_call": [[0.5, 1.5], [1.0, 3.0]]},
     }
     work, _ = embodied((0, 0), (0, 0), (0, 0), blocks=8, steps=4)
     return Pricer(work, profile(stages), cluster(2))
