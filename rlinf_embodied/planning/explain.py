@@ -97,11 +97,12 @@ def rank(
     possible = [one for one in found if one.iteration_s < math.inf]
     if not possible:
         raise PlanError(_too_large(pricer, found))
-    simulator = Simulator(pricer)
-    ranked = [
-        _described(simulator, replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}"))
-        for i, one in enumerate(_chosen(possible, num_ranked))
-    ]
+    simulator, ranked = Simulator(pricer), list[Ranked]()
+    for i, one in enumerate(_chosen(possible, num_ranked)):
+        plan = replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}")
+        run, peak_bytes = simulator.run(plan), max(pricer.memory(plan).values())
+        idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
+        ranked.append(Ranked(plan, one.kind, run, idle, peak_bytes))
     remarks = []
     for kind in Kind:
         lacking = [one.lacking_bytes for one in found if one.kind is kind]
@@ -154,12 +155,6 @@ def _chosen(found: Sequence[Found], number: int) -> list[Found]:
     ordered = sorted(found, key=lambda one: (one is not best, one.iteration_s))
     first = {one.kind: one for one in reversed(ordered)}
     return ordered[:number] + [one for one in ordered[number:] if one is first[one.kind]]
-
-
-def _described(simulator: Simulator, plan: Plan) -> Ranked:
-    pricer, run = simulator.pricer, simulator.run(plan)
-    idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
-    return Ranked(plan, plan.kind(pricer.workflow), run, idle, max(pricer.memory(plan).values()))
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:

@@ -61,9 +61,13 @@ class Pricer:
         self.rounds = workflow.expected_rounds()
         self.submit_s = cluster.links.submit_s * scale
         self.layouts = Layouts(workflow)
-        self._slowdown = {
-            (stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)
-        }
+        self._slowdown = dict[tuple[str, int], float]()
+        for stage, spec in workflow.stages.items():
+            measured = profile.stages[stage]
+            factors = {profile.device_kind: 1.0, **measured.kind_factors}
+            for n, group in enumerate(self.groups):
+                fits = measured.cores_per_device <= group.cores_per_device and group.kind in (spec.kinds or factors)
+                self._slowdown[stage, n] = factors.get(group.kind, math.inf) / group.speed if fits else math.inf
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
         shared = {
@@ -81,12 +85,6 @@ class Pricer:
         return Pricer(**(kept | changes))  # pyright: ignore[reportArgumentType]
 
     # ------------------------------------------------------------------------------------------------------------ time
-    def _slowdown_of(self, stage: str, number: int) -> float:
-        group, measured, spec = self.groups[number], self.profile.stages[stage], self.workflow.stages[stage]
-        factor = measured.kind_factors.get(group.kind, 1.0 if group.kind == self.profile.device_kind else math.inf)
-        fits = measured.cores_per_device <= group.cores_per_device and (not spec.kinds or group.kind in spec.kinds)
-        return factor / group.speed if fits else math.inf
-
     def slowdown_on(self, stage: str, device: int) -> float:
         """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
         return self._slowdown[stage, self.group_of[device]]

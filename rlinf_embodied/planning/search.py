@@ -60,7 +60,8 @@ class Search:
             return _IMPOSSIBLE
         if state in self.scores:
             return self.scores[state]
-        lacking = self._lacking(plan)
+        memory = self.pricer.memory_bytes
+        lacking = sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
         if lacking:
             found = (math.inf, lacking)
         elif (bound := max(self._total_s(state[0]).values()) * (1 - 1e-9)) > limit:
@@ -70,17 +71,10 @@ class Search:
             if found[0] > limit:
                 return found
         self.scores[state] = found
-        self._note(plan, found)
-        return found
-
-    def _note(self, plan: Plan, score: Score) -> None:
         key = plan.kind(self.work), structure(plan)
-        if key not in self.best or score < self.best[key][0]:
-            self.best[key] = score, plan
-
-    def _lacking(self, plan: Plan) -> float:
-        memory = self.pricer.memory_bytes
-        return sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
+        if key not in self.best or found < self.best[key][0]:
+            self.best[key] = found, plan
+        return found
 
     def _total_s(self, items: Items) -> dict[int, float]:
         """Returns the seconds that each device computes."""
@@ -398,14 +392,11 @@ class Search:
                     best = min(best, current, key=lambda entry: entry[0])
             if idle > patience:
                 idle = 0
-                current = self._kicked(best if self.draw.random() < 0.6 else self.draw.choice(pool))
+                state = (best if self.draw.random() < 0.6 else self.draw.choice(pool))[1]
+                for _ in range(self.draw.randint(1, 4)):
+                    state = self.moved(state) or state
+                current = self.score(state), state
         return False
-
-    def _kicked(self, entry: tuple[Score, State]) -> tuple[Score, State]:
-        state = entry[1]
-        for _ in range(self.draw.randint(1, 4)):
-            state = self.moved(state) or state
-        return self.score(state), state
 
 
 def structure(plan: Plan) -> tuple:

@@ -17,7 +17,7 @@ Nothing here imports torch: a sleeping worker needs no core and little memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -145,18 +145,14 @@ class EmulatedStage:
         device, parcels = self._at(step_context), [parcel for parts in inputs.values() for parcel in parts]
         begin_s, seconds = max(device.free_s, self._arrival_s(parcels)), self._seconds(len(inputs))
         if self._profile.finish_quantiles and step_context.num_chunks > 1:
-            seconds = self._streamed_s(inputs)
+            share, owned = self._profile.finish_share, len(self._blocks)  # all of them are begun at once
+            before = sum(block < min(inputs, default=0) for block in self._blocks) / owned
+            done = float(share(before + len(inputs) / owned)) - (float(share(before)) if before else 0.0)
+            seconds = self._seconds(owned) * done
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
         return self._done(inputs, begin_s, seconds)
-
-    def _streamed_s(self, blocks: Collection[int]) -> float:
-        """Returns the further seconds until some of the owned blocks, all begun at once, are finished."""
-        share = self._config.profile.finish_share
-        before = sum(block < min(blocks, default=0) for block in self._blocks) / len(self._blocks)
-        after = before + len(blocks) / len(self._blocks)
-        return self._seconds(len(self._blocks)) * float(share(after) - (share(before) if before else 0.0))
 
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
