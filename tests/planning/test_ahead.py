@@ -287,16 +287,6 @@ def test_a_stage_between_that_takes_no_weights_gains_by_a_second_iteration(few_m
     assert rank(pricer, max_staleness=3).best.plan.staleness == 2
 
 
-def test_switches_are_made_in_every_iteration() -> None:
-    """Rollout and actor alternate on two devices: 32 + 48 s, and out and in, 1 + 2 s, for either side of a switch."""
-    switched = {"offload_s": 1.0, "onload_s": 2.0}
-    work, measured = planning.embodied((0, 1), (0, 1), (0, 12), env=switched, policy=switched, actor=switched)
-    plan = parse("env+policy on 0-1 > actor on 0-1; exclusive env+policy / actor", 2, work)
-    pricer = Pricer(work, measured, planning.cluster(2))
-    # into the rollout: the actor out, env and policy in: 1 + 2 + 2; into the actor: both out, it in: 1 + 1 + 2
-    assert [seconds_of(plan, pricer, k) for k in (0, 1)] == pytest.approx([80 + 5 + 4] * 2)
-
-
 def test_data_that_waits_is_held() -> None:
     """8 blocks; the policy's data: 1e9 bytes per item on each of 2 devices with 4 blocks; 2e9 for a stage behind it."""
     pricer, plan = halves()
