@@ -156,7 +156,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
 
 
 def report_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
-    """Prints the table, and writes the best plan as plan.json, and its simulated iteration as plan.png and trace.json."""
+    """Prints the table; writes the best plan as plan.json, its simulated iteration as plan.png and trace.json."""
     where = f"{pricer.workflow.name} on {pricer.cluster.name} ({pricer.cluster.description})"
     title = f"{where}, profile {pricer.profile.name}: predicted"
     print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
