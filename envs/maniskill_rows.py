@@ -26,11 +26,11 @@ from envs.stock import (
     explained,
     no_questions,
     overrides,
-    runs_physx,
     warn_of_fallback,
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
 
@@ -62,7 +62,7 @@ def reward_mode(task_id: str) -> str:
 
 def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int, device: str) -> Simulator:
     backend = config.backend
-    if backend is Backend.auto and runs_physx(device):
+    if backend is Backend.auto and kind_of(device) == "cuda":
         backend = Backend.gpu
     sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
     if options.camera_fov is not None and config.cameras:
@@ -105,7 +105,7 @@ def _try_batched(
 def _make_gpu(
     config: EnvConfig, num_envs: int, device: str, options: ManiskillOptions, kwargs: dict[str, object]
 ) -> GpuSimulator:
-    if not runs_physx(device):
+    if kind_of(device) != "cuda":
         raise SimulatorError(
             f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
         )

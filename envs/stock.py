@@ -128,15 +128,10 @@ def check_assets(path: str, task_id: str) -> None:
         )
 
 
-def runs_physx(device: str) -> bool:
-    """Returns whether PhysX simulates on this device; otherwise the CPU does."""
-    return kind_of(device) == "cuda"
-
-
 def check_renderer(device: str) -> None:
     """Raises SimulatorError, with the commands to install one, if no Vulkan device can render for this device."""
     try:
-        open_renderer("cuda" if runs_physx(device) else "cpu")
+        open_renderer("cuda" if kind_of(device) == "cuda" else "cpu")
     except RuntimeError as error:
         raise SimulatorError(
             f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "
