@@ -28,7 +28,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, without_waiting
+from rlinf_embodied.execution.meter import METER, MeteredSession, Reading
 from rlinf_embodied.planning.probes import (
     Cell,
     Iteration,
@@ -205,19 +205,16 @@ class _Profiling:
         if record:
             self._metered.forget()
         self._metered.recording = record
-        before, start = self._metered.readings(), time.perf_counter()
+        start = time.perf_counter()
         executor.workflow = run
         result = executor.run(StepContext(number))
         seconds, self._metered.recording = time.perf_counter() - start, False
-        waited = {w: after.waited_since(before[w]) for w, after in self._metered.readings().items()}
-        collective = [stage for stage, spec in run.stages.items() if spec.collective]
-        spans = without_waiting(result.spans, waited, collective)
         finishes = {
             stage: [report.finish_s for report in result.all_of(stage, Finishes)]
             for stage, spec in run.stages.items()
             if spec.at_once
         }
-        return Iteration(run, spans, seconds, run.rounds(result.reports), finishes)
+        return Iteration(run, result.spans, seconds, run.rounds(result.reports), finishes)
 
     def _file(self, probe: Probe, found: Measured) -> None:
         """Files the seconds of a probe's iterations."""
@@ -296,38 +293,37 @@ class _Profiling:
 
     def _time_switches(self, probe: Probe, executor: Executor) -> None:
         """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
-        metered, step_context = self._metered, _step_context(probe, 0)
+        metered, number = self._metered, probe.workflow.typical_iteration
         for stage, spec in probe.workflow.stages.items():
             profile, worker = self.measured.stages[stage], executor.workers(stage)[0]
             target = load_target(spec.target)
             if profile.offloaded_bytes is not None or not can_leave(target, self._cluster.torch_device(worker)):
                 continue
-            metered.ask(worker, stage, "enter", step_context)
+            metered.ask([worker], stage, "enter", number)
             before = metered.readings()[worker].used_bytes
-            profile.offload_s = metered.seconds_of(worker, stage, "offload", step_context)
+            profile.offload_s = metered.seconds_of(worker, stage, "offload", number)
             freed = before - metered.readings()[worker].used_bytes
-            profile.onload_s = metered.seconds_of(worker, stage, "onload", step_context)
+            profile.onload_s = metered.seconds_of(worker, stage, "onload", number)
             profile.offloaded_bytes = max(0.0, metered.grown[stage][worker] - freed)
 
     def _time_weights(self, probe: Probe, executor: Executor) -> None:
         """Times export and install along each weight edge, between different workers where there are some."""
+        number = probe.workflow.typical_iteration
         for edge in probe.workflow.weight_edges:
-            ends, step_context = (edge.source, edge.target), _step_context(probe, 0)
+            ends = (edge.source, edge.target)
             sender, receiver = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
             if ends in self._took and (sender == receiver or self._took[ends][0] != self._took[ends][1]):
                 continue
             exports, installs, size = [], [], 0.0
             for _ in range(2):
                 start = time.perf_counter()
-                weights = self._metered.publish(sender, edge.source, "export_weights", step_context)
+                weights = self._metered.publish(sender, edge.source, "export_weights", number)
                 exports.append(time.perf_counter() - start)
-                installs.append(
-                    self._metered.seconds_of(receiver, edge.target, "install_weights", step_context, [weights])
-                )
-                size = cast(int, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
+                installs.append(self._metered.seconds_of(receiver, edge.target, "install_weights", number, [weights]))
+                (size,) = self._metered.ask([receiver], METER.name, "count", payloads=[weights])
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
-            self.measured.weights[ends] = WeightProfile(size, *seconds)
+            self.measured.weights[ends] = WeightProfile(cast(int, size), *seconds)
 
     def _links(self) -> Links | None:
         """Measures the wire within the first node, and to the next one, between workers that have started."""
@@ -350,52 +346,39 @@ class Measured:
 class Effort:
     """Runs as much of the probes as the budget allows.
 
-    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  Where the first iteration takes
-    longer than the budget, the probes are not warmed up; of a workflow without loops it is measured itself, since it
-    cannot be shortened.
+    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  A first iteration that takes
+    longer than the budget is measured itself where the workflow has no loops, since it cannot be shortened.
     """
 
     def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
-        self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self._warms_up = True
-        self._workflow, self._planned = workflow, planned
-        self._spent_s = self._most_s = 0.0
+        self._workflow, self._planned, self._budget_s = workflow, planned, budget_s
+        self._chunk_steps = 0  # not known before the first short iteration
+        self._spent_s = 0.0
 
     def measure(self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]) -> Measured:
-        """Runs iterations of a probe.
+        """Runs iterations of a probe; none where those before took far more than the budget.
 
         Args:
             probe: of those planned.
             iterate: runs an iteration of a workflow with shortened loops, of this number; the flag says to record it.
         """
-        if self._is_over(probe):
+        if self._spent_s > _LONGEST * self._budget_s:
             return Measured([])
-        loops, number = probe.workflow.loops, probe.workflow.typical_iteration
-        warm, found = list[Iteration](), list[Iteration]()
-        if self._warms_up:
-            warm = [iterate(shortened(probe.workflow, _WARM_STEPS), 0, not loops)]
-            self._warms_up = warm[0].seconds <= self._budget_s
-            if loops and self._warms_up:
-                warm.append(iterate(warm[0].run, number, False))  # now without what is lazy
-            self._chunk_steps = self._chunk_steps or self._affordable_steps(warm[-1].seconds)
-        if warm and not loops and not self._warms_up:
-            warm, found = [], warm
-        run, share_s = shortened(probe.workflow, self._chunk_steps), self._share_s(probe)
-        while not found or (len(found) < _MOST_REPETITIONS and _total_s(found) + found[-1].seconds < share_s):
+        loops, number, start = probe.workflow.loops, probe.workflow.typical_iteration, time.perf_counter()
+        warm = [iterate(shortened(probe.workflow, _WARM_STEPS), 0, not loops)]
+        is_long = warm[0].seconds > self._budget_s
+        if loops and not is_long:
+            warm.append(iterate(warm[0].run, number, False))  # now without what is lazy
+        self._chunk_steps = self._chunk_steps or self._affordable_steps(warm[-1].seconds)
+        found = warm if is_long and not loops else []
+        run = shortened(probe.workflow, self._chunk_steps)
+        share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
+        while not found or (
+            len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s
+        ):
             found.append(iterate(run, number + len(found), not found))
-        seconds = _total_s([*warm, *found])
-        self._spent_s += seconds
-        self._most_s = max(self._most_s, seconds)
+        self._spent_s += time.perf_counter() - start
         return Measured(found[1:] or found, warm[1] if len(warm) > 1 else None)  # to record takes time
-
-    def _share_s(self, probe: Probe) -> float:
-        """Returns the seconds that a probe may take."""
-        return self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
-
-    def _is_over(self, probe: Probe) -> bool:
-        """Returns whether a probe would take all of them too long: as the longest does, half of that by its blocks."""
-        share = 0.5 + 0.5 * probe.most_blocks / self._planned[0].most_blocks
-        return self._spent_s > 0 and self._spent_s + share * self._most_s > _LONGEST * self._budget_s
 
     def _affordable_steps(self, short_s: float) -> int:
         loops = self._workflow.loops.values()
@@ -407,10 +390,6 @@ class Effort:
         return max(_WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
 
 
-def _total_s(iterations: Sequence[Iteration]) -> float:
-    return sum(one.seconds for one in iterations)
-
-
 def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
     """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
     first = cluster.place_of(0).node
@@ -419,7 +398,3 @@ def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
         near = cluster.place_of(worker).node == first
         ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
     return ends
-
-
-def _step_context(probe: Probe, repetition: int) -> StepContext:
-    return StepContext(probe.workflow.typical_iteration + repetition)

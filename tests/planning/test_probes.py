@@ -9,7 +9,6 @@ import pytest
 from plan_cases import cluster, embodied
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
-from rlinf_embodied.execution.meter import Reading, without_waiting
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
@@ -187,18 +186,6 @@ def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> float:
     spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
     spans += [span("actor.run", worker, seconds) for worker, seconds in enumerate(actor_s)]
     return shown(probe, graph, spans)["actor"]
-
-
-def test_time_that_workers_waited_for_a_core_does_not_count() -> None:
-    spans = [span("env.step", 0, 2.0), span("actor.run", 0, 2.0), span("actor.run", 1, 2.0), span("env.step", 1, 0.0)]
-    found = without_waiting(spans, {0: 1.0, 1: 90.0}, ["actor"])
-    assert [one.duration_s for one in found] == pytest.approx([1.5, 0.2, 0.2, 0.0])
-
-
-def test_only_threads_that_work_wait_for_a_core() -> None:
-    before = Reading(0, 0, 0, {"main": (5.0, 1.0), "network": (0.1, 9.0)})
-    after = Reading(0, 0, 0, {"main": (9.0, 2.0), "network": (0.2, 19.0), "new": (2.0, 0.5)})
-    assert after.waited_since(before) == pytest.approx(1.5)
 
 
 def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
