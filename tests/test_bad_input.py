@@ -6,7 +6,6 @@ the file, the rule, the next action).  {name} in a word is one of the places of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -87,7 +86,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
 FOLDERS: list[tuple[str, str, list[str]]] = [
     # checkpoints
     (VLA, "resume=/nowhere", ["/nowhere does not exist", "checkpoints/latest"]),
-    (VLA, "resume={run}", ["is incomplete", "give a folder such as"]),
+    (VLA, "resume={run}", ["has the format 'of no checkpoint'", "give a folder such as"]),
     (VLA, "resume={damaged}/checkpoints/step_000002", ["the checksum of model.safetensors differs", "use step_000001"]),
     (
         VLA,
@@ -141,7 +140,6 @@ def _leaves(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../../etc/passwd"] = {"bytes": 1, "sha256": "0"}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    (path / "COMPLETE").write_text(hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest())
 
 
 def _linked(path: Path) -> None:
@@ -152,7 +150,7 @@ def _linked(path: Path) -> None:
 
 def _ruined(path: Path) -> None:
     for folder in path.parent.glob("step_*"):
-        (folder / "COMPLETE").unlink()
+        (folder / "manifest.json").unlink()
 
 
 HARM = {

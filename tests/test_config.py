@@ -174,7 +174,6 @@ BAD_INPUT = [
     (VLA, "env.chunk=51", "env.chunk is 51|env.horizon=50|smaller env.chunk"),
     (VLA, "env.execute_steps=-1", "env.execute_steps is -1|env.chunk=5|at most that many"),
     (VLA, "algorithm.reduction=fast", "algorithm.reduction is 'fast'|run.exact=true|set run.exact=false"),
-    (VLA, "algorithm.dual_clip=1", "algorithm.dual_clip is 1.0|1 + algorithm.clip_high=0.2|use 3.0, or null"),
     (VLA, "eval.seed=1073741824", "eval.seed is 1073741824|2^30"),
     (VLA, "cluster.object_store_bytes=1000", "cluster.object_store_bytes is 1000|at least 78643200"),
     (VLA, "env.hold_steps=99", "env.hold_steps is 99|lies in [0, env.horizon|use "),

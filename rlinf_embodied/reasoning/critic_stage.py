@@ -132,11 +132,8 @@ class CriticStage(LearnerStage):
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
         batch = rows.sequences.batch(index, self._pad_id).to(self.device)
         mask = batch.mask
-        cut = lambda table: table[list(index), : mask.shape[1]]  # noqa: E731
-        terms = value_loss(
-            self._critic.values(batch), cut(rows.returns), mask, cut(rows.values), self._algorithm.value_clip
-        )
-        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
+        loss = value_loss(self._critic.values(batch), rows.returns[list(index), : mask.shape[1]], mask)
+        return LossSums(loss, mask.sum().to(torch.float32), loss.detach().reshape(1))
 
     # ----------------------------------------------------------------------------------------------------------- state
     def state_part(self, step_context: Moment) -> StagePart | None:

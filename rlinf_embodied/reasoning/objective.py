@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
-from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
-from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
+from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -216,27 +215,23 @@ class Objective:
         ratio = log_probs
         if algorithm.name is ReasoningName.rloo and rows.old_log_probs is not None:
             ratio = _whole_ratio(log_probs, old, mask)
-        terms = policy_loss(
-            *(ratio, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
-            dual_clip=algorithm.dual_clip,
-            max_log_ratio=algorithm.max_log_ratio,
-            importance=importance,
-        )
+        clip = algorithm.clip_low, algorithm.clip_high
+        terms = policy_loss(ratio, old, cut(rows.advantages), mask, *clip, weights, importance)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
         kl = torch.zeros_like(log_probs)
         if rows.reference is not None:
-            kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
+            kl = reference_kl(log_probs, cut(rows.reference), mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        _, distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs, mask)
+        distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs, mask)
         moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
         differences = torch.stack([largest.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
         cap = torch.inf if algorithm.tis_cap is None else algorithm.tis_cap
         capped = (mask & (old - rollout_log_probs > torch.tensor(cap).log())).sum()
         statistics = [
-            *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
+            *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
             *((found.entropy * mask).sum(), mask.sum()),
             *(distance, mismatch_kl, ratios, capped, kl.sum()),
         ]

@@ -15,7 +15,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning.checkpoint import Newest, load_state, newest_undamaged, verify
+from rlinf_embodied.learning.checkpoint import MANIFEST, load_state, newest_undamaged, verify
 from rlinf_embodied.training.job import Progress
 
 # keys whose values are places of files
@@ -60,15 +60,14 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
         ConfigError: the checkpoint is of another run than the config describes.
         CheckpointError: the named checkpoint is missing or damaged, or there are some and none can be used.
     """
-    found = _found(config)
-    path = found.path
+    path, unusable = _found(config)
     if path is None:
         return None
     state = load_state(path)
     _require_same(config, path, _config(path, state))
-    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / "COMPLETE").stat().st_mtime))
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = _progress(path, state).iteration, config.run.num_iterations
-    lines = [f"{text}: it is not used, the one before it is" for text in found.unusable]
+    lines = [f"{text}: it is not used, the one before it is" for text in unusable]
     lines.append(f"going on from {path}: iteration {number} of {last} is done, written {written}")
     return Resumption(path, "\n".join(lines))
 
@@ -105,25 +104,24 @@ def _readable(path: Path, what: str) -> Iterator[None]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- find
-def _found(config: TrainingConfig) -> Newest:
+def _found(config: TrainingConfig) -> tuple[Path | None, tuple[str, ...]]:
     if config.resume in ("auto", "never"):
-        return Newest(None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
-    path = Path(config.resume)
-    found = _newest(path.parent) if path.name == "latest" else Newest(None, ())
-    if found.path is None:
-        verify(path)
-        return Newest(path, ())
-    return found
+        return (None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
+    named = Path(config.resume)
+    path, unusable = _newest(named.parent) if named.name == "latest" else (None, ())
+    if path is None:
+        verify(named)
+    return path or named, unusable
 
 
-def _newest(root: Path) -> Newest:
-    found = newest_undamaged(root)
-    if found.path is None and found.unusable:
+def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    path, unusable = newest_undamaged(root)
+    if path is None and unusable:
         raise CheckpointError(
-            f"{root} holds checkpoints, but none can be used: {'; '.join(found.unusable)}. Restore one from a copy, "
+            f"{root} holds checkpoints, but none can be used: {'; '.join(unusable)}. Restore one from a copy, "
             f"use another run.dir, or remove {root} to start from scratch"
         )
-    return found
+    return path, unusable
 
 
 # ------------------------------------------------------------------------------------------------------------ the same

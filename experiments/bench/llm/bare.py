@@ -85,11 +85,9 @@ def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own:
     for rows, batch in microbatches(sequences, own.tokens_per_microbatch, policy.spec.pad_id):
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
-        weights = None if own.loss == "token" else 1.0 / mask.sum(1)
-        sums = policy_loss(
-            found, old[rows, : mask.shape[1]], advantages[rows], mask, own.clip, own.clip, weights=weights
-        )
-        sums.loss.backward()
+        weights = torch.ones(len(mask)) if own.loss == "token" else 1.0 / mask.sum(1)
+        rows_old = old[rows, : mask.shape[1]]
+        policy_loss(found, rows_old, advantages[rows], mask, own.clip, own.clip, weights).loss.backward()
 
 
 def old_log_probs(groups: Sequence[Group]) -> Tensor:
