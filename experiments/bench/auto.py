@@ -49,7 +49,7 @@ from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import resolve_on, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import as_measured, linked
+from rlinf_embodied.planning.profile import as_measured
 from rlinf_embodied.runtime.session import Session, make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
@@ -163,7 +163,7 @@ def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pr
     start = time.perf_counter()
     profile, _ = measured_profile(job, cluster, workflow, session, shown)
     seconds = time.perf_counter() - start
-    return workflow, Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)), seconds
+    return workflow, Pricer(as_measured(workflow, profile), profile, cluster), seconds
 
 
 def shown(what: str, done: int, total: int, remark: str) -> None:

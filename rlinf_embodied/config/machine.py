@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
+_LINKS = {"within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s", "submit_s"}
 _LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
 
 
@@ -87,10 +88,17 @@ class ClusterConfig:
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
-    links: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)  # what differs from Links of cluster/hardware.py
 
     def __post_init__(self) -> None:
         require_numbers(self, "cluster", "num_devices", low=1)
+        require(
+            _LINKS.issuperset(self.links) and all(value > 0 for value in self.links.values()),
+            "cluster.links",
+            self.links,
+            f"its keys are {', '.join(sorted(_LINKS))}, its values positive numbers",
+            "correct it",
+        )
         require_numbers(self, "cluster", "cpu_devices", low=0)
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
         require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)

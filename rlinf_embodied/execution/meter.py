@@ -1,4 +1,4 @@
-"""What a profile needs of the workers besides times: memory, the bytes that leave them, and the wire.
+"""What a profile needs of the workers besides times: memory, and the bytes that leave them.
 
 MeteredSession stands between an executor and a session; Meter is a stage that it adds to each worker.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-import torch
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec, solo_context
@@ -21,8 +20,6 @@ from rlinf_embodied.runtime.tensor_wire import payload_bytes
 from rlinf_embodied.workflow.graph import StageSpec
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-_HOPS, _ROUNDS = 6, 3
-_SMALL, _LARGE = 256, 4 << 20  # bytes per payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class Reading:
 
 
 class Meter:
-    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) and echoes data."""
+    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) ."""
 
     def __init__(self, config: None) -> None:
         pass
@@ -72,12 +69,6 @@ class Meter:
     def count(self, step_context: StepContext, payload: object) -> int:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
-
-    def step(self, step_context: StepContext, payloads: Mapping[int, object]) -> dict[int, object]:
-        """Returns what came; without payloads new ones of step_context.chunk_step bytes."""
-        if any(value is None for value in payloads.values()):
-            return {block: torch.zeros(step_context.chunk_step, dtype=torch.uint8) for block in payloads}
-        return dict(payloads)
 
 
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
@@ -203,25 +194,3 @@ class MeteredSession:
                 key = maker, "close" if call.method == "loop" else call.method
                 found[key] = max(found.get(key, 0), size)
         return found
-
-    # ------------------------------------------------------------------------------------------------------------ wire
-    def link(self, workers: tuple[int, int], num_blocks: int) -> tuple[float, float]:
-        """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers."""
-        self._bounce(workers, num_blocks, _SMALL)
-        # the quickest of a few rounds: what else the machine does makes a hop longer, never shorter
-        small, large = (min(self._bounce(workers, num_blocks, n) for _ in range(_ROUNDS)) for n in (_SMALL, _LARGE))
-        return max(small, 1e-6), num_blocks * (_LARGE - _SMALL) / max(large - small, 1e-6)
-
-    def _bounce(self, workers: tuple[int, int], num_blocks: int, num_bytes: int) -> float:
-        """Returns seconds per hop of payloads of this size in bytes for each block, without computation."""
-        blocks, step_context = tuple(range(num_blocks)), StepContext(0, chunk_step=num_bytes)
-        (refs,) = self._inner.submit([(workers[0], Call(METER.name, "step", step_context, blocks), [])])
-        self._inner.fetch([refs[-1]], METER.name)
-        start = time.perf_counter()
-        receipts = []
-        for hop in range(_HOPS):
-            call = Call(METER.name, "step", step_context, blocks, 1)
-            (refs,) = self._inner.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
-            receipts.append(refs[-1])
-        self._inner.fetch(receipts, METER.name)
-        return (time.perf_counter() - start) / _HOPS

@@ -2,7 +2,7 @@
 
     for each probe    build its stages -> a short iteration (what is done once is done then) -> some iterations
                       spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
-    at the end        the wire between two workers; a profile
+    at the end        a profile
 
 Iterations of a profile train a copy of the policy: the stages are built for it and dropped behind it.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cache import cache_root
-from rlinf_embodied.cluster.hardware import Cluster, Links, processor
+from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
@@ -50,12 +50,11 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 3  # of what is measured and how
+_VERSION = 4  # of what is measured and how
 _MOST_REPETITIONS = 5
 _PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
 _LONGEST = 20  # times the budget, that all probes may take; what is left is built for its memory, and not run
 _WARM_STEPS = 2  # chunk-steps of the first iterations
-_LINK_BLOCKS = 4
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
@@ -177,18 +176,17 @@ class _Profiling:
             self._time_weights(probe, executor)
 
     def finish(self) -> None:
-        """Measures the wire, whose share it takes from the times of weights, and forgets all stages."""
+        """Takes the wire's share from the times of weights, and forgets all stages."""
         measured, cluster = self.measured, self._cluster
         self._metered.clear()
         self._file_residents()
-        measured.links = self._links()
         self._session.clear()
         for ends, (sender, receiver) in self._took.items():
             weights = measured.weights[ends]
             near = cluster.place_of(sender).node == cluster.place_of(receiver).node
-            wire = measured.links or cluster.links
-            rate = wire.within_node_bytes_per_s if near else wire.across_nodes_bytes_per_s
-            wire_s = 0.0 if sender == receiver else weights.bytes / rate + wire.latency_s
+            links = cluster.links
+            rate = links.within_node_bytes_per_s if near else links.across_nodes_bytes_per_s
+            wire_s = 0.0 if sender == receiver else weights.bytes / rate + links.latency_s
             measured.weights[ends] = replace(weights, install_s=max(0.0, weights.install_s - wire_s))
         steps = max((loop.chunk_steps for loop in self._workflow.loops.values()), default=1)
         measured.sources |= {
@@ -325,15 +323,6 @@ class _Profiling:
             seconds = statistics.median(exports), statistics.median(installs)
             self.measured.weights[ends] = WeightProfile(cast(int, size), *seconds)
 
-    def _links(self) -> Links | None:
-        """Measures the wire within the first node, and to the next one, between workers that have started."""
-        found = dict[str, float]()
-        for name, worker in link_ends(self._cluster, self._workflow.num_blocks).items():
-            blocks = min(_LINK_BLOCKS, max(1, self._workflow.num_blocks // 2))
-            latency_s, found[name] = self._metered.link((0, worker), blocks)
-            found["latency_s"] = max(latency_s, found.get("latency_s", 0.0))
-        return replace(Links(), **found) if found else None
-
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -388,13 +377,3 @@ class Effort:
         work = sum(probe.most_blocks for probe in self._planned) / self._planned[0].most_blocks
         affordable = self._budget_s / max(work * short_s / _WARM_STEPS, 1e-9)
         return max(_WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
-
-
-def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
-    """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
-    first = cluster.place_of(0).node
-    ends: dict[str, int] = {}
-    for worker in (*range(1, min(cluster.num_computing, num_blocks)), *cluster.cores_beside[:1]):
-        near = cluster.place_of(worker).node == first
-        ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
-    return ends

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
+from rlinf_embodied.cluster.hardware import WAITING, Cluster
 from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
@@ -188,7 +188,6 @@ class Measurements:
     weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
     chunk_steps: int = 1  # that were run of a loop
-    links: Links | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -301,7 +300,6 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
         ),
         sources=measured.sources,
-        links=measured.links,
     )
 
 

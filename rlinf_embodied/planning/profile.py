@@ -16,14 +16,14 @@ import difflib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlinf_embodied.cluster.hardware import Cluster, Links
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.workflow.graph import Workflow
@@ -189,7 +189,6 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
     def rows(self) -> list[dict[str, str]]:
         """Returns a table to print: a row per stage and point of its grid."""
@@ -243,7 +242,6 @@ class Profile:
             "edge_bytes_per_item": ends(self.edge_bytes_per_item, float),
             "weights": ends(self.weights, asdict),
             **({"workload": asdict(self.workload)} if self.workload else {}),
-            **({"links": asdict(self.links)} if self.links else {}),
         }
 
 
@@ -288,7 +286,6 @@ def _parsed(data: object, path: str) -> Profile:
         edge_bytes_per_item=_by_edge(body, "edge_bytes_per_item", _number),
         weights=_by_edge(body, "weights", lambda value, at: _record(WeightProfile, value, at)),
         workload=None if body.get("workload") is None else _record(Workload, body["workload"], "workload"),
-        links=None if body.get("links") is None else _record(Links, body["links"], "links"),
         fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), "fingerprint").items()},
         sources={key: str(value) for key, value in _mapping(body.get("sources", {}), "sources").items()},
     )
@@ -405,8 +402,3 @@ def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
 def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
     """Returns the workflow with the rounds that its repeats took when it was measured."""
     return workflow if profile.workload is None else workflow.with_rounds(profile.workload.expected_rounds)
-
-
-def linked(cluster: Cluster, profile: Profile) -> Cluster:
-    """Returns the cluster with the wire that was measured, where one was."""
-    return cluster if profile.links is None else replace(cluster, links=profile.links)

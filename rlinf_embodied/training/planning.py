@@ -30,7 +30,7 @@ from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank,
 from rlinf_embodied.planning.notation import resolve_on, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.profile import Profile, as_measured, load_profile
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, text_table
@@ -251,9 +251,8 @@ class Planning:
         return "there is one block" if self._workflow.num_blocks == 1 else ""
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
-        cluster = linked(self._cluster, profile)
         self._pricer = Pricer(
-            as_measured(workflow, profile), profile, cluster, standing=self._job.standing(self._cluster)
+            as_measured(workflow, profile), profile, self._cluster, standing=self._job.standing(self._cluster)
         )
 
     # ------------------------------------------------------------------------------------------------------ observe

@@ -81,7 +81,6 @@ class Trainer:
             self._cluster: Cluster = find_cluster(self._config.cluster)
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
                 portable.require()
-                portable.verify()
             resumed = None if self._resumed is None else saved_progress(self._resumed).staleness
             self._planning = Planning(job, self._cluster, job.workflow(""), resumed)
             self._folder = folder or RunFolder(path, locked=True)
