@@ -165,13 +165,13 @@ class _Profiling:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
         before, started = self._metered.readings(), time.perf_counter()
-        found = self._effort.measure(probe, functools.partial(self._iterate, executor))
+        found, short = self._effort.measure(probe, functools.partial(self._iterate, executor))
         seconds = time.perf_counter() - started
-        if found.iterations:
-            self._file(probe, found)
+        if found:
+            self._file(probe, found, short)
         self._file_memory(probe, executor, before, seconds)
-        if found.iterations and not probe.kind:
-            self._count_bytes(found.iterations[0].run)
+        if found and not probe.kind:
+            self._count_bytes(found[0].run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
@@ -214,16 +214,16 @@ class _Profiling:
         }
         return Iteration(run, result.spans, seconds, run.rounds(result.reports), finishes)
 
-    def _file(self, probe: Probe, found: Measured) -> None:
+    def _file(self, probe: Probe, found: Sequence[Iteration], short: Iteration | None) -> None:
         """Files the seconds of a probe's iterations."""
-        measured, whole, run = self.measured, self._workflow, found.iterations[0].run
+        measured, whole, run = self.measured, self._workflow, found[0].run
         measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
         is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
-        for one in found.iterations:
+        for one in found:
             measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
             for stage, finishes in one.finishes.items():
                 measured.stages[stage].finishes += finishes
-            measured.add(probe, sample(probe, whole, one, found.short))
+            measured.add(probe, sample(probe, whole, one, short))
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -324,14 +324,6 @@ class _Profiling:
             self.measured.weights[ends] = WeightProfile(cast(int, size), *seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The iterations of a probe that count, and a shorter one of a workflow with loops."""
-
-    iterations: Sequence[Iteration]
-    short: Iteration | None = None
-
-
 class Effort:
     """Runs as much of the probes as the budget allows.
 
@@ -340,40 +332,46 @@ class Effort:
     """
 
     def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
-        self._workflow, self._planned, self._budget_s = workflow, planned, budget_s
+        self._loops, self._budget_s = workflow.loops.values(), budget_s
+        self._blocks = [probe.most_blocks for probe in planned]
         self._chunk_steps = 0  # not known before the first short iteration
         self._spent_s = 0.0
 
-    def measure(self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]) -> Measured:
+    def measure(
+        self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]
+    ) -> tuple[list[Iteration], Iteration | None]:
         """Runs iterations of a probe; none where those before took far more than the budget.
 
         Args:
             probe: of those planned.
             iterate: runs an iteration of a workflow with shortened loops, of this number; the flag says to record it.
+
+        Returns:
+            the iterations that count, and a shorter one of a workflow with loops.
         """
         if self._spent_s > _LONGEST * self._budget_s:
-            return Measured([])
-        loops, number, start = probe.workflow.loops, probe.workflow.typical_iteration, time.perf_counter()
-        warm = [iterate(shortened(probe.workflow, _WARM_STEPS), 0, not loops)]
-        is_long = warm[0].seconds > self._budget_s
-        if loops and not is_long:
-            warm.append(iterate(warm[0].run, number, False))  # now without what is lazy
-        self._chunk_steps = self._chunk_steps or self._affordable_steps(warm[-1].seconds)
-        found = warm if is_long and not loops else []
-        run = shortened(probe.workflow, self._chunk_steps)
-        share_s = self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
+            return [], None
+        number, start, short = probe.workflow.typical_iteration, time.perf_counter(), None
+        first = iterate(shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
+        is_long = first.seconds > self._budget_s
+        if self._loops and not is_long:
+            short = iterate(first.run, number, False)  # now without what is lazy
+        self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
+        found = [first] if is_long and not self._loops else []
+        run, share_s = (
+            shortened(probe.workflow, self._chunk_steps),
+            self._budget_s * probe.most_blocks / sum(self._blocks),
+        )
         while not found or (
             len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s
         ):
             found.append(iterate(run, number + len(found), not found))
         self._spent_s += time.perf_counter() - start
-        return Measured(found[1:] or found, warm[1] if len(warm) > 1 else None)  # to record takes time
+        return found[1:] or found, short  # to record takes time
 
     def _affordable_steps(self, short_s: float) -> int:
-        loops = self._workflow.loops.values()
-        most = max((loop.chunk_steps for loop in loops), default=_WARM_STEPS)
+        most = max((loop.chunk_steps for loop in self._loops), default=_WARM_STEPS)
         # rows that stop early, and are not reset, do less and less towards the end
-        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=_WARM_STEPS)
-        work = sum(probe.most_blocks for probe in self._planned) / self._planned[0].most_blocks
-        affordable = self._budget_s / max(work * short_s / _WARM_STEPS, 1e-9)
-        return max(_WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
+        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in self._loops], default=most)
+        steps = _WARM_STEPS * self._budget_s * self._blocks[0] / max(sum(self._blocks) * short_s, 1e-9)
+        return max(_WARM_STEPS, min(most, max(int(steps), min(least, int(_PATIENCE * steps)))))

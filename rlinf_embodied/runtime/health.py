@@ -33,7 +33,7 @@ _ANSWER_S = 0.3  # within which a worker answers
 _EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
 _FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports who waits for whom
-_LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
+_LET_GO_S = 20.0  # within which a worker hears that an attempt is given up
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,8 +66,14 @@ class _Monitor:
     def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
         """Has workers give up the calls of attempts before this one; returns those that do not hear it in time."""
         refs: dict[Any, int] = {actors[worker].abandon.remote(attempt): worker for worker in actors}
-        late = ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[1] if refs else []
-        return [refs[ref] for ref in late]
+        ray.wait(list(refs), num_returns=len(refs), timeout=within_s) if refs else None
+        stuck = []
+        for ref, worker in refs.items():
+            try:
+                ray.get(ref, timeout=0)
+            except RayError:  # it is dead, or late
+                stuck.append(worker)
+        return stuck
 
 
 class Health:
@@ -112,10 +118,9 @@ class Health:
         try:
             values = ray.get(given)
         except RayError as error:
-            self._look()
-            if not self._failed:  # of a value that is no receipt
-                raise translated(error, -1, waiting, self._actors) from None
-            raise self._cause(waiting) from None
+            self._look()  # nothing has failed where the value is no receipt
+            cause = self._cause(waiting) if self._failed else translated(error, -1, waiting, self._actors)
+            raise cause from None
         for ref in refs:
             self._answered(ref)
         return values
@@ -133,8 +138,7 @@ class Health:
 
     def forget(self) -> None:
         """Forgets all calls: their work starts again."""
-        for forgotten in (self._waiting, self._makers, self._failed):
-            forgotten.clear()
+        self._waiting, self._makers, self._failed = {}, {}, {}
         self._asked = None  # of workers that may be replaced since
 
     def _answered(self, receipt: Ref) -> None:
@@ -251,24 +255,16 @@ class Health:
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:
-        """Has all workers give up the calls of older attempts; returns those that do not in time, or that are dead.
+        """Has all workers give up the calls of older attempts; returns those that do not hear it, or that are dead.
 
-        One that has heard of it may still run an old call; one that has not could close a group of the new attempt.
+        One that has not heard of it could close a group of the new attempt.
         """
         up = {worker: self._actors[worker] for worker in self._actors if self.workers[worker].pid}
         try:
-            stuck = set(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
+            return sorted(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
         except RayActorError:
             self._monitor = None
-            stuck = set(up)
-        waits: dict[Any, int] = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
-        ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else None
-        for ref, worker in waits.items():
-            try:
-                ray.get(ref, timeout=0)
-            except RayError:  # it died, or runs the call still
-                stuck.add(worker)
-        return sorted(stuck)
+            return sorted(up)
 
     def close(self) -> None:
         """Ends the monitor."""
