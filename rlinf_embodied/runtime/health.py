@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,23 +45,19 @@ class _Monitor:
     def __init__(self) -> None:
         self._asked: dict[str, ray.ObjectRef] = {}  # by actor
 
-    def ask(
-        self, actors: Mapping[int, ActorHandle], within_s: float, stacks: Sequence[int] = ()
-    ) -> dict[int, Status | str]:
-        """Returns the statuses of the workers that answer in time; of those that are gone, Ray's reason."""
+    def ask(self, actors: Mapping[int, ActorHandle], within_s: float, stacks: Sequence[int] = ()) -> dict[int, Status]:
+        """Returns the statuses of the workers that answer in time."""
         ids = {actor._actor_id.hex(): worker for worker, actor in actors.items()}
         self._asked = {name: ref for name, ref in self._asked.items() if name in ids}
         for name in ids.keys() - self._asked.keys():
             self._asked[name] = actors[ids[name]].status.remote(ids[name] in stacks)
         refs = list(self._asked.values())
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=within_s)[0]) if refs else set()
-        found: dict[int, Status | str] = {}
+        found: dict[int, Status] = {}
         for name, ref in [(name, ref) for name, ref in self._asked.items() if ref in ready]:
             del self._asked[name]
-            try:
+            with suppress(RayError):  # it is gone, as its calls show
                 found[ids[name]] = cast(Status, ray.get(ref))
-            except RayError as error:
-                found[ids[name]] = first_line(error)
         return found
 
     def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
@@ -166,6 +163,7 @@ class Health:
             order = sorted(self._failed, key=lambda ref: self._waiting[ref].number)
             errors = [self._failed[ref] for ref in order]
             own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            hangs = [e for e in errors if isinstance(e, HangError)]  # likelier causes than lost peers and stale calls
             lost = {w for e in errors if isinstance(e, LostWorkerError) for w in e.workers}
             if lost or time.monotonic() > deadline:
                 break
@@ -174,7 +172,7 @@ class Health:
             pending = [ref for ref in self._waiting if ref not in self._failed]
             ray.wait(cast("list[ray.ObjectRef]", pending), timeout=0.1) if pending else None
             time.sleep(0.05)
-        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or sorted(errors, key=_rank))[0]
+        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or hangs or errors)[0]
         for ref in order:
             self._answered(ref)
         self._failed.clear()
@@ -183,21 +181,17 @@ class Health:
     def _loss(self, lost: Sequence[int], waiting: str, errors: Sequence[RlinfError]) -> LostWorkerError:
         lines = []
         for worker in lost:
+            calls = (call.call for call in self._waiting.values() if call.worker == worker)
+            reason = next(str(e) for e in errors if isinstance(e, LostWorkerError) and worker in e.workers)
             of = self.workers.get(worker, Watched(worker))
-            calls = [call.call for call in self._waiting.values() if call.worker == worker]
-            reasons = [str(e) for e in errors if isinstance(e, LostWorkerError) and worker in e.workers]
-            lines.append(f"{of} died: its process ended in {calls[0] if calls else 'no call'} ({reasons[0]})")
+            lines.append(f"{of} died: its process ended in {next(calls, 'no call')} ({reason})")
         text = f"{'; '.join(lines)}. The driver waited for {waiting}. Ray's logs hold the last output of the process"
         return LostWorkerError(text, tuple(lost))
 
     # ---------------------------------------------------------------------------------------------------------- health
     def _require_progress(self, waiting: str) -> None:
-        """Raises a HangError where a worker makes no progress, or a LostWorkerError where one is gone."""
+        """Raises a HangError where a worker makes no progress."""
         self.check()
-        gone = [of for of in self.workers.values() if of.gone]
-        if gone:
-            reasons = [LostWorkerError(of.gone, (of.worker,)) for of in gone]
-            raise self._loss([of.worker for of in gone], waiting, reasons)
         for of in self.workers.values():
             if of.status is not None:
                 self._history.note(of.status.step, of.status.longest_s)
@@ -224,15 +218,10 @@ class Health:
             return
         self._blind_since = None
         for worker, of in self.workers.items():
-            answer = statuses.get(worker)
-            if isinstance(answer, Status):
-                of.status, of.silent_since = answer, None
-            elif answer is not None:
-                of.gone = answer
-            else:
-                of.silent_since = of.silent_since or start
+            of.silent_since = None if worker in statuses else of.silent_since or start
+            of.status = statuses.get(worker, of.status)
 
-    def _statuses(self, stacks: Sequence[int]) -> dict[int, Status | str] | None:
+    def _statuses(self, stacks: Sequence[int]) -> dict[int, Status] | None:
         """Returns the monitor's answer; None while it starts."""
         if self._asked is None:
             present = {worker: self._actors[worker] for worker in self.workers if worker in self._actors}
@@ -241,7 +230,7 @@ class Health:
             return None
         asked, self._asked = self._asked, None
         try:
-            return cast("dict[int, Status | str]", ray.get(cast(Any, asked)))
+            return cast("dict[int, Status]", ray.get(cast(Any, asked)))
         except RayActorError:
             _LOG.warning("the process that checks the workers' health died: it is started again")
             self._monitor = None
@@ -291,11 +280,6 @@ def translated(error: BaseException, worker: int, call: str, actors: Mapping[int
     if isinstance(error, RayError):  # an object was lost with the worker that held it
         return PeerError(f"{who}: an input of it is lost ({first_line(error)})")
     return WorkerError(f"{who}: {type(error).__name__}: {error}", (worker,))
-
-
-def _rank(error: RlinfError) -> int:
-    """Hangs are likelier causes than lost peers and calls that were given up."""
-    return 0 if isinstance(error, HangError) else 1
 
 
 def first_line(error: BaseException) -> str:

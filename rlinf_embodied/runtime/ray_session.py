@@ -109,8 +109,7 @@ class RaySession:
     def replace(self, workers: Sequence[int]) -> None:
         self.attempt += 1
         self._health.forget()
-        gone = [of.worker for of in self._health.workers.values() if of.gone]
-        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
+        lost = {worker for worker in workers if worker in self._actors}
         for worker in lost:
             self._end(worker)
         for worker in self._health.abandon(self.attempt):
@@ -131,7 +130,7 @@ class RaySession:
     def _end(self, worker: int) -> None:
         """Ends a worker, by the kernel where it is on this node: Ray waits for one that is stopped or hangs."""
         of = self._health.workers.pop(worker)
-        if of.pid and not of.gone and of.node == socket.gethostname():
+        if of.pid and of.node == socket.gethostname():
             with suppress(ProcessLookupError):
                 os.kill(of.pid, signal.SIGKILL)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
@@ -148,7 +147,7 @@ class RaySession:
         """Returns the process ids of the workers that run on this machine, by worker."""
         self._require_started()
         here = socket.gethostname()
-        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here and not of.gone}
+        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here}
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
