@@ -284,7 +284,6 @@ class EmulationConfig(ProfiledConfig):
     plan: str = "auto"  # auto, all (what plan.py ranks), collocated, disaggregated, hybrid, or a plan file
     probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
     time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
-    out: str | None = None  # a .json file for the results
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
 
     def __post_init__(self) -> None:

@@ -69,7 +69,10 @@ class Probe:
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster."""
     num, groups = min(cluster.num_computing, workflow.num_blocks), cluster.node_groups()
-    few, twice, cores = *_few(workflow, num), cluster.cores_beside if workflow.of_cores() else ()
+    few = max(1, min(-(-workflow.num_blocks // num), _MOST_BLOCKS) // 2)  # per device; at most twice as many
+    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few  # whole batches
+    twice, cores = min(2 * few, workflow.num_blocks), cluster.cores_beside if workflow.of_cores() else ()
     every = workflow if twice * num >= workflow.num_blocks else with_blocks(workflow, twice * num)
     single, one_core, found = with_blocks(workflow, twice), cores[:1], list[Probe]()
 
@@ -105,15 +108,6 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
         places |= dict.fromkeys(workflow.of_cores(), one_core) if cores else {}
         found.append(Probe(f"collocated on 1 {kind}", single, _plan("collocated", single, places), cluster, kind))
     return found
-
-
-def _few(workflow: Workflow, devices: int) -> tuple[int, int]:
-    """Returns how many blocks per device are few, and twice as many: at most a device's share, in whole batches."""
-    share = -(-workflow.num_blocks // devices)
-    few = max(1, min(share, _MOST_BLOCKS) // 2)
-    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
-    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few
-    return few, min(2 * few, workflow.num_blocks)
 
 
 def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:

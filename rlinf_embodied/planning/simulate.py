@@ -242,17 +242,11 @@ class _Stepwise:
         self._lengths = {side: simulator.lengths(side, layout) for side, layout in self._layouts.items()}
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
         self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
-        self._relays = self._is_relayed()
-
-    def _is_relayed(self) -> bool:
-        """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
-        opener, answerer = (self._layouts[side] for side in self._loop.sides)
-        if set(opener.hosts) & set(answerer.hosts):
-            return False
-        answers = {
-            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
-        }
-        return len(answers) == len(opener.hosts)
+        opener, answerer = (self._layouts[side] for side in loop.sides)
+        calls = zip(opener.call_of, answerer.call_of, strict=True)
+        answers = {(opener.devices[a], answerer.devices[b]) for a, b in calls}
+        # whether the answerer's workers call the opener's, and the driver each of the former once
+        self._relays = len(answers) == len(opener.hosts) and not set(opener.hosts) & set(answerer.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
         """Goes through the steps; once two in a row add the same to every clock, the rest is added at once.
@@ -266,7 +260,9 @@ class _Stepwise:
         before = self._times(hosts)
         for step in range(loop.chunk_steps):
             submitted, driver_s = clocks.submitted, clocks.driver_s
-            self._step(step)
+            for shard in range(len(self._layouts[loop.opener].groups)):
+                for me, other in (loop.sides[::-1], loop.sides):
+                    self._exchange(me, other, shard, self._lengths[me], step)
             now = self._times(hosts)
             added = [b - a for a, b in zip(before, now, strict=True)]
             left, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
@@ -295,11 +291,6 @@ class _Stepwise:
             for call, device in enumerate(own.devices):
                 ends[call] += steps * next(seconds)
                 clocks.calls_s[side, device] += steps * self._lengths[side][call]
-
-    def _step(self, step: int) -> None:
-        for shard in range(len(self._layouts[self._loop.opener].groups)):
-            self._exchange(self._loop.answerer, self._loop.opener, shard, self._lengths[self._loop.answerer], step)
-            self._exchange(self._loop.opener, self._loop.answerer, shard, self._lengths[self._loop.opener], step)
 
     def _close(self) -> None:
         """All are shown what there is last, and the answerer values it."""
