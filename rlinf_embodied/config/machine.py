@@ -85,13 +85,9 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         require_numbers(self, "cluster", "num_devices", low=1)
-        require(
-            _LINKS.issuperset(self.links) and all(value > 0 for value in self.links.values()),
-            "cluster.links",
-            self.links,
-            f"its keys are {', '.join(sorted(_LINKS))}, its values positive numbers",
-            "correct it",
-        )
+        rule = f"its keys are {', '.join(sorted(_LINKS))}, its values positive numbers"
+        valid = _LINKS.issuperset(self.links) and all(value > 0 for value in self.links.values())
+        require(valid, "cluster.links", self.links, rule, "correct it")
         require_numbers(self, "cluster", "cpu_devices", low=0)
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
         require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)

@@ -278,11 +278,7 @@ class Trainer:
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in executor.workflow.stages}
         rounds = executor.workflow.rounds(result.reports)
-<<<<<<< HEAD
-        number, switch_s = checkpoints.progress.iteration - 1, max(self._switched_s, executor.setup_s)
-=======
-        number, switch_s = self._running.progress.iteration - 1, max(self._switched_s, sum(executor.setup_s.values()))
->>>>>>> main
+        number, switch_s = self._running.progress.iteration - 1, max(self._switched_s, executor.setup_s)
         plan, note = self._planning.observe(
             number, metrics["time/iteration_s"], stages, rounds, remaining=remaining, switch_s=switch_s
         )
