@@ -9,7 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 
 from rlinf_embodied.config import ClusterConfig
@@ -217,25 +217,8 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
     if config.device_memory_bytes is not None:  # a cluster has that of all of its cores
         shares = cluster.num_devices if cluster.kind == "cpu" else 1
         cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)
-    cluster = _with_speeds(cluster, config.speeds) if config.speeds else cluster
     cluster = with_cores(cluster, config.cpu_devices) if config.cpu_devices else cluster
     return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster
-
-
-def _with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
-    """Returns a cluster of one node with a speed for each of its devices."""
-    if len(speeds) != cluster.num_devices:
-        raise ConfigError(
-            f"cluster.speeds is {list(speeds)}, {len(speeds)} numbers, but there are {cluster.num_devices} devices: "
-            "give one for each, and cluster.num_devices"
-        )
-    (whole,) = cluster.node_groups()
-    groups = []
-    for speed, alike in groupby(speeds):
-        number = len(list(alike))
-        cores, beside = max(1, round(whole.cores_per_device * number)), 0 if groups else None
-        groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
-    return _regrouped(cluster, groups, f"of the speeds {', '.join(f'{speed:g}' for speed in speeds)}")
 
 
 def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:

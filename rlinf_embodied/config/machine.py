@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
@@ -68,7 +67,6 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
-    speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
     waiting_devices: int = 0  # additional workers without a core, for stages that wait (env.control_hz, reward.waits)
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
@@ -96,9 +94,6 @@ class ClusterConfig:
         rule = "it is for workers on this machine (cluster=local), and not negative"
         some = self.waiting_devices > 0 and here and self.session == "ray"
         require(self.waiting_devices == 0 or some, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
-        rule, action = "each device of this machine has a positive, finite speed", "use [1.0, 0.5], or leave it out"
-        valid = not self.speeds or (here and all(0 < speed < math.inf for speed in self.speeds))
-        require(valid, "cluster.speeds", self.speeds, rule, action)
         valid = self.address in (None, "auto") or re.fullmatch(r".+:\d+", self.address) is not None
         rule = "it is auto, or host:port of a running Ray (cluster.session=ray)"
         action = "use cluster=ray cluster.address=auto on a machine where `ray start` ran"

@@ -154,28 +154,6 @@ def test_devices_lie_beside_an_earlier_group_of_as_many_nodes(beside, num_nodes)
         described_cluster({"name": "x", "nodes": [first, cores | {"beside": beside}]}, "file")
 
 
-# --------------------------------------------------------------------------------------------------------------- speeds
-def test_devices_of_one_machine_may_have_unlike_speeds() -> None:
-    config = ClusterConfig(num_devices=3, torch_device="cpu", speeds=[1.0, 0.5, 0.5], waiting_devices=1)
-    found = cluster_at_hand(config)
-    places = [found.place_of(device) for device in range(4)]
-    assert [place.group.speed for place in places] == [1.0, 0.5, 0.5, 1.0]
-    assert [(place.node, place.index) for place in places] == [(0, 0), (0, 1), (0, 2), (0, 0)]
-    assert (found.num_devices, found.num_computing) == (4, 3)
-    whole = local_cluster(3, "cpu").place_of(0).group
-    assert {place.group.memory_bytes for place in places} == {whole.memory_bytes}
-    assert "of the speeds 1, 0.5, 0.5" in found.description  # so that a profile is not taken for that of another
-
-
-def test_speeds_that_are_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster.speeds is \[1.0\], 1 numbers, but there are 2 devices"):
-        cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", speeds=[1.0]))
-    with pytest.raises(ConfigError, match=r"cluster.speeds is \[1.0, 0.0\]"):
-        ClusterConfig(speeds=[1.0, 0.0])
-    with pytest.raises(ConfigError, match="device of this machine"):
-        ClusterConfig(speeds=[1.0, 0.5], address="auto")
-
-
 def test_a_device_has_the_memory_that_is_said_of_it() -> None:
     cores = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", device_memory_bytes=10**9))
     assert [group.memory_bytes for group in cores.node_groups()] == [10**9]

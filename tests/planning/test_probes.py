@@ -180,23 +180,6 @@ def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
     assert shown(probe, shortened(whole, 10), spans)["env"] == pytest.approx((2.0 + 2.0) / 20)
 
 
-def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> float:
-    """Returns what is filed of an actor on two workers, of which the second one is at half speed."""
-    probe = Probe("x", graph, collocated(graph, 2), unlike(speed=0.5, node=0))
-    spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
-    spans += [span("actor.run", worker, seconds) for worker, seconds in enumerate(actor_s)]
-    return shown(probe, graph, spans)["actor"]
-
-
-def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
-    """Its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
-    assert half_as_fast(workflow(), (4.0, 6.0)) == pytest.approx(4.0)
-    # both take 6 s, worker 0 because it waits: two devices of speed 1 would take 3 s
-    stages = workflow().stages
-    graph = replace(workflow(), stages={**stages, "actor": replace(stages["actor"], collective=True)})
-    assert half_as_fast(graph, (6.0, 6.0)) == pytest.approx(3.0)
-
-
 # ------------------------------------------------------------------------------------------------------------ the cells
 def test_cells_are_kept_and_the_others_filled() -> None:
     # on one device 4 s at 4 items and 6 s at 8; two at once are a quarter slower
