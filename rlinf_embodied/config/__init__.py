@@ -57,7 +57,6 @@ from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConf
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
-    Engine,
     FineTuningConfig,
     GenerationConfig,
     LossLevel,
@@ -65,6 +64,5 @@ from rlinf_embodied.config.reasoning import (
     ReasoningName,
     RewardConfig,
     SamplesConfig,
-    VllmConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig

@@ -20,7 +20,7 @@ from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
-from rlinf_embodied.reasoning.batch import GenerationReport, ScoredGroup
+from rlinf_embodied.reasoning.batch import GenerationReport, ScoredGroup, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph, resample
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext
@@ -74,7 +74,7 @@ class DynamicSamplingFilter:
         Raises:
             DataError: the last round is over, and not a single group differs.
         """
-        found = [(number, group) for number, reports in enumerate(rounds) for group in _groups(of_type(reports, list))]
+        found = [(number, group) for number, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
         kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
         if not kept and len(rounds) >= self.max_rounds:
             right = sum(group.correct[0] for _, group in found)
@@ -85,11 +85,6 @@ class DynamicSamplingFilter:
                 "that are sometimes solved (data.level), a larger algorithm.group_size, or another warm start"
             )
         return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
-
-
-def _groups(reports: Sequence[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
-    """Returns the groups in the order of blocks, whichever workers scored them."""
-    return sorted((group for report in reports for group in report), key=lambda group: (group.block, group.index))
 
 
 # -------------------------------------------------------------------------------------------------------- an iteration
@@ -117,7 +112,7 @@ def run_iteration(
         return replace(context, iteration=context.iteration + 1, message=used)
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    metrics = rollout_metrics(result.all_of("generation", GenerationReport), _groups(result.all_of("reward", list)))
+    metrics = rollout_metrics(result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list)))
     metrics["rollout/rounds"] = float(num_rounds(result))
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
