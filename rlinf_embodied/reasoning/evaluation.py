@@ -29,7 +29,7 @@ from rlinf_embodied.reasoning.batch import (
     in_order,
 )
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
-from rlinf_embodied.reasoning.policy_folder import FILE, StageConfig, trained_on
+from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function, scored
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -186,17 +186,15 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
     Raises:
-        CheckpointError: the checkpoint is missing, foreign or damaged.
+        CheckpointError: the checkpoint is missing or damaged.
         ConfigError: reward._target_ or data._target_ cannot be used.
     """
-    checkpoint = Path(config.checkpoint).expanduser()
-    if (checkpoint / FILE).exists():  # one of this project's
-        trained_on(checkpoint)
     reward_function(config.reward)
     problem_source(config.data, config.data.seed)
     folder = RunFolder(Path(config.run.dir or f"runs/evaluate-math-{time.strftime('%Y%m%d-%H%M%S')}"))
     cluster = find_cluster(config.cluster)
-    made = StageConfig(cast(MathConfig, config), str(checkpoint))  # it has the sections that an evaluation reads
+    checkpoint = str(Path(config.checkpoint).expanduser())
+    made = StageConfig(cast(MathConfig, config), checkpoint)  # it has the sections that an evaluation reads
     with open_session(config.cluster) as session, LiveView(1) as view:
         run = lambda: AnswerEvaluation(made, session, cluster, last_step=0).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)

@@ -84,19 +84,13 @@ class ReasoningJob:
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def launch_notes(self) -> list[str]:
-        """Returns what training sees as the reward."""
-        reward = self.config.reward
-        parts = [f"what {reward._target_} returns" if reward._target_ else "1 for a right answer, 0 for another"]
-        parts += [f"{reward.format_reward:g} for the right format"] if reward.format_reward else []
-        parts += [f"up to -{reward.overlong_penalty:g} for length"] if reward.overlong_tokens else []
-        return [f"reward   {', '.join(parts)} (reward.*)"]
+        return []
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; also checks that problems can be had, and that their prompts fit the model's context.
+        """See Job; also checks reward, problems, whether prompts fit the model's context, and the precision.
 
         Raises:
-            ConfigError: they do not fit, there is no such level, what a _target_ names cannot be used, or the devices
-                do not compute in algorithm.precision.
+            ConfigError: one of them cannot be used.
             DataError: a file cannot be used.
         """
         config, given = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
@@ -132,7 +126,7 @@ class ReasoningJob:
         return folder
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """See Job; there is nothing to do."""
+        """There is nothing to do."""
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         made = StageConfig(self.config, policy_folder)

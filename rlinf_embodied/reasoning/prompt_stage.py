@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -29,20 +29,16 @@ class Prompts:
     """
 
     def __init__(self, split: Split, data: DataConfig, seed: int, codec: PromptCodec, most: int, reason: str) -> None:
-        """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`.
-
-        Raises:
-            ConfigError: no prompt of a held-out split fits.
-        """
+        """Opens the stream; prompts of more than `most` tokens are left out, for the `reason`."""
         self._split, self._codec, self._most, self._reason = split, codec, most, reason
         self._source, self._template = problem_source(data, seed), PROMPT_TEMPLATES[data.prompt_template]
         size = None if split is Split.train else self._source.size(split)
         self._held_out: list[Asked] | None = None
         if size is not None:
-            every = map(self._asked, self._source.batch(split, 0, size))
+            every = [self._asked(problem) for problem in self._source.batch(split, 0, size)]
             self._held_out = [asked for asked in every if len(asked[1].tokens) <= most]
             if not self._held_out:
-                raise self._none_fits(size)
+                raise self._none_fits([len(prompt.tokens) for _, prompt in every])
 
     @classmethod
     def of(cls, config: MathConfig, folder: str | None, split: Split) -> Prompts:
@@ -81,17 +77,21 @@ class Prompts:
         return problem, Prompt(problem.id, tuple(self._codec.encode(self._template.prompt(problem))))
 
     def _fitting(self, position: int, problem: Problem) -> Asked:
+        lengths = []
         for number in range(1, _MOST_TRIES + 1):
             asked = self._asked(problem)
-            if len(asked[1].tokens) <= self._most:
+            lengths.append(len(asked[1].tokens))
+            if lengths[-1] <= self._most:
                 return asked
             (problem,) = self._source.batch(self._split, position + number * _FURTHER, 1)
-        raise self._none_fits(_MOST_TRIES)
+        raise self._none_fits(lengths)
 
-    def _none_fits(self, number: int) -> ConfigError:
+    def _none_fits(self, lengths: Sequence[int]) -> ConfigError:
+        shortest = min(lengths, default=self._most)
         return ConfigError(
-            f"{self._reason}, but none of {number} problems for the split {self._split.value!r} has a prompt of at "
-            f"most {self._most} tokens: use a larger value, fewer new tokens, or shorter problems"
+            f"{self._reason}, but the shortest of {len(lengths)} prompts for the split {self._split.value!r} has "
+            f"{shortest} tokens: use at least {shortest - self._most} more tokens there, fewer new ones, or shorter "
+            "problems"
         )
 
 

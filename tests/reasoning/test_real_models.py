@@ -113,7 +113,7 @@ def refused(kind: type[RlinfError], *parts: str, config: MathConfig) -> None:
 
 def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> None:
     short = model_folder(tmp_path / "short", "qwen2", context=90)
-    parts = ["the context of the model holds 90 tokens", "none of 100 problems", "generation.max_new_tokens=16"]
+    parts = ["the context of the model holds 90 tokens", "shortest of 100 prompts", "generation.max_new_tokens=16"]
     refused(ConfigError, *parts, config=config_of(short, files, tmp_path / "run"))
 
 

@@ -35,9 +35,6 @@ VARIANTS = {
 }
 
 
-OVERLONG = ["reward.overlong_tokens=4", "reward.overlong_penalty=0.5"]
-
-
 def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
     return JobTrainer(ReasoningJob(config))
 
@@ -130,12 +127,6 @@ def test_some_completions_can_be_read_and_evaluations_on_the_way_change_nothing(
     assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
     metrics = untimed_rows(tmp_path)
     assert [i for i, row in enumerate(metrics, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
-
-
-def test_what_is_rewarded_is_said() -> None:
-    config = tiny_math("reward._target_=my.f", "reward.format_reward=0.25", *OVERLONG)
-    said = "what my.f returns, 0.25 for the right format, up to -0.5 for length"
-    assert ReasoningJob(config).launch_notes() == [f"reward   {said} (reward.*)"]
 
 
 def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:
