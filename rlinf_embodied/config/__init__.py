@@ -63,6 +63,5 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
-    SamplesConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig

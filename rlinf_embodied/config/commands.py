@@ -24,7 +24,6 @@ from rlinf_embodied.config.reasoning import (
     GenerationConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
-    SamplesConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
 
@@ -32,7 +31,7 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, T
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio.", "samples."),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
     *("run.tensorboard", "run.wandb", "run.trackio"),
     "warm_start.cache_dir",
@@ -144,7 +143,6 @@ class MathConfig(TrainingConfig):
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
-    samples: SamplesConfig = field(default_factory=SamplesConfig)
 
     def __post_init__(self) -> None:
         algorithm = self.algorithm

@@ -176,15 +176,3 @@ class AnswerEvalConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)
         require_numbers(self, "eval", "num_samples", "every", "num_shown", low=0)
-
-
-@dataclass(kw_only=True, slots=True)
-class SamplesConfig:
-    """What the policy writes while it is trained: some completions, for people to read."""
-
-    every: int = 10  # iterations between them, from the first one on; 0: none
-    num_prompts: int = 2  # the first ones of an iteration, with all their completions
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "samples", "every", low=0)
-        require_numbers(self, "samples", "num_prompts", low=1)

@@ -154,9 +154,11 @@ class AnswerEvaluation:
 
     stage = STAGE
 
-    def __init__(self, made: StageConfig, session: Session, cluster: Cluster, last_step: int) -> None:
-        """Builds the stage; samples are drawn at the steps 0 and `last_step` only."""
-        self._config, self._last_step = made.config, last_step
+    def __init__(
+        self, made: StageConfig, session: Session, cluster: Cluster, last_step: int, folder: RunFolder | None = None
+    ) -> None:
+        """Builds the stage; samples are drawn at the steps 0 and `last_step` only, answers shown in the folder."""
+        self._config, self._last_step, self._folder = made.config, last_step, folder
         blocks = -(-held_out(made)[1] // made.config.eval.problems_per_block)
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
@@ -170,7 +172,7 @@ class AnswerEvaluation:
             drawn = self.executor.run(StepContext(step, message=True)).all_of(STAGE, tuple)
             sampled = sampled_result([group.correct for group in in_order(found for _, found in drawn)])
         number, own_reward = len(groups), self._config.reward._target_ is not None
-        return AnswerResult(
+        found = AnswerResult(
             accuracy=Rate(sum(group.correct[0] for group in groups), number),
             length=sum(report.tokens for report, _ in reports) / number,
             truncated=sum(report.truncated for report, _ in reports) / number,
@@ -179,6 +181,9 @@ class AnswerEvaluation:
             shown=tuple(sample for group in groups for sample in group.shown),
             spans=tuple(result.spans),
         )
+        if self._folder is not None:
+            self._folder.write_text("samples.md", found.table())
+        return found
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
@@ -196,12 +201,11 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     checkpoint = str(Path(config.checkpoint).expanduser())
     made = StageConfig(cast(MathConfig, config), checkpoint)  # it has the sections that an evaluation reads
     with open_session(config.cluster) as session, LiveView(1) as view:
-        run = lambda: AnswerEvaluation(made, session, cluster, last_step=0).run(0)  # noqa: E731
+        run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}
     content = result.summary() | {"checkpoint": config.checkpoint, **sections, "versions": library_versions()}
     folder.write_json("eval_info.json", content)
-    folder.write_text("samples.md", result.table())
     source = config.data._target_ or ", ".join(config.data.files.values()) or config.data.level
     print(f"{source}: greedy {result}\n{result.table()}written to {folder.path / 'eval_info.json'} and samples.md")
     return folder.read_json("eval_info.json")

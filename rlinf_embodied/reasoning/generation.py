@@ -48,12 +48,7 @@ def generate(
     Raises:
         ObjectiveError: the model's logits are not finite.
     """
-    decoding, held, handed_out = _Decoding(policy, block, sampling, noise, max_num_seqs), set[int](), 0
-    for finished in decoding.run():
-        held.update(finished)
-        while handed_out in held:
-            yield decoding.group(handed_out)
-            handed_out += 1
+    yield from _Decoding(policy, block, sampling, noise, max_num_seqs).run()
 
 
 class _Decoding:
@@ -83,24 +78,21 @@ class _Decoding:
         self.prefix: Prefix | None = None
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`
 
-    def run(self) -> Iterator[list[int]]:
-        """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
-        finished = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device))
+    def run(self) -> Iterator[Group]:
+        """Yields the groups in order, until all rows have ended."""
+        finished, handed_out = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device)), 0
         while True:
-            groups = []
             for row in finished:
-                group = row // self.block.group_size
-                self.open[group] -= 1
-                groups += [group] if self.open[group] == 0 else []
-            if groups:
-                yield sorted(groups)
+                self.open[row // self.block.group_size] -= 1
+            while handed_out < len(self.open) and self.open[handed_out] == 0:
+                yield self._group(handed_out)
+                handed_out += 1
             if len(self.row_of) == 0:
                 return
             finished = self._step()
             report_progress()
 
-    def group(self, number: int) -> Group:
-        """Returns a finished group."""
+    def _group(self, number: int) -> Group:
         size = self.block.group_size
         rows = slice(number * size, (number + 1) * size)
         lengths = self.lengths[rows].clone()

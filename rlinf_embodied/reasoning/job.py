@@ -21,7 +21,6 @@ from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
-from rlinf_embodied.reasoning.batch import in_order
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
@@ -130,7 +129,7 @@ class ReasoningJob:
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> AnswerEvaluation:
         made = StageConfig(self.config, policy_folder)
-        return AnswerEvaluation(made, session, cluster, self.config.run.num_iterations)
+        return AnswerEvaluation(made, session, cluster, self.config.run.num_iterations, folder)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
         """There is no goal to check."""
@@ -145,10 +144,6 @@ class ReasoningJob:
         progress.counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
         progress.global_step += int(metrics["rollout/tokens"])
         return result, metrics
-
-    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
-        """Returns the completions of the first prompts, in their order, every `samples.every` iterations."""
-        return [asdict(sample) for group in in_order(result.all_of("reward", list)) for sample in group.shown]
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers of actor and critic."""
@@ -188,6 +183,5 @@ class ReasoningJob:
 
     def finish(self, folder: RunFolder, before: Mapping[str, object], after: Evaluated) -> tuple[list[str], str]:
         assert isinstance(after, AnswerResult)
-        folder.write_text("samples.md", after.table())
         lines = [f"samples  {folder.path / 'samples.md'}", f"curve    {plot_curve(folder.path)}"]
         return lines, f"accuracy before {percent(before, 'accuracy')}, after {after}"

@@ -150,12 +150,9 @@ class RewardStage:
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""
-        samples, made, groups = self._config.samples, {}, list[ScoredGroup]()
-        shows = samples.every > 0 and step_context.iteration % samples.every == 0 and step_context.round == 0
-        longest = self._config.generation.max_new_tokens
+        longest, made, groups = self._config.generation.max_new_tokens, {}, list[ScoredGroup]()
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            num_shown = max(0, samples.num_prompts - block * len(completions.groups)) if shows else 0
-            made[block], found = scored(self._verifier, self._config.reward, longest, block, completions, num_shown)
+            made[block], found = scored(self._verifier, self._config.reward, longest, block, completions)
             groups += found
         return Output(made, groups)
 
@@ -167,7 +164,7 @@ class RewardStage:
 
 
 def scored(
-    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions, num_shown: int
+    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions, num_shown: int = 0
 ) -> tuple[Rewards, list[ScoredGroup]]:
     """Returns a block's rewards and groups, the first `num_shown` of these with their texts.
 

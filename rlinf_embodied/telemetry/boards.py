@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from rlinf_embodied.config import RunConfig, TrackioConfig, WandbConfig
 from rlinf_embodied.errors import ConfigError
 
-Rows = Sequence[Mapping[str, str | float]]
 _TRACKIO_NAME = "trackio_run.txt"  # in the run folder: what its run is called there
 
 
@@ -20,9 +19,6 @@ class Board(Protocol):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Takes the metrics of an iteration."""
-
-    def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """Takes rows of the same columns; a board without tables drops them."""
 
     def close(self) -> None:
         """Writes what is left."""
@@ -44,9 +40,6 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """Dropped: samples.jsonl holds tables."""
-
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
@@ -55,16 +48,11 @@ class TensorBoard:
 class _Tracked:
     """A run of a library with W&B's interface."""
 
-    def __init__(self, library: ModuleType, run: Any) -> None:
-        self._library, self._run = library, run
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
-
-    def log_table(self, name: str, rows: Rows, step: int) -> None:
-        """Some versions of trackio do not show the names of columns."""
-        table = self._library.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-        self._run.log({name: table}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -75,9 +63,8 @@ class Wandb(_Tracked):
 
     def __init__(self, folder: Path, names: WandbConfig, config: Mapping[str, object]) -> None:
         """Starts or continues the run."""
-        library, name = _library("wandb"), names.name or folder.name
-        settings = {"project": names.project, "name": name, "id": names.id, "resume": names.resume}
-        super().__init__(library, library.init(**settings, dir=str(folder), config=dict(config)))
+        settings = {"project": names.project, "name": names.name or folder.name, "id": names.id, "resume": names.resume}
+        super().__init__(_library("wandb").init(**settings, dir=str(folder), config=dict(config)))
 
 
 class Trackio(_Tracked):
@@ -95,7 +82,7 @@ class Trackio(_Tracked):
         resume = "allow" if resumes else "never"
         run = library.init(project=names.project, name=name, resume=resume, config=dict(config), embed=False)
         given.write_text(run.name, encoding="utf-8")
-        super().__init__(library, run)
+        super().__init__(run)
 
 
 def _library(name: str) -> ModuleType:

@@ -297,7 +297,6 @@ class Trainer:
         if self._running.checking and (number % self._job.check_every == 0 or number >= last):
             self._evaluations.check(metrics)
         self._writer.write(progress.global_step, number, metrics)
-        self._writer.write_samples(progress.global_step, number, self._job.samples(result))
         self._view.update(number, metrics)
         due = config.checkpoint.every and number % config.checkpoint.every == 0
         if due or checkpoints.unwritten is not None or not self._goes_on():

@@ -14,8 +14,6 @@ from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.boards import TensorBoard, Trackio, Wandb, require_boards, start_boards
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 
-SAMPLES = [{"prompt": "1+1=", "reward": 1.0}, {"prompt": "1+2=", "reward": 0.0}]
-
 
 @pytest.fixture
 def wandb(monkeypatch) -> list[object]:
@@ -24,13 +22,12 @@ def wandb(monkeypatch) -> list[object]:
     run = types.SimpleNamespace(log=lambda data, step: log.append((step, data)), finish=lambda: log.append("finished"))
     fake = types.ModuleType("wandb")
     fake.init = lambda **given: log.append(given) or run
-    fake.Table = lambda columns, data: (columns, data)
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return log
 
 
 class FakeTrackio(types.ModuleType):
-    """`init`, runs with `log`, `finish` and a name, and `Table`, as trackio documents them; runs are known by name."""
+    """`init`, and runs with `log`, `finish` and a name, as trackio documents them; runs are known by name."""
 
     def __init__(self) -> None:
         super().__init__("trackio")
@@ -46,11 +43,6 @@ class FakeTrackio(types.ModuleType):
         rows = self.runs.setdefault(name or "unnamed", [])
         log = lambda metrics, step=None: rows.append((step, metrics))  # noqa: E731
         return types.SimpleNamespace(name=name, log=log, finish=lambda: rows.append((-1, {})))
-
-    class Table:
-        def __init__(self, columns=None, data=None, dataframe=None) -> None:
-            assert dataframe is None
-            self.rows = [dict(zip(columns, row, strict=True)) for row in data]
 
 
 @pytest.fixture
@@ -74,12 +66,9 @@ def test_weights_and_biases_gets_the_same_numbers_where_asked(tmp_path, wandb) -
     board = Wandb(tmp_path, WandbConfig(project="p", name="n", id="17", resume="must"), {"seed": 1})
     writer = MetricsWriter(tmp_path, [board])
     writer.write(5, 1, {"charts/SPS": 2.0, "losses/entropy": math.inf})
-    writer.write_samples(5, 1, SAMPLES)
-    writer.write_samples(5, 1, [])
     writer.close()
     named = {"project": "p", "name": "n", "id": "17", "resume": "must", "dir": str(tmp_path), "config": {"seed": 1}}
-    table = (["prompt", "reward"], [["1+1=", 1.0], ["1+2=", 0.0]])
-    assert wandb == [named, (5, {"charts/SPS": 2.0}), (5, {"samples": table}), "finished"]
+    assert wandb == [named, (5, {"charts/SPS": 2.0}), "finished"]
     Wandb(tmp_path, WandbConfig(), {})
     default = {"project": "rlinf_embodied", "name": tmp_path.name, "id": None, "resume": None}
     assert wandb[-1] == default | {"dir": str(tmp_path), "config": {}}
@@ -97,23 +86,16 @@ def test_weights_and_biases_offline_keeps_the_run_in_its_folder(tmp_path, monkey
     monkeypatch.setenv("WANDB_MODE", "offline")
     board = Wandb(tmp_path, WandbConfig(project="p", name="n"), {"seed": 1})
     board.log({"charts/SPS": 2.0}, 5)
-    board.log_table("samples", SAMPLES, 5)
     board.close()
     (written,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    content = written.read_bytes()
-    assert b"charts/SPS" in content
-    assert b"samples" in content
+    assert b"charts/SPS" in written.read_bytes()
 
 
 def test_trackio_gets_the_same_numbers_where_asked(tmp_path, trackio) -> None:
     writer = MetricsWriter(tmp_path, [Trackio(tmp_path, TrackioConfig(project="p", name="n"), {"seed": 1})])
     writer.write(5, 1, {"charts/SPS": 2.0, "losses/entropy": math.inf})
-    writer.write_samples(5, 1, SAMPLES)
     writer.close()
-    first, second, last = trackio.runs["n"]
-    assert first == (5, {"charts/SPS": 2.0})
-    assert (second[0], second[1]["samples"].rows) == (5, SAMPLES)
-    assert last == (-1, {})
+    assert trackio.runs["n"] == [(5, {"charts/SPS": 2.0}), (-1, {})]
     assert trackio.configs == [{"seed": 1}]
 
 
