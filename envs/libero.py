@@ -29,7 +29,7 @@ import numpy as np
 
 from envs.foreign.adapter import FIRST_TRAINING_SEED, Adapter, Facts, ForeignOptions, Start
 from rlinf_embodied.config import EnvConfig, Reward
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
 NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
@@ -64,14 +64,12 @@ class Libero(Adapter):
     options: LiberoOptions
 
     def check(self, config: EnvConfig) -> None:
-        own, path = self.options, "env.options"
-        rule = "it is a suite of LIBERO"
-        suites = ", ".join(name.removeprefix("libero_") for name in NUM_TASKS)
-        require(self.task in NUM_TASKS, f"{path}.suite", own.suite, rule, f"use {suites}")
-        last = NUM_TASKS[self.task] - 1
-        require(-1 <= own.task <= last, f"{path}.task", own.task, f"{self.task} has tasks 0 to {last}", "use -1")
-        require(own.rotate in (0, 180), f"{path}.rotate", own.rotate, "degrees are 0 or 180", "use 180")
-        require(own.settle_steps >= 0, f"{path}.settle_steps", own.settle_steps, "it is not negative", "use 10")
+        own, suites = self.options, [name.removeprefix("libero_") for name in NUM_TASKS]
+        require_one_of(own, "env.options", "suite", *suites)
+        rule, last = f"{self.task} has tasks 0 to", NUM_TASKS[self.task] - 1
+        require(-1 <= own.task <= last, "env.options.task", own.task, f"{rule} {last}", "use -1 for all of them")
+        require_one_of(own, "env.options", "rotate", 180, 0)
+        require_numbers(own, "env.options", "settle_steps")
         rule = "LIBERO rewards success only"
         require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
         for camera in config.cameras:
@@ -89,7 +87,8 @@ class Libero(Adapter):
     def open(self, cameras: Sequence[str], size: int) -> Facts:
         self._tasks = tasks_of(self.task)
         named = [(task.name, task.instruction) for task in self._tasks]
-        return Facts(named, NUM_ACTIONS, NUM_PROPRIO, NUM_PROPRIO + 3 * NUM_OBJECTS, True, "libero (mujoco)")
+        state = {"proprio": NUM_PROPRIO, "privileged": NUM_PROPRIO + 3 * NUM_OBJECTS, "object": 3}
+        return Facts(named, NUM_ACTIONS, state, "libero (mujoco)")
 
     def scene(self, task: int) -> Scene:
         return Scene(self._tasks[task], self.options.settle_steps)
@@ -147,8 +146,10 @@ class Scene:
         )
         self._env = self._wrapper.env
         self._drawn_once = list(self._env.object_property_initializers)
-        self._generators: list[tuple] = []  # numpy's before the reset of each initial state, as far as it is known
-        self._observe_only(_PROPRIO)
+        np.random.seed(ORDER_SEED)
+        self._generators = [np.random.get_state()]  # before the reset of each initial state, as far as it is known
+        for name in set(self._env.observation_names) - set(_PROPRIO):
+            self._env.modify_observable(name, "enabled", False)
         self._env.add_observable(Observable(_VIEW, self._view(), sampling_rate=self._env.control_freq))
         known = [self._env.obj_body_id[name] for name in self._env.obj_of_interest if name in self._env.obj_body_id]
         self._interest = known[:NUM_OBJECTS]
@@ -215,19 +216,13 @@ class Scene:
 
     def _reset_as_in_order(self, number: int) -> None:
         """Resets as the benchmark does for this initial state after those before it."""
-        while len(self._generators) <= number:
-            if not self._generators:
-                np.random.seed(ORDER_SEED)
+        known = len(self._generators)
+        for k in range(min(number, known - 1), number + 1):
+            np.random.set_state(self._generators[k])
+            self._env.object_property_initializers = self._drawn_once * (k + 2)  # built once, reset k + 1 times
+            self._reset()
+            if k + 1 >= known:
                 self._generators.append(np.random.get_state())
-            else:
-                self._reset_from(len(self._generators) - 1)
-                self._generators.append(np.random.get_state())
-        self._reset_from(number)
-
-    def _reset_from(self, number: int) -> None:
-        np.random.set_state(self._generators[number])
-        self._env.object_property_initializers = self._drawn_once * (number + 2)  # built once, reset number + 1 times
-        self._reset()
 
     def _reset(self) -> None:
         from robosuite.utils.errors import RandomizationError
@@ -241,11 +236,6 @@ class Scene:
             except RandomizationError:
                 continue
         raise RuntimeError(f"{self.task.name}: no valid placement of its objects in {_MOST_DRAWS} draws")
-
-    def _observe_only(self, names: Sequence[str]) -> None:
-        for name in self._env.observation_names:
-            if name not in names:
-                self._env.modify_observable(name, "enabled", False)
 
     def _view(self) -> Callable[[dict], np.ndarray]:
         """Returns a sensor of everything that an image depends on, which is far cheaper than an image."""

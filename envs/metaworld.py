@@ -18,7 +18,7 @@ import copy
 import difflib
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -30,90 +30,13 @@ from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
 
 CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")
+SUITES = ("mt10", "mt25", "mt50")
 MOST_STEPS = 500  # of an episode: MetaWorld refuses further ones
 NUM_STATE = 39  # what MetaWorld observes: hand, fingers and objects now and one step before, and the goal
 BEST = np.float32(10.0)  # MetaWorld's reward of a solved task
 
 _HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts of a model that no reset changes
 _NOT_STATE = ("model", "data", "mujoco_renderer", "sawyer_observation_space", "_np_random", "_np_random_seed")
-
-
-INSTRUCTIONS = {
-    "assembly-v3": "put the ring on the peg",
-    "basketball-v3": "drop the ball through the hoop",
-    "bin-picking-v3": "move the block to the other bin",
-    "box-close-v3": "put the lid on the box",
-    "button-press-topdown-v3": "press the button from above",
-    "button-press-topdown-wall-v3": "press the button behind the wall from above",
-    "button-press-v3": "press the button from the front",
-    "button-press-wall-v3": "reach over the wall and press the button",
-    "coffee-button-v3": "press the button of the coffee machine",
-    "coffee-pull-v3": "pull the mug away from the coffee machine",
-    "coffee-push-v3": "push the mug under the coffee machine",
-    "dial-turn-v3": "turn the dial",
-    "disassemble-v3": "lift the ring off the peg",
-    "door-close-v3": "close the door",
-    "door-lock-v3": "lock the door",
-    "door-open-v3": "open the door",
-    "door-unlock-v3": "unlock the door",
-    "drawer-close-v3": "close the drawer",
-    "drawer-open-v3": "open the drawer",
-    "faucet-close-v3": "turn the faucet off",
-    "faucet-open-v3": "turn the faucet on",
-    "hammer-v3": "drive the nail in with the hammer",
-    "hand-insert-v3": "put the hand with the block into the hole",
-    "handle-press-side-v3": "press the handle down from the side",
-    "handle-press-v3": "press the handle down",
-    "handle-pull-side-v3": "pull the handle up from the side",
-    "handle-pull-v3": "pull the handle up",
-    "lever-pull-v3": "pull the lever up",
-    "peg-insert-side-v3": "push the peg into the hole of the box",
-    "peg-unplug-side-v3": "pull the peg out of the box",
-    "pick-out-of-hole-v3": "lift the puck out of the hole",
-    "pick-place-v3": "pick up the puck and carry it to the goal",
-    "pick-place-wall-v3": "carry the puck over the wall to the goal",
-    "plate-slide-back-side-v3": "slide the plate sideways out of the cabinet",
-    "plate-slide-back-v3": "slide the plate out of the cabinet",
-    "plate-slide-side-v3": "slide the plate sideways into the cabinet",
-    "plate-slide-v3": "slide the plate into the cabinet",
-    "push-back-v3": "pull the block back to the goal",
-    "push-v3": "push the puck to the goal",
-    "push-wall-v3": "push the block around the wall to the goal",
-    "reach-v3": "move the hand to the goal",
-    "reach-wall-v3": "move the hand over the wall to the goal",
-    "shelf-place-v3": "put the block on the shelf",
-    "soccer-v3": "push the ball into the soccer goal",
-    "stick-pull-v3": "pull the thermos with the stick",
-    "stick-push-v3": "push the thermos with the stick",
-    "sweep-into-v3": "sweep the block into the hole",
-    "sweep-v3": "sweep the block off the table",
-    "window-close-v3": "close the window",
-    "window-open-v3": "open the window",
-}
-
-
-def _named(names: str) -> tuple[str, ...]:
-    return tuple(f"{name}-v3" for name in names.split())
-
-
-MT10 = _named(
-    """
-    reach push pick-place door-open drawer-open drawer-close button-press-topdown peg-insert-side window-open
-    window-close
-    """
-)
-_FURTHER_15 = _named(
-    """
-    coffee-pull pick-out-of-hole disassemble pick-place-wall basketball stick-pull button-press-wall
-    faucet-open door-lock lever-pull sweep-into faucet-close coffee-button button-press-topdown-wall dial-turn
-    """
-)
-SUITES = {"mt10": MT10, "mt25": (*MT10, *_FURTHER_15), "mt50": tuple(INSTRUCTIONS)}
-
-
-def tasks_of(name: str) -> tuple[str, ...]:
-    """Returns the tasks of a suite, or the one task of that name."""
-    return SUITES.get(name, (name,))
 
 
 class Pictures(StrEnum):
@@ -131,6 +54,7 @@ class MetaworldOptions(ForeignOptions):
     show_goal: bool = True  # whether images show goals and other marks; only its mark tells where a reach ends
     goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
     spare_scenes: int = 20
+    instructions: dict[str, str] = field(default_factory=dict)  # by task; MetaWorld itself has none
 
 
 class Metaworld(Adapter):
@@ -142,7 +66,7 @@ class Metaworld(Adapter):
     options: MetaworldOptions
 
     def check(self, config: EnvConfig) -> None:
-        known = (*SUITES, *INSTRUCTIONS)
+        known = (*SUITES, *self.options.instructions)
         close = difflib.get_close_matches(config.task, known, n=3, cutoff=0.5)
         use = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known[:8])}, ..."
         require(config.task in known, "env.task", config.task, "MetaWorld has no such task or suite", use)
@@ -153,17 +77,19 @@ class Metaworld(Adapter):
             require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
+        from metaworld import env_dict
+
         self.film_camera = next(iter(cameras), CAMERAS[0])
-        names = tasks_of(self.task)
-        which = len(names) if len(names) > 1 else 0
-        tasks = [(name, INSTRUCTIONS[name]) for name in names]
+        suites = dict(zip(SUITES, (env_dict.MT10_V3, env_dict.MT25_V3, env_dict.MT50_V3), strict=True))
+        self._names = list(suites.get(self.task, [self.task]))
+        which = len(self._names) if len(self._names) > 1 else 0
         proprio = 10 if self.options.goal_in_proprio else 4
-        return Facts(tasks, 4, proprio, NUM_STATE + which, True, "metaworld (mujoco)")
+        state = {"proprio": proprio, "privileged": NUM_STATE + which, "object": 3}
+        return Facts([(n, self.options.instructions[n]) for n in self._names], 4, state, "metaworld (mujoco)")
 
     def scene(self, task: int) -> Scene:
-        names = tasks_of(self.task)
-        which = np.eye(len(names), dtype=np.float32)[task] if len(names) > 1 else np.zeros(0, dtype=np.float32)
-        return Scene(names[task], self.options, which)
+        which = np.eye(len(self._names), dtype=np.float32)[task] if len(self._names) > 1 else np.zeros(0, np.float32)
+        return Scene(self._names[task], self.options, which)
 
 
 class Scene:
@@ -244,14 +170,17 @@ class _Snapshot:
 
     def __init__(self, env: Any) -> None:
         import mujoco
+        from gymnasium import Space
 
         self._env, self._known = env, set(vars(env))
-        self._model = {name: array.copy() for name, array in _arrays(env.model)}
+        names = [name for name in dir(env.model) if not name.startswith(("_", *_HEAVY))]
+        parts = [(name, getattr(env.model, name)) for name in names]
+        self._model = {name: part.copy() for name, part in parts if isinstance(part, np.ndarray)}
         self._kinds = mujoco.mjtState.mjSTATE_INTEGRATION
         self._state = np.empty(mujoco.mj_stateSize(env.model, self._kinds))
         mujoco.mj_getState(env.model, env.data, self._state, self._kinds)
         kept = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
-        self._attributes = {n: v for n, v in kept.items() if not _is_space(v)}
+        self._attributes = {n: v for n, v in kept.items() if not isinstance(v, Space)}
         self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
 
     def restore(self) -> None:
@@ -272,20 +201,8 @@ class _Snapshot:
             setattr(self._env, name, value if isinstance(value, np.ndarray) else copy.deepcopy(self._values[name]))
 
 
-def _is_space(value: object) -> bool:
-    from gymnasium import Space
-
-    return isinstance(value, Space)
-
-
 def _is_simulators(value: object) -> bool:
     """Returns whether it is a view of MuJoCo's memory, which a task keeps to observe changes."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     return isinstance(value, np.ndarray) and not value.flags.owndata
-
-
-def _arrays(model: Any) -> list[tuple[str, np.ndarray]]:
-    """Returns the parts of a model that a task may change."""
-    names = [name for name in dir(model) if not name.startswith(("_", *_HEAVY))]
-    return [(name, value) for name in names if isinstance(value := getattr(model, name), np.ndarray)]

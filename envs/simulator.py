@@ -36,35 +36,28 @@ class Measurement:
 
     def checked(self, num_rows: int, simulator: object) -> Measurement:
         """Returns itself; raises SimulatorError for a field with a wrong type, dtype or shape, or not finite values."""
+        where = f"{type(simulator).__name__}.measure returned"
         for name, (dtype, axes) in _FORMS.items():
             value = getattr(self, name)
-            if (value is None and name in _OPTIONAL) or _fits(value, dtype, axes, num_rows):
+            if value is None and name in _OPTIONAL:
                 continue
-            seen = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            wanted = f"{dtype} [{num_rows}{', D' * (axes - 1)}]"
-            raise SimulatorError(
-                f"{type(simulator).__name__}.measure returned {name} as {seen.removeprefix('torch.')}, but "
-                f"{wanted.removeprefix('torch.')} is needed: use torch.as_tensor(..., dtype={dtype}) with a row for "
-                "each of the env's"
-            )
-        if not type(simulator).__module__.startswith("envs."):
-            self._require_finite(simulator)
+            fits = isinstance(value, Tensor) and value.dtype is dtype and value.ndim == axes and len(value) == num_rows
+            if not fits:
+                seen = (
+                    f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+                )
+                wanted = f"{dtype} [{num_rows}{', D' * (axes - 1)}]".removeprefix("torch.")
+                raise SimulatorError(
+                    f"{where} {name} as {seen.removeprefix('torch.')}, but {wanted} is needed: use "
+                    f"torch.as_tensor(..., dtype={dtype}) with a row for each of the env's"
+                )
+            if dtype is torch.float32 and not (finite := value.isfinite()).all():
+                rows = (~finite.view(num_rows, -1).all(1)).nonzero()[:, 0].tolist()
+                raise SimulatorError(
+                    f"{where} {name} that is NaN or infinite in rows {short(rows)}: a policy would learn NaN from it; "
+                    "end such an episode with `fail` (Gymnasium: terminated), and return finite numbers"
+                )
         return self
-
-    def _require_finite(self, simulator: object) -> None:
-        for name in ("reward", "proprio", "privileged"):
-            value = getattr(self, name)
-            if value is None or bool(torch.isfinite(value).all()):
-                continue
-            rows = (
-                (~torch.isfinite(value.flatten(1) if value.ndim > 1 else value[:, None]).all(1))
-                .nonzero()[:, 0]
-                .tolist()
-            )
-            raise SimulatorError(
-                f"{type(simulator).__name__}.measure returned {name} that is NaN or infinite in rows {short(rows)}: a "
-                "policy would learn NaN from it; end such an episode with `fail`, and return finite numbers"
-            )
 
 
 _FORMS = {  # dtype and number of axes
@@ -77,10 +70,6 @@ _FORMS = {  # dtype and number of axes
     "truncated": (torch.bool, 1),
 }
 _OPTIONAL = ("fail", "privileged", "terminated", "truncated")
-
-
-def _fits(value: object, dtype: torch.dtype, axes: int, num_rows: int) -> bool:
-    return isinstance(value, Tensor) and value.dtype is dtype and value.ndim == axes and len(value) == num_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What every command does around its work: read the command line, print help or the resolved config, exit truly.
 
-Exit codes: 0 done, 1 the work failed, 2 the input was wrong; 130, 143, 129 stopped by Ctrl-C, SIGTERM, SIGHUP.
+Exit codes: 0 done, 1 the work failed, 2 the input was wrong; 130, 143 stopped by Ctrl-C, SIGTERM.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from rlinf_embodied.planning.plan import Item, Place, Plan, collocated, in_order
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.workflow.graph import (
-    WHOLE,
     Edge,
     Loop,
     Repeat,
@@ -144,7 +143,7 @@ def random_workflow(seed: int) -> Workflow:
         everyone += ["env", "policy"]
         pairs += [(end, names[0]) for end in ("policy", "env") if draw.random() < 0.8]
         loops = {"l": Loop("l", "env", "policy", draw.randint(1, 3))}
-    edges = tuple(Edge(a, b, granularities=draw.choice([(), (), (WHOLE,)])) for a, b in pairs)
+    edges = tuple(Edge(a, b, whole=draw.choice([False, False, True])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
     stages = {
         name: StageSpec(
@@ -175,7 +174,7 @@ def _repeated(draw: random.Random, workflow: Workflow) -> Workflow:
     """Some workflows do all that comes before a stage again until the data are enough."""
     silent = {loop.answerer for loop in workflow.loops.values()}
     for before in workflow.stages if draw.random() < 0.7 else ():
-        whole = replace(workflow.stages[before], granularities=(WHOLE,))
+        whole = replace(workflow.stages[before], whole=True)
         try:
             return replace(
                 workflow,

@@ -16,7 +16,7 @@ from jaxtyping import install_import_hook
 from experiments.setup import environment, vulkan
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_FUNCTIONS = ("advantages", "critics", "iql", "log_probs", "losses", "off_policy", "sac")
+_FUNCTIONS = ("advantages", "critics", "iql", "log_probs", "losses", "sac")
 CHECKED_PACKAGES = [*(f"rlinf_embodied.algorithms.{name}" for name in _FUNCTIONS), "rlinf_embodied.interfaces"]
 MANY_MODULES = 200
 _SET_ASIDE = pytest.StashKey[int]()  # modules that were imported when garbage was last set aside
@@ -35,11 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Hears Ctrl-C and a hang-up, and lets child processes hear them, where a runner in the background ignores them."""
+    """Hears Ctrl-C, and lets child processes hear it, where a runner in the background ignores it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

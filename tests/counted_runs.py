@@ -11,7 +11,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Output, StepContext
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 CHUNK_STEPS = 3
 PLANS = {
@@ -30,7 +30,7 @@ def workflow(rounds: int = 1, env: dict | None = None) -> Workflow:
     stages = {
         "env": StageSpec("env", "fakes.Counter", env),
         "policy": StageSpec("policy", "fakes.Doubler", None),
-        "actor": StageSpec("actor", "fakes.Summer", None, collective=True, granularities=(WHOLE,)),
+        "actor": StageSpec("actor", "fakes.Summer", None, collective=True, whole=True),
     }
     decide = lambda reports: RepeatDecision(len(reports) >= rounds, f"after {len(reports)}")  # noqa: E731
     again = Repeat("resample", "actor", "env", decide, rounds + 2) if rounds > 1 else None

@@ -35,9 +35,7 @@ class Walk(gymnasium.Env):
         self.place += float(np.ravel(action)[0])
         beyond = self.place > 1
         place = np.nan if beyond and self.ends == "nan" else self.place
-        info = {"is_success": beyond} if self.ends == "success" or (beyond and self.ends == "late success") else {}
-        if self.ends == "old":
-            return np.array([place]), self.place, beyond, info  # pyright: ignore[reportReturnType]
+        info = {"is_success": beyond} if self.ends == "success" else {}
         return (
             np.array([place]),
             self.place,

@@ -66,7 +66,9 @@ class StandIn(Libero):
         return Path(sys.executable)
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
-        return Facts([(f"{self.task}_{k}", f"do {k}") for k in range(NUM_TASKS)], NUM_ACTIONS, 8, has_object=True)
+        return Facts(
+            [(f"{self.task}_{k}", f"do {k}") for k in range(NUM_TASKS)], NUM_ACTIONS, {"proprio": 8, "object": 3}
+        )
 
     def scene(self, task: int) -> Adding:
         return Adding()

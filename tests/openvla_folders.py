@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import write_json
 from policies.openvla.config import config_of
-from policies.openvla.folder import Checkpoint, write_checkpoint, write_oft
+from policies.openvla.folder import Checkpoint, write_checkpoint
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
 from policies.openvla.prompt import TokenRows, rows_of
-from policies.openvla.vision import add_film
 
-CHUNK_LEN, ACTION_DIM, PROPRIO_DIM, IMAGE_SIZE, RANK = 4, 3, 5, 28, 2
+CHUNK_LEN, ACTION_DIM, PROPRIO_DIM, IMAGE_SIZE = 4, 3, 5, 28
 WORDS = ["In:", "What", "action", "should", "the", "robot", "take", "to", "lift", "cube?", "drop", "cup?", "Out:"]
 PROMPTS = [[1, 512, 600, 601, 3744, 29901], [1, 512, 700, 701, 702, 703, 704, 3744, 29901], [1, 512, 29871]]
 TOWER = {"depth": 3, "embed_dim": 16, "num_heads": 2, "mlp_ratio": 2.0}
@@ -44,7 +43,7 @@ def statistics(**dims: int) -> dict[str, object]:
     made = {}
     for section, dim in dims.items():
         low, high = [-1.0 - i for i in range(dim)], [2.0 + i for i in range(dim)]
-        made[section] = {"q01": low, "q99": high, "min": low, "max": high, "mask": [True] * (dim - 1) + [False]}
+        made[section] = {"q01": low, "q99": high, "mask": [True] * (dim - 1) + [False]}
     return made
 
 
@@ -62,11 +61,8 @@ def randomised(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def oft(seed: int = 0, l1: bool = False, proprio: bool = False, film: bool = False) -> OpenVLAOFT:
+def oft(seed: int = 0, l1: bool = False, proprio: bool = False) -> OpenVLAOFT:
     net = network(seed)
-    if film:
-        add_film(net.vision_backbone, net.dim, RANK)
-        randomised(net.vision_backbone, seed)
     head = L1Head(net.dim, ACTION_DIM) if l1 else None
     projector = ProprioProjector(net.dim, PROPRIO_DIM) if proprio else None
     return OpenVLAOFT(net, CHUNK_LEN, ACTION_DIM, head, projector)
@@ -96,7 +92,7 @@ def write_toy(folder: Path, shard_bytes: int = 10**9) -> Checkpoint:
     """Writes an OpenVLA folder with statistics of two data sets, and returns what is in it."""
     both = {"arm": statistics(action=ACTION_DIM, proprio=PROPRIO_DIM), "hand": statistics(action=2)}
     checkpoint = Checkpoint(write_source(folder), config_of(RAW), both, network())
-    write_checkpoint(checkpoint, folder, shard_bytes)
+    write_checkpoint(checkpoint, folder, shard_bytes=shard_bytes)
     return checkpoint
 
 
@@ -110,7 +106,7 @@ def write_toy_oft(folder: Path, model: OpenVLAOFT) -> None:
     """Writes an OFT folder of a model."""
     base = write_toy(folder.with_name(folder.name + "_base"))
     checkpoint = Checkpoint(base.folder, base.config, base.statistics, model.network)
-    write_oft(checkpoint, model, folder, num_steps=70)
+    write_checkpoint(checkpoint, folder, model)
 
 
 def pixels(rows: int, images: int = 1, seed: int = 1) -> Tensor:

@@ -14,7 +14,7 @@ from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, Profile, Workload, parse_profile
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 
 
 def cluster(devices: int = 4, memory_bytes: float = 1e12, node: int | None = None, cores: int = 64) -> Cluster:
@@ -53,9 +53,8 @@ def profile(stages: dict[str, dict], **more) -> Profile:
 def graph(
     stages: Sequence[str], edges: Sequence[tuple[str, str]], blocks: int = 8, whole: bool = False, **more
 ) -> Workflow:
-    granularities = (WHOLE,) if whole else ()
     specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
-    return Workflow("test", blocks, specs, tuple(Edge(a, b, 0.0, granularities) for a, b in edges), **more)
+    return Workflow("test", blocks, specs, tuple(Edge(a, b, whole=whole) for a, b in edges), **more)
 
 
 def own_graph(work: Workload, stages: Sequence[str]) -> Workflow:
@@ -96,9 +95,7 @@ def random_case(seed: int, max_stages: int = 5, max_devices: int = 6, chain: boo
         loops = {"rollout": Loop("rollout", "env", "policy", draw.randint(1, 6))}
         weights = (WeightEdge(names[-1], "policy"),)
     specs = {name: StageSpec(name, f"fakes.{name}", None) for name in stages}
-    joined = tuple(
-        Edge(a, b, granularities=() if draw.random() < 0.7 and a != "policy" else (WHOLE,)) for a, b in edges
-    )
+    joined = tuple(Edge(a, b, whole=not (draw.random() < 0.7 and a != "policy")) for a, b in edges)
     work = Workflow("random", draw.choice([6, blocks]), specs, joined, weights, loops)
     bytes_per_item = {f"{a}->{b}": 0.0 if chain else draw.choice([0.0, 0.0, 2e8, 1e9]) for a, b in edges}
     if with_loop:

@@ -150,7 +150,7 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 def _do(name: str, job: Job, rank: int, size: int, folder: Path) -> dict:
     places = (f"file://{folder}/{name}-{part}" for part in ("first", "second"))
-    first, second = (TorchGroup(rank, size, place, timeout_s=60) for place in places)
+    first, second = (TorchGroup(rank, size, place) for place in places)
     worker = Worker(job, rank, first)
     middle = len(job.steps) if job.restart is None else job.restart
     found = take_steps(worker.learner, worker.model, job, rank, range(middle))

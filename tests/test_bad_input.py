@@ -6,7 +6,6 @@ the file, the rule, the next action).  {name} in a word is one of the places of 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -31,11 +30,6 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "policy.options.hidden_size=31", ["hidden_size is 31", "multiple of policy.options.num_heads", "change one"]),
     (VLA, "policy._target_=policies.none.Policy", ["policy._target_ is 'policies.none.Policy'", "policies.none"]),
     (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
-    (
-        VLA,
-        "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.camera_eye=[0,0,1]",
-        ["env.options.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"],
-    ),
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
@@ -87,7 +81,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
 FOLDERS: list[tuple[str, str, list[str]]] = [
     # checkpoints
     (VLA, "resume=/nowhere", ["/nowhere does not exist", "checkpoints/latest"]),
-    (VLA, "resume={run}", ["is incomplete", "give a folder such as"]),
+    (VLA, "resume={run}", ["has the format 'of no checkpoint'", "give a folder such as"]),
     (VLA, "resume={damaged}/checkpoints/step_000002", ["the checksum of model.safetensors differs", "use step_000001"]),
     (
         VLA,
@@ -141,7 +135,6 @@ def _leaves(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["files"]["../../../etc/passwd"] = {"bytes": 1, "sha256": "0"}
     (path / "manifest.json").write_text(json.dumps(manifest))
-    (path / "COMPLETE").write_text(hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest())
 
 
 def _linked(path: Path) -> None:
@@ -152,7 +145,7 @@ def _linked(path: Path) -> None:
 
 def _ruined(path: Path) -> None:
     for folder in path.parent.glob("step_*"):
-        (folder / "COMPLETE").unlink()
+        (folder / "manifest.json").unlink()
 
 
 HARM = {

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from rlinf_embodied.config import EnvConfig, EnvOptions
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import SimulatorError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -33,19 +33,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the simulator's process reports after importing its packages; JSON values only."""
+    """What the simulator's process reports after importing its packages; plain Python only."""
 
     tasks: Sequence[tuple[str, str]]  # name and instruction
     action_dim: int
-    proprio_dim: int
-    privileged_dim: int = 0
-    has_object: bool = False  # whether `state` reports `object`
+    state: Mapping[str, int | None]  # lengths of what `Scene.state` reports besides success and reward; None: scalars
     backend: str = ""
     has_success: bool = True
     history_free: bool = True
     categorical: bool = False
     films: bool = True  # whether it can render videos
-    ends: bool = False  # whether `state` reports `terminated` and `truncated`
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,10 +55,8 @@ class ForeignOptions(EnvOptions):
     timeout_s: int = 600  # for an answer of a process; building a scene takes seconds
 
     def __post_init__(self) -> None:
-        for name, use in (("processes", 0), ("spare_scenes", 2)):
-            value = getattr(self, name)
-            require(value >= 0, f"env.options.{name}", value, "it is not negative", f"use {use}")
-        require(self.timeout_s > 0, "env.options.timeout_s", self.timeout_s, "it is positive", "use 600")
+        require_numbers(self, "env.options", "processes", "spare_scenes")
+        require_numbers(self, "env.options", "timeout_s", above=True)
 
 
 class Scene(Protocol):
@@ -76,8 +71,10 @@ class Scene(Protocol):
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Returns success, reward, proprio [P] and, as announced in Facts: privileged [Q], object [3] (m), terminated,
-        truncated."""
+        """Returns success, reward and what Facts.state announces.
+
+        proprio [P] and, where known: privileged [Q], object [3] (m), terminated, truncated
+        """
         ...
 
     def open_renderer(self) -> Any:
@@ -96,7 +93,7 @@ class Adapter:
 
     key: ClassVar[str]  # .venv-<key>, experiments/setup/<key>.txt, configs/env/<key>.yaml
     name: ClassVar[str]  # in messages
-    packages: ClassVar[tuple[str, ...]] = ()  # imported in this order before anything else
+    packages: ClassVar[tuple[str, ...]] = ()  # imported in this order
     Options: ClassVar[type] = ForeignOptions
     scripted: ClassVar[bool] = False  # whether its scenes have an expert
     film_camera = ""  # shown in videos; "": the first of env.cameras
@@ -116,19 +113,9 @@ class Adapter:
         """Returns the start of a reset seed; its task is one of `tasks`."""
         return Start(tasks[seed % len(tasks)], None, seed)
 
-    def title(self) -> str:
-        return self.name
-
     def python(self) -> Path:
         """Returns the Python that runs the simulator, or raises SimulatorError if it is not installed."""
-        python = python_of(self.key)
-        if not python.exists():
-            raise SimulatorError(
-                f"{self.name} runs in a separate virtual environment, and {folder_of(self.key)} does not exist: "
-                f"install it with `python -m experiments.setup.foreign {self.key}`, or set "
-                f"{variable_of(self.key)} to its folder"
-            )
-        return python
+        return installed_python(self.key, self.name)
 
     # --------------------------------------------------------------------------------- in the simulator's process
     def open(self, cameras: Sequence[str], size: int) -> Facts:
@@ -143,21 +130,17 @@ class Adapter:
         return image
 
 
-def variable_of(key: str) -> str:
-    """Returns the name of the environment variable that overrides `folder_of`."""
-    return f"RLINF_EMBODIED_{key.upper()}"
-
-
-def python_of(key: str) -> Path:
-    """Returns the Python of a simulator's virtual environment, which may not exist."""
-    return folder_of(key) / "bin" / "python"
-
-
 def folder_of(key: str) -> Path:
     """Returns the folder of a simulator's virtual environment, which may not exist."""
-    return Path(os.environ.get(variable_of(key)) or REPOSITORY / f".venv-{key}").absolute()
+    return Path(os.environ.get(f"RLINF_EMBODIED_{key.upper()}") or REPOSITORY / f".venv-{key}").absolute()
 
 
-def missing(key: str) -> str:
-    """Returns why a simulator cannot be used, "" if it can."""
-    return "" if python_of(key).exists() else f"no {folder_of(key)}: python -m experiments.setup.foreign {key}"
+def installed_python(key: str, name: str) -> Path:
+    """Returns the Python of a simulator's virtual environment; raises SimulatorError if there is none."""
+    python = folder_of(key) / "bin" / "python"
+    if not python.exists():
+        raise SimulatorError(
+            f"{name} runs in a separate virtual environment, and {folder_of(key)} does not exist: install it with "
+            f"`python -m experiments.setup.foreign {key}`, or set RLINF_EMBODIED_{key.upper()} to its folder"
+        )
+    return python

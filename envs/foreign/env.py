@@ -13,7 +13,7 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from envs.batched.checks import short
 from envs.episodes import EpisodeEnv
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions
 from envs.foreign.process import Local, Process, environment_of
@@ -34,6 +33,9 @@ from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.plug_ins import load_target
 
 _LOG = logging.getLogger(__name__)
+
+
+_FLAGS = ("success", "terminated", "truncated")  # bool in `Scene.state`; the rest is float32
 
 
 class ForeignSimulator(Simulator):
@@ -51,45 +53,35 @@ class ForeignSimulator(Simulator):
         self.num_rows = shares[-1].stop
         self._config, self._adapter, self._shares, self._links = config, adapter, shares, links
         self.action_dim, self.backend, self.categorical = facts.action_dim, facts.backend, facts.categorical
-        self.has_success, self.history_free = facts.has_success, facts.history_free
+        self.has_success, self.history_free, self._films = facts.has_success, facts.history_free, facts.films
         self._known = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
         only = adapter.only()
         self._numbers = range(len(self._known)) if only is None else [only]
         self.tasks = [self._known[self._numbers[0]]] * self.num_rows  # of each row, now
-        self._films, self._begun = facts.films, set[int]()
-        zeros = lambda dtype, *shape: np.zeros((self.num_rows, *shape), dtype=dtype)  # noqa: E731
-        self._state = {"success": zeros(bool), "reward": zeros(np.float32)}
-        self._state["proprio"] = zeros(np.float32, facts.proprio_dim)
-        if facts.privileged_dim:
-            self._state["privileged"] = zeros(np.float32, facts.privileged_dim)
-        if facts.has_object:
-            self._state["object"] = zeros(np.float32, 3)
-        if facts.ends:
-            self._state |= {"terminated": zeros(bool), "truncated": zeros(bool)}
+        self._begun = set[int]()
+        shapes = {"success": None, "reward": None, **facts.state}
+        self._state = {
+            name: np.zeros([self.num_rows, *([] if size is None else [size])], bool if name in _FLAGS else np.float32)
+            for name, size in shapes.items()
+        }
+        if adapter.scripted:
+            self.expert = self._scripted_expert
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
         starts = {row: self._adapter.start(int(seed), self._numbers) for row, seed in zip(rows, seeds, strict=True)}
         for row, start in starts.items():
             self.tasks[row] = self._known[start.task]
         self._begun.update(rows)
-        self._take(self._ask("reset", list(starts), lambda mine: {"starts": [astuple(starts[row]) for row in mine]}))
+        told = lambda mine: Message("reset", {"rows": mine, "starts": [astuple(starts[row]) for row in mine]})  # noqa: E731
+        self._take(self._ask(list(starts), told))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         chosen = actions.cpu().numpy()
-        self._take(self._ask("step", list(rows), arrays=lambda mine: {"actions": chosen[mine]}))
+        self._take(self._ask(rows, lambda mine: Message("step", {"rows": mine}, {"actions": chosen[mine]})))
 
     def measure(self, actions: Tensor) -> Measurement:
-        """Returns the state of all rows, or raises SimulatorError if an observation or reward is not finite."""
-        for name, value in (("observation", self._state["proprio"]), ("reward", self._state["reward"])):
-            if not np.isfinite(value).all():
-                rows = np.flatnonzero(~np.isfinite(value.reshape(self.num_rows, -1)).all(1)).tolist()
-                raise SimulatorError(
-                    f"env.task is {self._config.task!r}, whose {name} is NaN or infinite in rows {short(rows)}: a "
-                    "policy would learn NaN from it; let the env end such an episode, and return finite numbers"
-                )
-        return Measurement(
-            **{name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
-        )
+        now = {name: torch.from_numpy(value.copy()) for name, value in self._state.items() if name != "object"}
+        return Measurement(**now)
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the object that each row's task handles, float32 [N, 3], or None."""
@@ -97,7 +89,7 @@ class ForeignSimulator(Simulator):
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Returns what the cameras see, each uint8 [len(rows), S, S, 3]."""
-        seen, size = self._shown(rows, {}), self._config.obs_size
+        seen, size = self._shown(rows), self._config.obs_size
         return {
             name: torch.stack([resized(row[k], size) for row in seen]) for k, name in enumerate(self._config.cameras)
         }
@@ -107,49 +99,36 @@ class ForeignSimulator(Simulator):
         if not self._films:
             return {}
         try:
-            return {
-                row: resized(image, size) for row, image in zip(rows, self._shown(rows, {"film": size}), strict=True)
-            }
+            return {row: resized(image, size) for row, image in zip(rows, self._shown(rows, size), strict=True)}
         except SimulatorError as error:
             self._films = False
             _LOG.warning("there will be no videos: %s", error)
             return {}
 
-    def scripted_expert(self) -> Tensor:
-        """Returns the scripted policy's next action, float32 [N, A]; zeros before a row's first reset."""
-        actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
-        for mine, answer in self._ask("expert", sorted(self._begun)):
-            actions[mine] = answer.arrays["actions"]
-        return torch.from_numpy(actions).clamp(-1.0, 1.0)
-
-    @property
-    def pids(self) -> list[int]:
-        return [link.pid for link in self._links if isinstance(link, Process)]
-
     def close(self) -> None:
         for link in self._links:
             link.close()
 
+    def _scripted_expert(self) -> Tensor:
+        """Returns the scripted policy's next action, float32 [N, A]; zeros before a row's first reset."""
+        actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
+        for mine, answer in self._ask(sorted(self._begun), lambda mine: Message("expert", {"rows": mine})):
+            actions[mine] = answer.arrays["actions"]
+        return torch.from_numpy(actions).clamp(-1.0, 1.0)
+
     # ------------------------------------------------------------------------------------------------------- questions
-    def _shown(self, rows: Sequence[int], values: Mapping[str, object]) -> list[np.ndarray]:
+    def _shown(self, rows: Sequence[int], film: int = 0) -> list[np.ndarray]:
         images: dict[int, np.ndarray] = {}
-        for mine, answer in self._ask("images", list(rows), lambda _: values):
+        for mine, answer in self._ask(rows, lambda mine: Message("images", {"rows": mine, "film": film})):
             images.update(zip(mine, answer.arrays["images"], strict=True))
         return [images[row] for row in rows]
 
-    def _ask(
-        self,
-        kind: str,
-        rows: list[int],
-        values: Callable[[list[int]], Mapping[str, object]] = lambda _: {},
-        arrays: Callable[[list[int]], Mapping[str, np.ndarray]] = lambda _: {},
-    ) -> list[tuple[list[int], Message]]:
+    def _ask(self, rows: Sequence[int], question: Callable[[list[int]], Message]) -> list[tuple[list[int], Message]]:
         """Asks all links that have some of these rows; returns their rows and answers."""
-        one = len(self._links) == 1
-        shares = [rows] if one else [[row for row in rows if row in own] for own in self._shares]
+        shares = [[row for row in rows if row in own] for own in self._shares]
         asked = [(link, mine) for link, mine in zip(self._links, shares, strict=True) if mine]
         for link, mine in asked:
-            link.ask(Message(kind, {"rows": mine, **values(mine)}, arrays(mine)))
+            link.ask(question(mine))
         answers, problems = [], []
         for link, mine in asked:  # read all of them: an answer left unread would be taken for the next
             try:
@@ -162,37 +141,23 @@ class ForeignSimulator(Simulator):
 
     def _take(self, answers: Sequence[tuple[list[int], Message]]) -> None:
         for mine, answer in answers:
-            index = slice(None) if mine == list(range(self.num_rows)) else mine
             for name, values in answer.arrays.items():
-                self._state[name][index] = values
-
-
-def shares_of(num_rows: int, count: int) -> list[range]:
-    """Returns consecutive rows for at most `count` links."""
-    count = min(num_rows, count)
-    return [range(low, high) for low, high in itertools.pairwise(num_rows * k // count for k in range(count + 1))]
-
-
-def default_processes(device: str) -> int:
-    """Returns the number of processes of a worker: one core on a CPU; on a GPU, that GPU's share of the cores."""
-    if not device.startswith("cuda"):
-        return 1
-    return max(1, len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count()))
+                self._state[name][mine] = values
 
 
 def resized(image: np.ndarray, size: int) -> Tensor:
     """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [size, size, 3]; each pixel is the mean of its area."""
+    if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)):
+        raise SimulatorError(
+            f"an image is {image.dtype} {list(image.shape)}, but policies see uint8 [height, width], or 1 or 3 "
+            "channels behind these: wrap the env so that its images have one of these forms, and register that"
+        )
     pixels = torch.from_numpy(np.array(image))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
-        raise SimulatorError(
-            f"an image has shape {list(image.shape)}, but policies see [height, width], or 1 or 3 channels behind "
-            "these: wrap the env so that its images have one of these shapes, and register that"
-        )
     if tuple(pixels.shape[:2]) != (size, size):
         scaled = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (size, size), mode="area")
         pixels = scaled[0].permute(1, 2, 0).round().to(torch.uint8)
-    return pixels.to(torch.uint8).expand(size, size, 3).contiguous()
+    return pixels.expand(size, size, 3).contiguous()
 
 
 WORKER = ("-P", "-m", "envs.foreign.worker")
@@ -230,43 +195,29 @@ def adapter_of(config: EnvConfig) -> Adapter:
 
 def start_processes(config: EnvConfig, adapter: Adapter, num_rows: int, device: str) -> ForeignSimulator:
     """Starts the processes and opens the simulator in each of them, or raises SimulatorError."""
-    options = adapter.options
-    shares = shares_of(num_rows, options.processes or default_processes(device))
-    cls = type(adapter)
-    environment = environment_of(_root_of(cls.__module__))
-    command = (str(adapter.python()), *WORKER)
+    options, cls = adapter.options, type(adapter)
+    cores = len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count()) if device.startswith("cuda") else 1
+    count = min(num_rows, options.processes or max(1, cores))
+    shares = [range(low, high) for low, high in itertools.pairwise(num_rows * k // count for k in range(count + 1))]
+    root = Path(str(sys.modules[cls.__module__].__file__)).resolve().parents[cls.__module__.count(".")]
+    command, environment = (str(adapter.python()), *WORKER), environment_of(root)
+    what = {
+        "adapter": f"{cls.__module__}.{cls.__qualname__}",
+        "name": adapter.name,
+        "task": adapter.task,
+        "options": asdict(options),
+        "cameras": list(config.cameras),
+        "size": config.obs_size,
+    }
     links: list[Process] = []
     try:
         for k, rows in enumerate(shares):
-            name = f"{adapter.title()} process {k} (rows {rows.start}-{rows.stop - 1})"
+            name = f"{adapter.name} process {k} (rows {rows.start}-{rows.stop - 1})"
             links.append(Process(name, command, environment, options.timeout_s))
-            links[-1].ask(
-                Message(
-                    "open",
-                    {
-                        "adapter": f"{cls.__module__}.{cls.__qualname__}",
-                        "name": adapter.name,
-                        "packages": list(adapter.packages),
-                        "task": adapter.task,
-                        "options": asdict(options),
-                        "cameras": list(config.cameras),
-                        "size": config.obs_size,
-                    },
-                )
-            )
-        values: list[Any] = [link.answer().values for link in links]
+            links[-1].ask(Message("open", what))
+        facts = [Facts(**link.answer().values) for link in links]
     except Exception:
         for link in links:
             link.close()
         raise
-    simulator = ForeignSimulator(config, adapter, Facts(**values[0]), shares, links)
-    if cls.scripted:
-        simulator.expert = simulator.scripted_expert
-    return simulator
-
-
-def _root_of(module: str) -> Path:
-    """Returns the folder from which a module is imported."""
-    file = sys.modules[module].__file__
-    assert file is not None
-    return Path(file).resolve().parents[module.count(".")]
+    return ForeignSimulator(config, adapter, facts[0], shares, links)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 
 from envs.foreign import wire
@@ -41,24 +42,23 @@ class Process:
     """A process behind a pipe, which answers a question within `timeout_s` seconds, or an error is raised."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> None:
-        """Starts `command`, which reads questions from its standard input and answers on its standard output.
+        """Starts `command` with the file descriptor of its end of the pipe as an additional argument.
 
         `name` appears in messages, for example "LIBERO process 1 (rows 4-7)".
         """
-        self.name, self._timeout_s = name, timeout_s
-        self._asked = "nothing yet"
+        self.name, self._timeout_s, self._asked = name, timeout_s, "nothing yet"
         self._log = tempfile.NamedTemporaryFile(prefix="simulator_", suffix=".log")  # noqa: SIM115  closed in `close`
+        self._pipe, theirs = Pipe()
         self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [*command, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
             stderr=self._log,
             env=dict(environment),
             start_new_session=True,  # Ctrl-C reaches the run only, which ends it
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        theirs.close()
 
     @property
     def pid(self) -> int:
@@ -68,8 +68,8 @@ class Process:
         """Sends a question, or raises SimulatorError if the process died."""
         self._asked = question.kind
         try:
-            wire.send(self._to, question)
-        except BrokenPipeError as error:
+            wire.send(self._pipe, question)
+        except ConnectionError as error:
             raise self._death() from error
 
     def answer(self) -> Message:
@@ -80,8 +80,8 @@ class Process:
             HangError: there was no answer in time.
         """
         try:
-            message = wire.receive(self._from, self._timeout_s)
-        except EOFError as error:
+            message = wire.receive(self._pipe, self._timeout_s)
+        except (EOFError, ConnectionError) as error:
             raise self._death() from error
         except TimeoutError as error:
             raise HangError(
@@ -93,10 +93,8 @@ class Process:
         return message
 
     def close(self) -> None:
-        """Ends the process: it exits at the end of its input, or is killed."""
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                stream.close()
+        """Ends the process: it exits when the pipe is closed, or is killed."""
+        self._pipe.close()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:

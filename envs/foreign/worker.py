@@ -1,6 +1,6 @@
-"""The simulator's process: rows with a scene each, and the loop that answers questions on standard input.
+"""The simulator's process: rows with a scene each, and the loop that answers questions from a pipe.
 
-    python -P -m envs.foreign.worker        the output of libraries goes to standard error
+    python -P -m envs.foreign.worker <file descriptor of the pipe>
 
 A row keeps its scene while its episodes are of one task; a scene without a row is kept for another row, since building
 one takes a while.  Scenes of a task share one renderer, which holds the task's meshes and textures once.
@@ -12,9 +12,11 @@ import contextlib
 import ctypes.util
 import importlib
 import os
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -37,8 +39,20 @@ class Rows:
         self._renderers: dict[int, Any] = {}
 
     def run(self, question: Message) -> Message:
-        kinds = {"reset": self._reset, "step": self._step, "images": self._images, "expert": self._expert}
-        return kinds[question.kind](question.values["rows"], question)
+        rows = question.values["rows"]
+        if question.kind == "images":
+            return self._images(rows, question.values.get("film", 0))
+        if question.kind == "expert":
+            scenes: list[Any] = [self._scenes[row][1] for row in rows]
+            return Message("actions", {}, {"actions": np.stack([scene.expert() for scene in scenes])})
+        if question.kind == "reset":
+            for row, start in zip(rows, question.values["starts"], strict=True):
+                self._scene_for(row, start[0]).begin(Start(*start))
+        else:
+            for row, action in zip(rows, question.arrays["actions"], strict=True):
+                self._scenes[row][1].step(action)
+        states = [self._scenes[row][1].state() for row in rows]
+        return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})
 
     def close(self) -> None:
         for renderer in self._renderers.values():
@@ -47,34 +61,14 @@ class Rows:
             scene.close()
         self._renderers, self._scenes, self._spare = {}, {}, []
 
-    def _reset(self, rows: Any, question: Message) -> Message:
-        starts: Any = question.values["starts"]
-        for row, (task, state, seed) in zip(rows, starts, strict=True):
-            self._scene_for(row, task).begin(Start(task, state, seed))
-        return self._state(rows)
-
-    def _step(self, rows: Any, question: Message) -> Message:
-        for row, action in zip(rows, question.arrays["actions"], strict=True):
-            self._scenes[row][1].step(action)
-        return self._state(rows)
-
-    def _state(self, rows: list[int]) -> Message:
-        states = [self._scenes[row][1].state() for row in rows]
-        return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})
-
-    def _images(self, rows: Any, question: Message) -> Message:
+    def _images(self, rows: list[int], film: int) -> Message:
         """Renders the policy's images, or with a `film` size one upright image of each row."""
-        film: Any = question.values.get("film")
         if film:
             seen = [self._render(row, self._film_camera, film) for row in rows]
         else:
             oriented = self.adapter.oriented
             seen = [[oriented(self._render(row, name, self._size)) for name in self._cameras] for row in rows]
-        return Message("images", {}, {"images": np.array(seen, dtype=np.uint8)})
-
-    def _expert(self, rows: Any, question: Message) -> Message:
-        scenes: list[Any] = [self._scenes[row][1] for row in rows]
-        return Message("actions", {}, {"actions": np.stack([scene.expert() for scene in scenes])})
+        return Message("images", {}, {"images": np.array(seen)})
 
     def _render(self, row: int, camera: str, size: int) -> np.ndarray:
         task, scene = self._scenes[row]
@@ -84,19 +78,16 @@ class Rows:
 
     def _scene_for(self, row: int, task: int) -> Scene:
         """Returns the row's scene: the one it has, a spare one, or a new one."""
-        held = self._scenes.pop(row, None)
-        if held is not None and held[0] != task:
-            self._spare.append(held)
-            held = None
-        if held is None:
-            held = next((spare for spare in self._spare if spare[0] == task), None)
-            if held is not None:
-                self._spare.remove(held)
-        if held is None:
-            self._drop(len(self._spare) - self.adapter.options.spare_scenes)
-            held = (task, self.adapter.scene(task))
-        self._scenes[row] = held
-        return held[1]
+        if row in self._scenes and self._scenes[row][0] != task:
+            self._spare.append(self._scenes.pop(row))
+        if row not in self._scenes:
+            spare = next((spare for spare in self._spare if spare[0] == task), None)
+            if spare is not None:
+                self._spare.remove(spare)
+            else:
+                self._drop(len(self._spare) - self.adapter.options.spare_scenes)
+            self._scenes[row] = spare or (task, self.adapter.scene(task))
+        return self._scenes[row][1]
 
     def _drop(self, number: int) -> None:
         """Closes the oldest spare scenes, and renderers that no scene needs any more."""
@@ -111,9 +102,9 @@ def open_rows(values: Mapping[str, Any]) -> tuple[Rows, Message]:
     """Returns the rows and the answer with their facts."""
     module, _, name = values["adapter"].rpartition(".")
     try:
-        for package in values["packages"]:
-            importlib.import_module(package)
         cls: type[Adapter] = getattr(importlib.import_module(module), name)
+        for package in cls.packages:
+            importlib.import_module(package)
     except Exception as error:
         raise ImportError(why_not_imported(values["name"], error)) from error
     adapter = cls(values["task"], cls.Options(**values["options"]))
@@ -137,25 +128,22 @@ def why_not_imported(what: str, error: Exception) -> str:
     return text
 
 
-def answer(rows: Rows | None, question: Message) -> tuple[Rows | None, Message]:
-    """Returns the (new) rows and the answer, of the kind "error" if something went wrong."""
-    try:
-        return open_rows(question.values) if rows is None else (rows, rows.run(question))
-    except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again
-        where = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
-        return rows, Message("error", {"text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)})
-
-
-def serve() -> None:
-    """Answers until the other side closes the pipe."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
+def serve(pipe: Connection) -> None:
+    """Answers until the other side closes the pipe; an exception becomes an answer of the kind "error"."""
     rows: Rows | None = None
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
-            rows, message = answer(rows, wire.receive(0))
-            wire.send(answers, message)
+            question = wire.receive(pipe)
+            try:
+                if rows is None:
+                    rows, answer = open_rows(question.values)
+                else:
+                    answer = rows.run(question)
+            except Exception as error:  # noqa: BLE001  a process boundary: the other side raises it again
+                where = "".join(traceback.format_exception(error)).strip().splitlines()[-_LAST_LINES:]
+                answer = Message("error", {"text": f"{type(error).__name__}: {error}\n  " + "\n  ".join(where)})
+            wire.send(pipe, answer)
 
 
 if __name__ == "__main__":
-    serve()
+    serve(Connection(int(sys.argv[1])))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, spaces
+from gymnasium import spaces
 
 from rlinf_embodied.errors import SimulatorError
 
@@ -53,8 +54,8 @@ class ActionCode:
 class ObservationCode:
     """Splits an observation into a state [P] and an image; an observation that is an image has no state."""
 
-    rest: spaces.Space | None  # the spaces of the state
-    path: tuple[str, ...] | None  # keys of nested Dicts that lead to the image; None: no image
+    rest: Sequence[tuple[tuple[str, ...], spaces.Space]]  # of the state: keys of nested Dicts, and what they lead to
+    path: tuple[str, ...] | None  # keys that lead to the image; None: no image
     dim: int  # P
 
     @classmethod
@@ -64,23 +65,23 @@ class ObservationCode:
         Raises:
             SimulatorError: the space cannot be flattened to numbers, or has several images.
         """
-        paths = _images_in(space)
-        if len(paths) > 1:
-            names = ", ".join("/".join(path) for path in paths)
+        rest, images = [], []
+        for path, part in _parts(space):
+            is_image = isinstance(part, spaces.Box) and part.dtype == np.uint8 and len(part.shape) in (2, 3)
+            images += [path] if is_image else []
+            rest += [] if is_image else [(path, part)]
+        if len(images) > 1:
+            names = ", ".join("/".join(path) for path in images)
             raise SimulatorError(
                 f"env.task is {task!r}, whose observations have several images ({names}), but a Gymnasium env has one "
                 "camera: put a wrapper around it that keeps one of them, and register that"
             )
-        path = paths[0] if paths else None
-        rest = space if path is None else _without(space, path)
-        if rest is None:
-            return cls(None, path, 0)
-        if not rest.is_np_flattenable:
+        if not all(part.is_np_flattenable for _, part in rest):
             raise SimulatorError(
                 f"env.task is {task!r}, whose observations are {space}, but they must have a fixed number of entries: "
                 "put a wrapper around it that makes them a Box, and register that"
             )
-        return cls(rest, path, spaces.flatdim(rest))
+        return cls(rest, images[0] if images else None, sum(spaces.flatdim(part) for _, part in rest))
 
     @property
     def is_image(self) -> bool:
@@ -88,53 +89,21 @@ class ObservationCode:
 
     def state(self, observation: Any) -> np.ndarray:
         """Returns the state [P], empty for an observation that is an image."""
-        if self.rest is None:
-            return np.empty(0)
-        if isinstance(self.rest, spaces.Box):
-            return np.asarray(observation).reshape(-1)
-        return spaces.flatten(self.rest, _kept(self.rest, observation) if self.path else observation)
+        parts = [spaces.flatten(part, _at(path, observation)) for path, part in self.rest]
+        return np.concatenate(parts) if parts else np.empty(0)
 
     def image(self, observation: Any) -> np.ndarray:
-        for key in self.path or ():
-            observation = observation[key]
-        return observation
+        return _at(self.path or (), observation)
 
 
-def _images_in(space: spaces.Space) -> list[tuple[str, ...]]:
-    """Returns the keys that lead to the images of nested Dicts."""
-    if isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) in (2, 3):
-        return [()]
+def _parts(space: spaces.Space, path: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], spaces.Space]]:
+    """Returns what nested Dicts hold, with the keys that lead there."""
     if not isinstance(space, spaces.Dict):
-        return []
-    return [(key, *path) for key, part in space.spaces.items() for path in _images_in(part)]
+        return [(path, space)]
+    return [found for key, part in space.spaces.items() for found in _parts(part, (*path, key))]
 
 
-def _without(space: spaces.Space, path: tuple[str, ...]) -> spaces.Space | None:
-    """Returns nested Dicts without the part at `path`, None if nothing is left."""
-    if not path:
-        return None
-    assert isinstance(space, spaces.Dict)
-    parts = {key: _without(part, path[1:]) if key == path[0] else part for key, part in space.spaces.items()}
-    left = {key: part for key, part in parts.items() if part is not None}
-    return spaces.Dict(left) if left else None
-
-
-def _kept(space: spaces.Space, observation: Any) -> Any:
-    """Returns the part of an observation that is in a space made by `_without`."""
-    if not isinstance(space, spaces.Dict):
-        return observation
-    return {key: _kept(part, observation[key]) for key, part in space.spaces.items()}
-
-
-def success_in(info: dict[str, object]) -> bool | None:
-    """Returns the success in `info` under the names that Gymnasium-Robotics and MetaWorld use, None without one."""
-    for name in ("is_success", "success"):
-        if name in info:
-            return bool(info[name])
-    return None
-
-
-def is_history_free(env: Env) -> bool:
-    """Returns whether this is one of Gymnasium's own envs whose resets restore everything."""
-    ours = ("gymnasium.envs.mujoco.", "gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
-    return type(env.unwrapped).__module__.startswith(ours)
+def _at(path: tuple[str, ...], observation: Any) -> Any:
+    for key in path:
+        observation = observation[key]
+    return observation

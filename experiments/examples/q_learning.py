@@ -22,7 +22,7 @@ from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, StageSpec, WeightEdge, Workflow
 
 HERE = "experiments.examples.q_learning"  # where workers find the stages
 STEPS, EPISODES, BATCH, UPDATES, GAMMA, EXPLORE = 100, 4, 64, 20, 0.98, 0.2  # episodes and batch rows: per block
@@ -96,11 +96,10 @@ class Learn(Collect):
 def workflow(env: str, rates: list[float], num_blocks: int = 4) -> Workflow:
     learners = [f"learn{i}" for i in range(len(rates))]
     stages = {
-        name: StageSpec(name, f"{HERE}.{name.title()}", (env, 0, 0.0), granularities=(WHOLE,))
-        for name in ("collect", "replay")
+        name: StageSpec(name, f"{HERE}.{name.title()}", (env, 0, 0.0), whole=True) for name in ("collect", "replay")
     }
     for i, (name, rate) in enumerate(zip(learners, rates, strict=True)):
-        stages[name] = StageSpec(name, f"{HERE}.Learn", (env, i, rate), collective=True, granularities=(WHOLE,))
+        stages[name] = StageSpec(name, f"{HERE}.Learn", (env, i, rate), collective=True, whole=True)
     edges = (Edge("collect", "replay"), *(Edge("replay", name) for name in learners))
     return Workflow("q_learning", num_blocks, stages, edges, (WeightEdge("learn0", "collect"),))
 

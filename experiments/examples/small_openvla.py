@@ -23,10 +23,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.checkpoint_folder import write_json
 from policies.openvla.config import config_of
-from policies.openvla.folder import Checkpoint, write_checkpoint, write_side_file
+from policies.openvla.folder import Checkpoint, write_checkpoint
 from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
-from policies.openvla.oft import ProprioProjector
+from policies.openvla.oft import OpenVLAOFT, ProprioProjector
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
 
 _FIRST_WORD = 512  # ids of words; those below are left to signs
@@ -64,9 +64,8 @@ def write_small(own: Options) -> Path:
         network = OpenVLA(config_of(_shapes(own)))
         ranges = _ranges(own)
         projector = ProprioProjector(own.hidden_size, len(ranges["proprio"]["q01"])) if "proprio" in ranges else None
-    write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder)
-    if projector is not None:
-        write_side_file(folder, "proprio_projector", 0, projector)
+    model = OpenVLAOFT(network, 1, len(ranges["action"]["q01"]), proprio_projector=projector)
+    write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder, model)
     return folder
 
 

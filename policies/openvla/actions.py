@@ -9,11 +9,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from policies.openvla.config import OpenVLAConfig, Scaling
 from rlinf_embodied.errors import CheckpointError, ConfigError
 
 OFT_EPSILON = 1e-8  # OFT adds it to the width of a range, OpenVLA does not
-_KEYS = {Scaling.quantiles: ("q01", "q99"), Scaling.bounds: ("min", "max")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +24,10 @@ class ActionTokens:
     num_tokens: int
     num_bins: int
 
-    @classmethod
-    def of(cls, config: OpenVLAConfig) -> ActionTokens:
-        """Returns the map of a checkpoint."""
-        return cls(config.num_tokens, config.num_bins)
-
     @property
     def edges(self) -> NDArray[np.float64]:
         """The edges of the bins, ascending, [num_bins]."""
         return np.linspace(-1.0, 1.0, self.num_bins)
-
-    @property
-    def centers(self) -> NDArray[np.float64]:
-        """The values that tokens stand for, ascending, [num_bins - 1]."""
-        return (self.edges[:-1] + self.edges[1:]) / 2.0
 
     def encode(self, values: ArrayLike) -> NDArray[np.int64]:
         """Returns the ids of normalised values (any shape); values beyond [-1, 1] are clipped."""
@@ -48,8 +36,9 @@ class ActionTokens:
 
     def decode(self, ids: ArrayLike) -> NDArray[np.float64]:
         """Returns the normalised values of ids (any shape); an id that is no action counts as the nearest one."""
+        centers = (self.edges[:-1] + self.edges[1:]) / 2.0
         bins = self.num_tokens - np.asarray(ids, np.int64) - 1
-        return self.centers[np.clip(bins, 0, self.num_bins - 2)]
+        return centers[np.clip(bins, 0, self.num_bins - 2)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +48,6 @@ class Range:
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     mask: NDArray[np.bool_]
-
-    @property
-    def dim(self) -> int:
-        """The number of dimensions A."""
-        return len(self.low)
 
     def expand(self, values: NDArray[np.floating], epsilon: float = 0.0) -> NDArray[np.float64]:
         """Returns values of the robot for normalised ones [..., A]: low + (a + 1) / 2 * (high - low + epsilon)."""
@@ -78,21 +62,18 @@ class Range:
 
 
 def range_of(
-    statistics: Mapping[str, object],
-    unnorm_key: str | None,
-    section: str = "action",
-    scaling: Scaling = Scaling.quantiles,
+    statistics: Mapping[str, object], unnorm_key: str | None, section: str = "action", dim: int | None = None
 ) -> Range:
-    """Returns the range of a data set's actions or proprioception.
+    """Returns the range of a data set's actions or proprioception: their 1st and 99th percentile.
 
     Args:
         statistics: what dataset_statistics.json or norm_stats of config.json holds, by data set.
         unnorm_key: the data set; None where there is only one.
         section: "action" or "proprio".
-        scaling: what -1 and 1 stand for.
+        dim: dimensions of the head or robot that it must fit; None: any.
 
     Raises:
-        ConfigError: `unnorm_key` is unknown, or missing although there are several data sets.
+        ConfigError: `unnorm_key` is unknown, of another robot, or missing although there are several data sets.
         CheckpointError: the data set has no such statistics, or of unequal lengths.
     """
     names = ", ".join(sorted(statistics)) or "none"
@@ -100,35 +81,23 @@ def range_of(
         raise ConfigError(f"unnorm_key is not given, but the checkpoint has statistics of {names}: choose one")
     key = next(iter(statistics)) if unnorm_key is None else unnorm_key
     if key not in statistics:
-        raise ConfigError(
-            f"unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these, or give a "
-            "checkpoint that was trained on this data set"
-        )
+        raise ConfigError(f"unnorm_key is {key!r}, but the checkpoint has statistics of {names}: use one of these")
     values = cast("Mapping[str, Mapping[str, ArrayLike]]", statistics[key]).get(section, {})
-    names = _KEYS[scaling]
-    if any(name not in values for name in names):
+    if "q01" not in values or "q99" not in values:
         raise CheckpointError(
-            f"the statistics of {key!r} have no {section}.{names[0]} and {section}.{names[1]}, which scale values: "
-            "use another unnorm_key or copy dataset_statistics.json again"
+            f"the statistics of {key!r} have no {section}.q01 and {section}.q99, which scale values: use another "
+            "unnorm_key or copy dataset_statistics.json again"
         )
-    low, high = (np.asarray(values[name], np.float64) for name in names)
+    low, high = (np.asarray(values[name], np.float64) for name in ("q01", "q99"))
     mask = np.asarray(values.get("mask", np.ones(low.shape)), bool)
     if not low.ndim == 1 or not low.shape == high.shape == mask.shape:
         raise CheckpointError(
-            f"the statistics of {key!r} have {section}.{names[0]}, {names[1]} and mask of the shapes {low.shape}, "
-            f"{high.shape} and {mask.shape}, but they must be equal: copy dataset_statistics.json again"
+            f"the statistics of {key!r} have {section}.q01, q99 and mask of the shapes {low.shape}, {high.shape} and "
+            f"{mask.shape}, but they must be equal: copy dataset_statistics.json again"
+        )
+    if dim not in (None, len(low)):
+        raise ConfigError(
+            f"unnorm_key {unnorm_key!r} has {section} statistics of {len(low)} dimensions, but {dim} are needed: use "
+            "the unnorm_key of a data set of this robot"
         )
     return Range(low, high, mask)
-
-
-def require_dim(found: Range, wanted: int, unnorm_key: str | None, section: str = "action") -> None:
-    """Checks that statistics fit an action head or a robot.
-
-    Raises:
-        ConfigError: they have another number of dimensions.
-    """
-    if found.dim != wanted:
-        raise ConfigError(
-            f"unnorm_key {unnorm_key!r} has {section} statistics of {found.dim} dimensions, but {wanted} are needed: "
-            "use the unnorm_key of a data set of this robot"
-        )

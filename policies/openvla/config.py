@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from policies.checkpoint_folder import read_json
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import CheckpointError
@@ -21,44 +19,23 @@ WHOLE = "give a complete OpenVLA checkpoint folder"
 # ---------------------------------------------------------------------------------------------------------- config.json
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVLAConfig:
-    """The shapes of a network; `raw` keeps every field of the file, so that it can be written again.
+    """The shapes of a network."""
 
-    Attributes:
-        image_size: pixels per side of what the towers see.
-        timm_model_ids: the DINOv2 tower, then the SigLIP tower.
-        timm_model_args: keyword arguments for timm per tower, where it differs from timm's own model.
-        act_layers: activation per tower, None for timm's own.
-        text: keyword arguments of transformers' LlamaConfig.
-        num_tokens: tokens of the tokenizer that count; the last `num_bins` of them are actions.
-        num_bins: edges of the action bins.
-        pad_token_id: fills up shorter rows.
-        statistics: action statistics per dataset, for folders without dataset_statistics.json.
-    """
-
-    image_size: int
-    timm_model_ids: tuple[str, str]
-    timm_model_args: tuple[Mapping[str, Any], Mapping[str, Any]]
-    act_layers: tuple[str | None, str | None]
-    text: Mapping[str, Any]
-    num_tokens: int
-    num_bins: int
-    pad_token_id: int
-    statistics: Mapping[str, object]
-    raw: Mapping[str, object]
+    image_size: int  # pixels per side of what the towers see
+    timm_model_ids: tuple[str, str]  # the DINOv2 tower, then the SigLIP tower
+    timm_model_args: tuple[Mapping[str, Any], Mapping[str, Any]]  # where a tower differs from timm's own model
+    act_layers: tuple[str | None, str | None]  # activation per tower, None for timm's own
+    text: Mapping[str, Any]  # keyword arguments of transformers' LlamaConfig
+    num_tokens: int  # tokens of the tokenizer that count; the last `num_bins` of them are actions
+    num_bins: int  # edges of the action bins
+    pad_token_id: int  # fills up shorter rows
+    statistics: Mapping[str, object]  # action statistics per data set, for folders without dataset_statistics.json
+    raw: Mapping[str, object]  # every field of the file, so that it can be written again
 
     @property
     def action_columns(self) -> slice:
         """The tokens that are actions, as columns of the logits."""
         return slice(self.num_tokens - self.num_bins, self.num_tokens)
-
-
-def read_config(folder: Path) -> OpenVLAConfig:
-    """Returns the config of a checkpoint folder.
-
-    Raises:
-        CheckpointError: config.json is missing or damaged, or describes another kind of model.
-    """
-    return config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
 
 
 def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
@@ -68,9 +45,16 @@ def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
         CheckpointError: a field is missing, or its value is of another kind of model.
     """
     text = dict(raw.get("text_config") or {})
-    _require(where, "model_type", raw.get("model_type"), "openvla")
-    _require(where, "use_fused_vision_backbone", raw.get("use_fused_vision_backbone", True), True)
-    _require(where, "text_config.model_type", text.get("model_type", "llama"), "llama")
+    for name, value, wanted in (
+        ("model_type", raw.get("model_type"), "openvla"),
+        ("use_fused_vision_backbone", raw.get("use_fused_vision_backbone", True), True),
+        ("text_config.model_type", text.get("model_type", "llama"), "llama"),
+    ):
+        if value != wanted:
+            raise CheckpointError(
+                f"{where}: {name} is {value!r}, but only {wanted!r} can be read here: give an OpenVLA or OpenVLA-OFT "
+                "folder (language models: policy=folder of train_llm_math.py)"
+            )
     text.pop("torch_dtype", None)  # the caller says in which type the weights are wanted
     num_tokens = text.get("vocab_size", 32000) - raw.get("pad_to_multiple_of", 64)  # without padding columns
     num_bins = raw.get("n_action_bins", 256)
@@ -98,14 +82,6 @@ def config_of(raw: Mapping[str, Any], where: str = CONFIG) -> OpenVLAConfig:
     )
 
 
-def _require(where: str, name: str, value: object, wanted: object) -> None:
-    if value != wanted:
-        raise CheckpointError(
-            f"{where}: {name} is {value!r}, but only {wanted!r} can be read here: give an OpenVLA or OpenVLA-OFT "
-            "folder (language models: policy=folder of train_llm_math.py)"
-        )
-
-
 def _pair(raw: Mapping[str, Any], name: str, where: str, otherwise: object = None) -> tuple[Any, Any]:
     values = raw.get(name) or otherwise
     if not isinstance(values, list) or len(values) != 2:
@@ -130,13 +106,6 @@ class Head(StrEnum):
     l1 = "l1"
 
 
-class Scaling(StrEnum):
-    """What -1 and 1 stand for: the 1st and 99th percentile, or minimum and maximum (ALOHA)."""
-
-    quantiles = "quantiles"
-    bounds = "bounds"
-
-
 class Gripper(StrEnum):
     """What becomes of the last dimension of an action, which opens and closes the gripper."""
 
@@ -151,15 +120,11 @@ class OpenVLAOptions:
 
     decoding: Decoding = Decoding.autoregressive
     unnorm_key: str | None = None  # the data set whose statistics scale actions; None where there is only one
-    scaling: Scaling = Scaling.quantiles  # bounds for ALOHA
     gripper: Gripper = Gripper.as_it_is
     head: Head = Head.discrete  # l1 can be evaluated only
     proprio: bool = False  # whether the robot's own state is a token
-    film: bool = False  # whether the instruction modulates the towers
     stop_token: bool = True  # whether a parallel sequence ends in it, as in the reference
     prompt_length: int = 48  # tokens of an instruction with what stands around it
-    whole_vocabulary: bool = False  # whether any token may be drawn, not only those that are actions
-    top_k: int = 0  # of so many likeliest tokens is drawn; 0: of all
     freeze_vision: bool = True  # in RL and cloning; frozen towers get no adapters either
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
     checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, block by block
@@ -168,11 +133,8 @@ class OpenVLAOptions:
 
     def __post_init__(self) -> None:
         parallel = self.decoding is Decoding.parallel
-        for name, plain in (("proprio", False), ("film", False), ("head", Head.discrete)):
+        for name, plain in (("proprio", False), ("head", Head.discrete)):
             value, rule = getattr(self, name), "only OpenVLA-OFT has such a part"
             require(parallel or value == plain, f"{OPTIONS}.{name}", value, rule, "set decoding=parallel")
-        rule = "towers with FiLM have adapters of their own"
-        require(not (self.film and self.lora.rank), f"{OPTIONS}.lora.rank", self.lora.rank, rule, "use 0")
         require(self.prompt_length >= 4, f"{OPTIONS}.prompt_length", self.prompt_length, "a prompt is longer", "use 48")
         require_numbers(self, OPTIONS, "critic_hidden_size", low=1)
-        require(self.top_k >= 0, f"{OPTIONS}.top_k", self.top_k, "it counts tokens", "use 0 for all")

@@ -6,7 +6,6 @@ model-0000k-of-0000n.safetensors, model.safetensors.index.json    or model.safet
 preprocessor_config.json  tokenizer.json ...                      copied as they are
 
 OpenVLA-OFT   action_head--<steps>_checkpoint.pt  proprio_projector--... : names begin with `module.`
-              vision_backbone--...: both towers with FiLM, which replace those of the network
 trained here  policy.json: policy section and env, by which the folder is known
               critic.safetensors: value head, statistics of the state that it sees
               adapter_config.json  adapter_model.safetensors: LoRA in peft's form; other weights are then the base's
@@ -30,11 +29,10 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_json, write_json
 from policies.language_folder import INDEX, WEIGHTS, require_files
-from policies.openvla.actions import range_of, require_dim
-from policies.openvla.config import CONFIG, OPTIONS, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, read_config
+from policies.openvla.actions import range_of
+from policies.openvla.config import CONFIG, OPTIONS, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import L1Head, OpenVLAOFT, ProprioProjector
-from policies.openvla.vision import add_film
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
@@ -46,31 +44,20 @@ ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _SHARD_BYTES = 5 * 1000**3
 _COPIED = {".json", ".model", ".txt", ".jinja", ".py"}  # of tokenizers and processors
 _NOT_COPIED = {CONFIG, STATISTICS, INDEX, FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.json"}
-_SHAPE = ("decoding", "head", "proprio", "film", "lora")  # options that decide which tensors there are
-_PARALLEL, _TOWERS, _LORA, _PEFT = "module.", "vision_backbone.", ".lora_", "base_model.model."
-_UNREADABLE = (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError)
-_RANK = re.compile(r"lora_A\.\w+\.weight$")
-_IN_BLOCK = re.compile(r"(blocks\.\d+)\.block\.")  # of FiLM
-_OF_FILM = re.compile(r"blocks\.\d+\.(scale|shift)\.")
+_SHAPE = ("decoding", "head", "proprio", "lora")  # options that decide which tensors there are
+_NO_TENSORS = (AttributeError, TypeError)  # raised where a file holds something else
+_PARALLEL, _LORA, _PEFT = "module.", ".lora_", "base_model.model."
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a published folder holds.
+    """What a published folder holds."""
 
-    Attributes:
-        folder: where it was read, which the tokenizer and the image processor are read from, too.
-        config: the shapes.
-        statistics: action and proprioception statistics by data set.
-        network: with its weights, in eval mode, on the CPU.
-        files: what else the folder holds, by name: tokenizer, image processor; it may be gone when they are written.
-    """
-
-    folder: Path
+    folder: Path  # where it was read, which the tokenizer and the image processor are read from, too
     config: OpenVLAConfig
-    statistics: Mapping[str, object]
-    network: OpenVLA
-    files: Mapping[str, bytes] = field(init=False)
+    statistics: Mapping[str, object]  # of actions and proprioception, by data set
+    network: OpenVLA  # with its weights, in eval mode, on the CPU
+    files: Mapping[str, bytes] = field(init=False)  # tokenizer and so on: the folder may be gone when they are written
 
     def __post_init__(self) -> None:
         paths = [path for path in sorted(self.folder.iterdir()) if path.suffix in _COPIED]
@@ -86,17 +73,15 @@ def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpo
             another shape, or not finite.
     """
     require_files(folder)
-    config = read_config(folder)
-    network = empty_network(config)
-    single, tensors = folder / WEIGHTS, {}
+    config = config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
+    network, single, tensors = empty_network(config), folder / WEIGHTS, {}
     names = [WEIGHTS] if single.is_file() else sorted(set(read_json(folder / INDEX, WHOLE)["weight_map"].values()))
     for name in names:
         tensors |= _read_tensors(folder / name)
     _load(network, tensors, folder, dtype)
     network.renew_buffers()
     path = folder / STATISTICS
-    statistics = read_json(path, WHOLE) if path.is_file() else config.statistics
-    return Checkpoint(folder, config, statistics, network)
+    return Checkpoint(folder, config, read_json(path, WHOLE) if path.is_file() else config.statistics, network)
 
 
 def empty_network(config: OpenVLAConfig) -> OpenVLA:
@@ -105,51 +90,38 @@ def empty_network(config: OpenVLAConfig) -> OpenVLA:
         return OpenVLA(config)
 
 
-def read_oft(
-    folder: Path, options: OpenVLAOptions, chunk: int, dtype: torch.dtype = torch.float32
-) -> tuple[Checkpoint, OpenVLAOFT]:
-    """Returns (checkpoint, model) of a folder; `options` says which side files count.
+def with_oft(checkpoint: Checkpoint, options: OpenVLAOptions, chunk: int) -> OpenVLAOFT:
+    """Returns a checkpoint's network with the parts of OFT that `options` asks for, from the folder's side files.
 
     Raises:
-        CheckpointError: see `read_checkpoint`; or a side file is missing, double, damaged or does not fit.
+        CheckpointError: a side file is missing, double, damaged or does not fit.
         ConfigError: there are no statistics of `unnorm_key`, or they are of another robot than the action head.
     """
-    checkpoint = read_checkpoint(folder, dtype)
-    key, statistics, network = options.unnorm_key, checkpoint.statistics, checkpoint.network
-    actions = range_of(statistics, key, scaling=options.scaling)
-    head = projector = None
+    network, key, statistics = checkpoint.network, options.unnorm_key, checkpoint.statistics
+    dtype = next(network.parameters()).dtype
+    dim, head, projector = len(range_of(statistics, key).low), None, None
     if options.head is Head.l1:
-        tensors = _read_side_file(folder, "action_head", _PARALLEL)
-        head = L1Head(network.dim, _length(tensors, "model.fc2.bias", actions.dim))
-        require_dim(actions, head.action_dim, key)
-        _load(head, tensors, folder, dtype)
+        tensors = _read_side_file(checkpoint.folder, "action_head")
+        head = L1Head(network.dim, _length(tensors, "model.fc2.bias", dim))
+        _load(head, tensors, checkpoint.folder, dtype)
+        range_of(statistics, key, dim=head.action_dim)
     if options.proprio:
-        tensors = _read_side_file(folder, "proprio_projector", _PARALLEL)
+        tensors = _read_side_file(checkpoint.folder, "proprio_projector")
         projector = ProprioProjector(network.dim, _length(tensors, "fc1.weight", 0, axis=1))
-        _load(projector, tensors, folder, dtype)
-        require_dim(range_of(statistics, key, "proprio", options.scaling), projector.proprio_dim, key, "proprio")
-    if options.film:
-        tensors = _read_side_file(folder, "vision_backbone", _TOWERS)
-        rank = next((len(tensor) for name, tensor in tensors.items() if _RANK.search(name)), 1)
-        with torch.device("meta"):
-            add_film(network.vision_backbone, network.dim, rank)
-        _load(network.vision_backbone, tensors, folder, dtype)
-    return checkpoint, OpenVLAOFT(network, chunk, actions.dim, head, projector)
+        _load(projector, tensors, checkpoint.folder, dtype)
+        range_of(statistics, key, "proprio", projector.proprio_dim)
+    return OpenVLAOFT(network, chunk, dim, head, projector)
 
 
-def _read_side_file(folder: Path, part: str, prefix: str) -> dict[str, Tensor]:
-    paths = _side_files(folder, part)
+def _read_side_file(folder: Path, part: str) -> dict[str, Tensor]:
+    paths = sorted(folder.glob(f"*{part}*.pt"))
     if len(paths) != 1:
         found = ", ".join(path.name for path in paths) or "none"
         raise CheckpointError(
             f"{folder} must hold exactly one {part}--<steps>_checkpoint.pt, but there is {found}: copy it there, "
             "remove the others, or switch this part off"
         )
-    return {name.removeprefix(prefix): tensor for name, tensor in _read_tensors(paths[0]).items()}
-
-
-def _side_files(folder: Path, part: str) -> list[Path]:
-    return sorted(path for path in folder.glob("*.pt") if part in path.name)
+    return {name.removeprefix(_PARALLEL): tensor for name, tensor in _read_tensors(paths[0]).items()}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -157,7 +129,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
         wrong = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
-    except (*_UNREADABLE, AttributeError, TypeError) as error:  # the last two: no tensors by name
+    except (OSError, RuntimeError, EOFError, SafetensorError, pickle.UnpicklingError, *_NO_TENSORS) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
     if wrong:
         raise CheckpointError(
@@ -182,21 +154,28 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype: 
 
 
 # ---------------------------------------------------------------------------------------------------------------- write
-def write_checkpoint(checkpoint: Checkpoint, folder: Path, shard_bytes: int = _SHARD_BYTES) -> None:
-    """Writes a checkpoint in the published layout, without adapters and FiLM.
+def write_checkpoint(
+    checkpoint: Checkpoint, folder: Path, model: OpenVLAOFT | None = None, shard_bytes: int = _SHARD_BYTES
+) -> None:
+    """Writes a checkpoint in the published layout, with the side files of a `model`; adapters are left out.
 
     Args:
         checkpoint: what to write; its network's present weights count.
         folder: is made where it does not exist; weights that it holds are replaced.
+        model: the network with OFT's parts.
         shard_bytes: no weight file is larger, unless one tensor is.
     """
     _write_described(checkpoint, folder)
-    for stale in [*folder.glob("model*.safetensors"), folder / INDEX]:
+    for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
         stale.unlink(missing_ok=True)  # it may be a link to a file of another folder
     weights = _plain_weights(checkpoint.network)
     save_torch_state_dict(weights, folder, max_shard_size=shard_bytes, metadata={"format": "pt"})
     dtype = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     write_json(folder / CONFIG, {**checkpoint.config.raw, "torch_dtype": dtype})
+    for part, attribute in (("action_head", "l1_head"), ("proprio_projector", "proprio_projector")):
+        if (module := getattr(model, attribute, None)) is not None:
+            tensors = {_PARALLEL + name: tensor for name, tensor in _plain_weights(module).items()}
+            torch.save(tensors, folder / f"{part}--0_checkpoint.pt")
 
 
 def _write_described(checkpoint: Checkpoint, folder: Path) -> None:
@@ -208,40 +187,14 @@ def _write_described(checkpoint: Checkpoint, folder: Path) -> None:
     write_json(folder / STATISTICS, checkpoint.statistics)
 
 
-def _plain_weights(network: OpenVLA) -> dict[str, Tensor]:
-    """Returns the weights below adapters and FiLM, by their published names."""
-    state = {_IN_BLOCK.sub(r"\1.", name).replace(".base_layer.", "."): t for name, t in network.state_dict().items()}
-    return {name: _stored(t) for name, t in state.items() if _LORA not in name and not _OF_FILM.search(name)}
+def _plain_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the weights below adapters, by their published names."""
+    state = module.state_dict().items()
+    return {name.replace(".base_layer.", "."): _stored(tensor) for name, tensor in state if _LORA not in name}
 
 
 def _stored(tensor: Tensor) -> Tensor:
     return tensor.detach().cpu().contiguous().clone()
-
-
-def write_oft(checkpoint: Checkpoint, model: OpenVLAOFT, folder: Path, num_steps: int = 0) -> None:
-    """Writes a checkpoint and a model's side files; `num_steps` stands in their names."""
-    write_checkpoint(checkpoint, folder)
-    _write_side_files(model, folder, num_steps)
-
-
-def _write_side_files(model: OpenVLAOFT, folder: Path, num_steps: int) -> None:
-    parts = {"action_head": model.l1_head, "proprio_projector": model.proprio_projector}
-    for part, module in parts.items():
-        if module is not None:
-            write_side_file(folder, part, num_steps, module)
-    if model.network.has_film:
-        write_side_file(folder, "vision_backbone", num_steps, model.network.vision_backbone, _TOWERS)
-
-
-def write_side_file(folder: Path, part: str, num_steps: int, module: nn.Module, prefix: str = _PARALLEL) -> None:
-    """Writes the tensors of a part, as write_side_file(folder, "action_head", 0, head); adapters are left out."""
-    for stale in _side_files(folder, part):
-        stale.unlink()
-    state = module.state_dict()
-    if part != "vision_backbone":
-        state = {name.replace(".base_layer.", "."): value for name, value in state.items() if _LORA not in name}
-    tensors = {prefix + name: _stored(tensor) for name, tensor in state.items()}
-    torch.save(tensors, folder / f"{part}--{num_steps}_checkpoint.pt")
 
 
 # ------------------------------------------------------------------------------------------------ policies trained here
@@ -269,21 +222,15 @@ def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | Non
         saved = PolicyConfig(**{**content["policy"], "critic": Critic(content["policy"]["critic"])})
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{folder / FILE} says no policy and env ({error!r}): {WHOLE}") from error
-    if config is not None:
-        _require_shape(folder, saved, config)
-    return config or saved, known
-
-
-def _require_shape(folder: Path, saved: PolicyConfig, wanted: PolicyConfig) -> None:
-    theirs, ours = (typed(config.options, OpenVLAOptions, OPTIONS) for config in (saved, wanted))
-    pairs = {"policy.critic": (saved.critic, wanted.critic)}
+    theirs, ours = (typed(each.options, OpenVLAOptions, OPTIONS) for each in (saved, config or saved))
     shape = (*_SHAPE, "freeze_vision") if theirs.lora.rank else _SHAPE  # which says where adapters are
-    pairs |= {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in shape}
-    for path, (there, here) in pairs.items():
+    pairs = {f"{OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in shape}
+    for path, (there, here) in (pairs | {"policy.critic": (saved.critic, (config or saved).critic)}).items():
         if there != here:
             raise CheckpointError(
                 f"{path} is {here}, but the policy in {folder} was made with {there}: use that, or another checkpoint"
             )
+    return config or saved, known
 
 
 def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
@@ -296,7 +243,8 @@ def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
         return
     tensors = _read_tensors(folder / CRITIC)
     if has_adapters:
-        tensors |= {_here(name): tensor for name, tensor in _read_tensors(folder / ADAPTERS).items()}
+        for name, tensor in _read_tensors(folder / ADAPTERS).items():
+            tensors["model." + re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT))] = tensor
     unlike = sorted(set(tensors) ^ set(_parts(module, has_adapters)))
     if unlike:
         raise CheckpointError(f"{folder} holds other tensors than this policy has ({', '.join(unlike[:3])}): {WHOLE}")
@@ -323,11 +271,12 @@ def write_policy(
     if lora.rank and checkpoint.folder.is_dir():
         _link_base(checkpoint, folder)
     else:  # or an earlier checkpoint of the run, which was not kept
-        write_oft(checkpoint, model, folder)
+        write_checkpoint(checkpoint, folder, model)
     parts = _parts(module, bool(lora.rank))
     save_file({name: _stored(t) for name, t in parts.items() if _LORA not in name}, folder / CRITIC)
     if lora.rank:
-        save_file({_there(name): _stored(t) for name, t in parts.items() if _LORA in name}, folder / ADAPTERS)
+        named = {_PEFT + n.removeprefix("model.").replace(".default.", "."): t for n, t in parts.items() if _LORA in n}
+        save_file({name: _stored(tensor) for name, tensor in named.items()}, folder / ADAPTERS)
         content = {"peft_type": "LORA", "r": lora.rank, "lora_alpha": lora.alpha, "target_modules": list(lora.targets)}
         write_json(folder / ADAPTER_CONFIG, content)
     write_json(folder / FILE, {"policy": asdict(config), "env": asdict(env)})
@@ -349,12 +298,3 @@ def _parts(module: nn.Module, has_adapters: bool) -> dict[str, Tensor]:
     kinds = ("critic.", "privileged_scale.")
     state = module.state_dict()
     return {n: t for n, t in state.items() if n.startswith(kinds) or (has_adapters and _LORA in n)}
-
-
-def _there(name: str) -> str:
-    """Returns peft's name of an adapter's tensor."""
-    return _PEFT + name.removeprefix("model.").replace(".default.", ".")
-
-
-def _here(name: str) -> str:
-    return "model." + re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT))

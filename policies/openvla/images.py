@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,17 +22,11 @@ _STRATEGY = "resize-naive"  # as in openvla-7b
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """What preprocessor_config.json says.
+    """What preprocessor_config.json says."""
 
-    Attributes:
-        image_size: pixels per side S.
-        means: of each tower and channel, float32 [2, 3], for values in [0, 1].
-        stds: the same.
-    """
-
-    image_size: int
-    means: Tensor
-    stds: Tensor
+    image_size: int  # pixels per side S
+    means: Tensor  # of each tower and channel, float32 [2, 3], for values in [0, 1]
+    stds: Tensor  # likewise
 
     def squared(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Returns an image, uint8 [H, W, 3], squashed to [S, S, 3]."""
@@ -58,27 +51,18 @@ def read_processor(folder: Path, config: OpenVLAConfig) -> ImageProcessor:
     """
     path = folder / PREPROCESSOR
     raw = read_json(path, WHOLE)
+    in_force = raw.get("tvf_normalize_params")
     try:
-        strategy, (means, stds) = raw["image_resize_strategy"], _normalisation(raw)
-        sizes = {int(side) for size in raw["input_sizes"] for side in size[1:]}
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is no image processor of OpenVLA ({error!r}): copy it again") from error
-    if sizes != {config.image_size}:
-        raise CheckpointError(
-            f"{path}: input_sizes has sides of {sorted(sizes)} pixels, but image_sizes of config.json is "
-            f"{config.image_size}: both must belong to one checkpoint, copy them again"
+        columns = (
+            [[one[name] for one in in_force] for name in ("mean", "std")] if in_force else [raw["means"], raw["stds"]]
         )
-    if strategy != _STRATEGY:
+        means, stds = torch.tensor(columns, dtype=torch.float32).view(2, 2, 3)
+        strategy, sizes = raw["image_resize_strategy"], {int(side) for size in raw["input_sizes"] for side in size[1:]}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is no image processor of OpenVLA ({error!r}): copy it again") from error
+    if sizes != {config.image_size} or strategy != _STRATEGY:
         raise CheckpointError(
-            f"{path}: image_resize_strategy is {strategy!r}, but only {_STRATEGY!r} is built: give another folder"
+            f"{path}: input_sizes has sides of {sorted(sizes)} pixels and image_resize_strategy is {strategy!r}, but "
+            f"{config.image_size} (image_sizes of config.json) and {_STRATEGY!r} are needed: copy both files again"
         )
     return ImageProcessor(config.image_size, means, stds)
-
-
-def _normalisation(raw: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    in_force = raw.get("tvf_normalize_params") or []
-    columns = ([one["mean"] for one in in_force], [one["std"] for one in in_force])
-    means, stds = (torch.tensor(c, dtype=torch.float32) for c in (columns if in_force else (raw["means"], raw["stds"])))
-    if means.shape != (2, 3) or stds.shape != (2, 3):
-        raise ValueError(f"means of the shape {tuple(means.shape)}")
-    return means, stds

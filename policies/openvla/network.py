@@ -12,21 +12,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from policies.openvla.config import OpenVLAConfig
 from policies.openvla.prompt import TokenRows
-from policies.openvla.vision import FilmBlock, Projector, VisionBackbone
+from policies.openvla.vision import Projector, VisionBackbone
 from rlinf_embodied.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """What the language model reads.
+    """What the language model reads."""
 
-    Attributes:
-        embeddings: [B, S, D].
-        present: bool [B, S], false at padding, which nothing attends to.
-    """
-
-    embeddings: Tensor
-    present: Tensor
+    embeddings: Tensor  # [B, S, D]
+    present: Tensor  # bool [B, S], false at padding, which nothing attends to
 
     @property
     def positions(self) -> Tensor:
@@ -46,7 +41,14 @@ class OpenVLA(nn.Module):
         super().__init__()
         self.config = config
         self.vision_backbone = VisionBackbone(config)
-        self.language_model = _llama(config)
+        try:
+            # a mask decides who sees whom, and only this implementation takes a boolean one as it is
+            fields = cast("dict[str, Any]", {**config.text, "attn_implementation": "sdpa"})
+            self.language_model = LlamaForCausalLM(LlamaConfig(**fields))
+        except Exception as error:  # what the library raises for a wrong field has no base that it exports
+            raise CheckpointError(
+                f"text_config is {dict(config.text)}, which makes no Llama ({error}): copy config.json again"
+            ) from error
         self.projector = Projector(self.vision_backbone.out_features, self.dim)
         self.eval()
 
@@ -54,11 +56,6 @@ class OpenVLA(nn.Module):
     def dim(self) -> int:
         """The width D of the language model."""
         return cast(int, self.language_model.config.hidden_size)
-
-    @property
-    def has_film(self) -> bool:
-        """Whether the instruction modulates the towers."""
-        return isinstance(self.vision_backbone.featurizer.blocks[0], FilmBlock)
 
     @property
     def output_layer(self) -> nn.Linear:
@@ -69,15 +66,10 @@ class OpenVLA(nn.Module):
         """Returns the embeddings [B, L, D] of token ids."""
         return self.language_model.model.embed_tokens(ids)
 
-    def patches(self, pixel_values: Tensor, language: Tensor | None = None) -> Tensor:
-        """Returns patch embeddings [B, K * P, D] of pixel values [B, K * 6, S, S].
-
-        Args:
-            pixel_values: see `VisionBackbone.forward`.
-            language: the mean embedding of the instruction [B, D], where the towers have FiLM.
-        """
+    def patches(self, pixel_values: Tensor) -> Tensor:
+        """Returns patch embeddings [B, K * P, D] of pixel values [B, K * 6, S, S]."""
         dtype = next(self.projector.parameters()).dtype  # adapters may lie around its layers
-        return self.projector(self.vision_backbone(pixel_values.to(dtype), language))
+        return self.projector(self.vision_backbone(pixel_values.to(dtype)))
 
     def sequence(self, rows: TokenRows, visual: Tensor, tail: Tensor | None = None) -> Sequence:
         """Returns BOS | visual [B, N, D] | prompt | tail [B, M, D]."""
@@ -129,14 +121,3 @@ def causal_mask(present: Tensor, num_queries: int | None = None) -> Tensor:
 def full_mask(present: Tensor) -> Tensor:
     """Returns a mask [B, 1, S, S] by which all entries look at all that is present."""
     return present[:, None, None, :].expand(-1, 1, present.shape[1], -1)
-
-
-def _llama(config: OpenVLAConfig) -> LlamaForCausalLM:
-    try:
-        # a mask decides who sees whom, and only this implementation takes a boolean one as it is
-        fields = cast("dict[str, Any]", {**config.text, "attn_implementation": "sdpa"})
-        return LlamaForCausalLM(LlamaConfig(**fields))
-    except Exception as error:  # what the library raises for a wrong field has no base that it exports
-        raise CheckpointError(
-            f"text_config is {dict(config.text)}, which makes no Llama ({error}): copy config.json again"
-        ) from error

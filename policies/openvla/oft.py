@@ -8,23 +8,15 @@ zero vector's is not used.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from policies.openvla.decoding import Decoded, TokenDistribution, action_log_probs
 from policies.openvla.network import OpenVLA, Sequence, full_mask
 from policies.openvla.prompt import STOP_TOKEN, TokenRows
 
 _NUM_BLOCKS = 2
-
-
-class _ResidualBlock(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.ffn(x)
 
 
 class _ResidualPerceptron(nn.Module):
@@ -32,14 +24,15 @@ class _ResidualPerceptron(nn.Module):
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(in_features)
         self.fc1 = nn.Linear(in_features, dim)
-        self.mlp_resnet_blocks = nn.ModuleList([_ResidualBlock(dim) for _ in range(_NUM_BLOCKS)])
+        blocks = [nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU()) for _ in range(_NUM_BLOCKS)]
+        self.mlp_resnet_blocks = nn.ModuleList([nn.ModuleDict({"ffn": block}) for block in blocks])
         self.layer_norm2 = nn.LayerNorm(dim)
         self.fc2 = nn.Linear(dim, out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(self.layer_norm1(x)).relu()
         for block in self.mlp_resnet_blocks:
-            x = block(x)
+            x = x + cast(nn.ModuleDict, block)["ffn"](x)
         return self.fc2(self.layer_norm2(x))
 
 
@@ -87,9 +80,7 @@ class OpenVLAOFT(nn.Module):
     ) -> None:
         """Takes the network, C, A and the parts."""
         super().__init__()
-        self.network = network
-        self.l1_head = l1_head
-        self.proprio_projector = proprio_projector
+        self.network, self.l1_head, self.proprio_projector = network, l1_head, proprio_projector
         self.chunk_len, self.num_slots = chunk_len, chunk_len * action_dim
         self.eval()
 
@@ -104,54 +95,21 @@ class OpenVLAOFT(nn.Module):
             proprio: normalised proprioception [B, P], where the checkpoint has a projector for it.
             stop_token: whether the sequence ends in it, as in the reference; RLinf leaves it out.
         """
-        visual = self.network.patches(pixel_values, self.language(rows) if self.network.has_film else None)
+        visual = self.network.patches(pixel_values)
         if self.proprio_projector is not None:
             assert proprio is not None, "a network that reads proprioception was handed none"
             visual = torch.cat([visual, self.proprio_projector(proprio.to(visual.dtype))[:, None]], dim=1)
         tail = visual.new_zeros(len(visual), self.num_slots, self.network.dim)
         if stop_token:
-            tail = torch.cat([tail, self._stop(rows)], dim=1)
+            stop = torch.full((len(rows.ids), 1), STOP_TOKEN, device=rows.ids.device)
+            tail = torch.cat([tail, self.network.embed(stop)], dim=1)
         return self.network.sequence(rows, visual, tail)
 
     def hidden(
-        self,
-        rows: TokenRows,
-        pixel_values: Tensor,
-        proprio: Tensor | None = None,
-        stop_token: bool = True,
+        self, rows: TokenRows, pixel_values: Tensor, proprio: Tensor | None = None, stop_token: bool = True
     ) -> Tensor:
         """Returns the final hidden states of the action positions, [B, C * A, D]; see `sequence` for arguments."""
         sequence = self.sequence(rows, pixel_values, proprio, stop_token)
         hidden = self.network.hidden(sequence.embeddings, sequence.positions, full_mask(sequence.present))
         first = hidden.shape[1] - self.num_slots - int(stop_token) - 1
         return hidden[:, first : first + self.num_slots]
-
-    def language(self, rows: TokenRows) -> Tensor:
-        """Returns the mean embedding [B, D] of prompt and stop token, which FiLM modulates by."""
-        words = torch.cat([self.network.embed(rows.ids), self._stop(rows)], dim=1)
-        kept = torch.cat([rows.present, rows.present.new_ones(len(rows.ids), 1)], dim=1)[..., None]
-        return (words * kept).sum(1) / kept.sum(1)
-
-    def regress(self, rows: TokenRows, pixel_values: Tensor, proprio: Tensor | None = None) -> Tensor:
-        """Returns normalised actions [B, C, A] of the L1 head."""
-        assert self.l1_head is not None
-        return self.l1_head(self.hidden(rows, pixel_values, proprio))
-
-    @torch.no_grad()
-    def decode(
-        self,
-        rows: TokenRows,
-        pixel_values: Tensor,
-        distribution: TokenDistribution,
-        uniforms: Tensor | None = None,
-        proprio: Tensor | None = None,
-        stop_token: bool = True,
-    ) -> Decoded:
-        """Chooses all tokens of a chunk, [B, C * A], by uniforms of that shape; None: the likeliest."""
-        hidden = self.hidden(rows, pixel_values, proprio, stop_token)
-        tokens = distribution.choose(hidden, self.network.output_layer, uniforms)
-        log_probs, _ = action_log_probs(hidden, self.network.output_layer, tokens, distribution)
-        return Decoded(tokens, log_probs, hidden)
-
-    def _stop(self, rows: TokenRows) -> Tensor:
-        return self.network.embed(torch.full((len(rows.ids), 1), STOP_TOKEN, device=rows.ids.device))

@@ -18,15 +18,10 @@ BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Prompts of unequal length in one rectangle: BOS, then padding, then the prompt, so that all rows end together.
+    """Prompts of unequal length in one rectangle: BOS, then padding, then the prompt, so that all rows end together."""
 
-    Attributes:
-        ids: int64 [B, L].
-        present: bool [B, L], false at padding.
-    """
-
-    ids: Tensor
-    present: Tensor
+    ids: Tensor  # int64 [B, L]
+    present: Tensor  # bool [B, L], false at padding
 
 
 def prompt_for(instruction: str) -> str:
@@ -68,19 +63,14 @@ class PromptTokenizer:
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        path = folder / TOKENIZER
-        if not path.is_file():
-            raise CheckpointError(f"{folder} has no {TOKENIZER}, which turns instructions into tokens: copy it there")
+        path, self._pad_token_id = folder / TOKENIZER, pad_token_id
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
-            raise CheckpointError(f"{path} cannot be read ({error}): copy it again") from error
-        self._pad_token_id = pad_token_id
-
-    def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, BOS first."""
-        return self._tokenizer.encode(text).ids
+            raise CheckpointError(
+                f"{path}, which turns instructions into tokens, cannot be read ({error}): copy it again"
+            ) from error
 
     def row(self, instruction: str, width: int) -> TokenRows:
         """Returns the prompt of an instruction as a row of `width`; see `rows_of` for errors."""
-        return rows_of([self.encode(prompt_for(instruction))], self._pad_token_id, width)
+        return rows_of([self._tokenizer.encode(prompt_for(instruction)).ids], self._pad_token_id, width)

@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 
-# --------------------------------------------------------------------------------------------------------------- layout
 def time_major(chunks: Shaped[Tensor, "H B C"]) -> Shaped[Tensor, "T B"]:
     """Returns a rollout's columns in the order of env steps, T = H * C."""
     return chunks.transpose(1, 2).reshape(-1, chunks.shape[1])
@@ -24,21 +23,6 @@ def chunk_major(steps: Shaped[Tensor, "T B"], chunk: int) -> Shaped[Tensor, "H B
     """Returns the inverse of `time_major` for chunks of `chunk` actions."""
     assert len(steps) % chunk == 0, f"{len(steps)} steps are no whole number of chunks of {chunk}"
     return steps.reshape(-1, chunk, steps.shape[1]).transpose(1, 2)
-
-
-def spread_final_values(
-    index: Int[Tensor, "F 2"], values: Float[Tensor, " F"], shape: tuple[int, int, int]
-) -> Float[Tensor, "H B C"]:
-    """Returns the values of final observations where `next_values` looks for them: in each sub-step of their chunk.
-
-    Args:
-        index: chunk-step and row of each episode that ended.
-        values: V of its final observation.
-        shape: (H, B, C).
-    """
-    spread = values.new_zeros(shape)
-    spread[index[:, 0], index[:, 1]] = values[:, None]
-    return spread
 
 
 def next_values(
@@ -63,7 +47,6 @@ def next_values(
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------------ GAE
 def gae(
     rewards: Float[Tensor, "T B"],
     values: Float[Tensor, "T B"],
@@ -137,7 +120,6 @@ def chunk_steps(
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- groups
 def group_advantages(
     returns: Float[Tensor, "K G"], eps: float = 1e-6, scale_by_std: bool = True
 ) -> Float[Tensor, "K G"]:
@@ -150,7 +132,8 @@ def group_advantages(
     """
     if returns.shape[1] < 2:
         return torch.zeros_like(returns)
-    centred = _centred(returns)
+    differs = nonzero_variance_groups(returns)[:, None]
+    centred = torch.where(differs, returns - returns.mean(dim=1, keepdim=True), 0.0)
     return centred / (returns.std(dim=1, keepdim=True) + eps) if scale_by_std else centred
 
 
@@ -158,13 +141,7 @@ def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K 
     """Returns R minus the mean of the group's other members, G at least 2 (RLOO, arXiv 2402.14740)."""
     size = returns.shape[1]
     assert size >= 2
-    return _centred(returns) * (size / (size - 1))
-
-
-def _centred(returns: Tensor) -> Tensor:
-    """Returns R minus the group's mean, exactly 0 in a group of equal returns."""
-    differs = nonzero_variance_groups(returns)[:, None]
-    return torch.where(differs, returns - returns.mean(dim=1, keepdim=True), 0.0)
+    return group_advantages(returns, scale_by_std=False) * (size / (size - 1))
 
 
 def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, " K"]:
@@ -172,7 +149,6 @@ def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, "
     return (raw_metric != raw_metric[:, :1]).any(dim=1)
 
 
-# -------------------------------------------------------------------------------------------------------- normalisation
 def standardized(
     blocks: Mapping[int, tuple[Tensor, Tensor]],
     sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
@@ -195,7 +171,6 @@ def standardized(
     return {b: (a - mean) / (std + eps) for b, (a, _) in blocks.items()}
 
 
-# -------------------------------------------------------------------------------------------------------------- rewards
 def overlong_penalty(lengths: Int[Tensor, " B"], longest: int, margin: int, penalty: float) -> Float[Tensor, " B"]:
     """Returns what each completion loses for its length: nothing up to longest - margin, then linearly `penalty`.
 

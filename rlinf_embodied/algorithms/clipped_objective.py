@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
-from rlinf_embodied.algorithms.losses import masked_sum, policy_loss, value_loss
-from rlinf_embodied.algorithms.off_policy import truncated_importance_weights
+from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
 from rlinf_embodied.config import Level, OnPolicyConfig
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -56,53 +55,39 @@ class Objective:
         rows = block.rows(index)
         algorithm, level = self.algorithm, self.algorithm.ratio_level
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
-        choices = found.log_probs.shape[-1]
-        counted = rows.weights > 0
-        mask = mask_at_level(counted, level, choices)
+        choices, counted = found.log_probs.shape[-1], rows.weights > 0
+        old, mask = to_level(rows.old_log_probs, rows.valid, level), mask_at_level(counted, level, choices)
+        importance = None  # nothing corrects for the sampler
+        if algorithm.tis_cap is not None:
+            assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
+            recorded = to_level(rows.rollout_log_probs, rows.valid, level)
+            importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         terms = policy_loss(
             to_level(found.log_probs, rows.valid, level),
-            to_level(rows.old_log_probs, rows.valid, level),
+            old,
             rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
             mask,
             algorithm.clip_low,
             algorithm.clip_high,
             weights_at_level(rows.weights, level, choices),
-            dual_clip=algorithm.dual_clip,
-            max_log_ratio=algorithm.max_log_ratio,
-            importance=self._importance(rows, mask),
+            importance,
         )
-        per_action = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
+        entropy = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
         loss = terms.loss
         if algorithm.entropy_coef:
-            loss = loss - algorithm.entropy_coef * (rows.weights * per_action).sum()
-        kl, count = terms.approx_kl
-        outside, _ = terms.clipfrac
-        statistics = [terms.loss, kl, outside, count, masked_sum(per_action, counted) / choices, counted.sum()]
+            loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
+        mean_entropy = torch.where(counted, entropy, 0.0).sum() / choices
+        statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, mean_entropy, counted.sum()]
         if self.joint:
-            value = self._joint_value_loss(rows, found)
+            assert rows.returns is not None
+            values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
+            value = value_loss(values, rows.returns, rows.valid)
             loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
             statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
-    def _importance(self, rows: TrainingBlock, mask: Tensor) -> Tensor | None:
-        """Returns what corrects each entry of the ratio for the sampler; None where nothing does."""
-        if self.algorithm.tis_cap is None:
-            return None
-        assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
-        level = self.algorithm.ratio_level
-        old = to_level(rows.old_log_probs, rows.valid, level)
-        recorded = to_level(rows.rollout_log_probs, rows.valid, level)
-        return truncated_importance_weights(old, recorded, mask, self.algorithm.tis_cap)
-
-    def _joint_value_loss(self, rows: TrainingBlock, found: Evaluation) -> Tensor:
-        """Returns the critic's summed loss, from the forward pass of the policy where that gives values."""
-        assert rows.returns is not None
-        values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
-        return value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip).loss
-
     def _value_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
         assert rows.returns is not None
-        values = self.value(rows.features, rows.privileged)
-        terms = value_loss(values, rows.returns, rows.valid, rows.values, self.algorithm.value_clip)
-        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
+        loss = value_loss(self.value(rows.features, rows.privileged), rows.returns, rows.valid)
+        return LossSums(loss, rows.valid.sum().to(torch.float32), loss.detach().reshape(1))

@@ -13,31 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rlinf_embodied.errors import ObjectiveError
 
-Pair = tuple[Tensor, Tensor]  # numerator and denominator of a mean, both scalar
-
-
-def masked_sum(values: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]) -> Float[Tensor, ""]:
-    """Returns the sum over the entries that the mask keeps."""
-    return torch.where(mask, values, 0.0).sum()
-
-
-def align(coarse: Shaped[Tensor, "..."], shape: torch.Size, name: str) -> Shaped[Tensor, "..."]:
-    """Returns `coarse` broadcast to a finer level by repeating it along trailing axes.
-
-    Raises:
-        ObjectiveError: its axes are no leading part of `shape`, so it is finer than the ratio, or of other rows.
-    """
-    if coarse.shape != shape[: coarse.dim()]:
-        raise ObjectiveError(
-            f"{name} has shape {tuple(coarse.shape)}, but the importance ratio has {tuple(shape)}: rewards may be "
-            "coarser than log-probs, not finer; use a finer algorithm.ratio_level"
-        )
-    return coarse.reshape(*coarse.shape, *[1] * (len(shape) - coarse.dim())).expand(shape)
+MAX_LOG_RATIO = 20.0  # largest |log ratio| that counts: e^20 is half a billion, and nothing overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +27,9 @@ class PolicyLoss:
 
     loss: Tensor  # weighted sum; divide by `weight` over all blocks
     weight: Tensor  # sum of the weights
-    approx_kl: Pair
-    clipfrac: Pair
-    max_abs_log_ratio: Tensor  # 0 without entries
+    approx_kl: Tensor  # divide by `count`, as the next one
+    clipped: Tensor  # entries outside of the clip range
+    count: Tensor
 
 
 def policy_loss(
@@ -58,21 +39,16 @@ def policy_loss(
     mask: Bool[Tensor, "..."],
     clip_low: float,
     clip_high: float,
-    weights: Float[Tensor, "..."] | None = None,
-    *,
-    dual_clip: float | None = None,
-    max_log_ratio: float = math.inf,
+    weights: Float[Tensor, "..."],
     importance: Float[Tensor, "*axes"] | None = None,
 ) -> PolicyLoss:
     """Returns the clipped policy objective.
 
-        r = exp(clip(log pi - log pi_old, -max_log_ratio, max_log_ratio))
+        r = exp(clip(log pi - log pi_old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         loss = -sum w u min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
         approx_kl = mean (r - 1) - log r        clipfrac = mean [r outside of the clip range]
 
-    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
-    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5): a likely action that sampling hardly knew
-    would otherwise pull without bound.
+    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)
 
     Args:
         log_probs: log pi at the ratio's level (`log_probs.to_level`), with gradient.
@@ -81,54 +57,69 @@ def policy_loss(
         mask: which entries count, at the ratio's level or a coarser one.
         clip_low: how far r may fall below 1.
         clip_high: how far r may rise above 1.
-        weights: w of each entry, for example so that each trajectory weighs the same; None: 1.
-        dual_clip: largest r that counts where A < 0, above 1; None: any.
-        max_log_ratio: largest |log r| that counts, so that no r overflows.
+        weights: w of each entry, for example so that each trajectory weighs the same.
         importance: u, what corrects each entry for the sampler (`off_policy.truncated_importance_weights`) and adds
             nothing to the weights' sum; None: 1.
-
-    Raises:
-        ObjectiveError: advantages, mask or weights are finer than the ratio.
     """
-    shape = log_probs.shape
-    mask = align(mask, shape, "mask")
-    kept_weights = mask.to(log_probs.dtype)
-    if weights is not None:
-        kept_weights = torch.where(mask, align(weights, shape, "weights"), 0.0)
-    kept_advantages = torch.where(mask, align(advantages, shape, "advantages"), 0.0)
-    difference = torch.where(mask, log_probs - old_log_probs, 0.0)
-    log_ratio = difference.clamp(-max_log_ratio, max_log_ratio)
+    mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
+    weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
+    log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    surrogate = torch.minimum(ratio * kept_advantages, clipped * kept_advantages)
-    if dual_clip is not None:
-        bounded = torch.maximum(surrogate, dual_clip * kept_advantages)
-        surrogate = torch.where(kept_advantages < 0, bounded, surrogate)
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     with torch.no_grad():
-        count = mask.sum()
         kl = ((ratio - 1) - log_ratio).sum()
         outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
-        largest = difference.abs().max() if difference.numel() else difference.sum()
-    corrected = kept_weights if importance is None else kept_weights * importance
-    loss = -(corrected * surrogate).sum()
-    return PolicyLoss(loss, kept_weights.sum(), (kl, count), (outside, count), largest)
+    corrected = weights if importance is None else weights * importance
+    return PolicyLoss(-(corrected * surrogate).sum(), weights.sum(), kl, outside, mask.sum())
+
+
+def _aligned(coarse: Tensor, fine: Tensor) -> Tensor:
+    """Returns `coarse` repeated along the trailing axes of `fine` that it lacks."""
+    shape = fine.shape
+    assert coarse.shape == shape[: coarse.dim()], f"{tuple(coarse.shape)} is no leading part of {tuple(shape)}"
+    return coarse.reshape(*coarse.shape, *[1] * (len(shape) - coarse.dim())).expand(shape)
 
 
 def reference_kl(
-    log_probs: Float[Tensor, "*axes"],
-    reference: Float[Tensor, "*axes"],
-    mask: Bool[Tensor, "*axes"],
-    max_log_ratio: float = math.inf,
+    log_probs: Float[Tensor, "*axes"], reference: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
 ) -> Float[Tensor, "*axes"]:
     """Returns rho - 1 - log rho with rho = exp(reference - log_probs) for each entry, 0 where the mask leaves it out.
 
-    |log rho| counts up to `max_log_ratio`, so that no rho overflows.
-
-    An estimate of KL(pi || reference) from samples of pi that is never negative (k3 of Schulman 2020, "Approximating KL
-    divergence"; GRPO, arXiv 2402.03300, eq. 4).
+    |log rho| counts up to MAX_LOG_RATIO.  An estimate of KL(pi || reference) from samples of pi that is never negative
+    (k3 of Schulman 2020, "Approximating KL divergence"; GRPO, arXiv 2402.03300, eq. 4).
     """
-    log_ratio = torch.where(mask, reference - log_probs, 0.0).clamp(-max_log_ratio, max_log_ratio)
+    log_ratio = torch.where(mask, reference - log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return log_ratio.exp() - 1 - log_ratio
+
+
+@torch.no_grad()
+def truncated_importance_weights(
+    training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"], cap: float
+) -> Float[Tensor, "*axes"]:
+    """Returns min(rho, cap) for each entry, without a gradient; 1 where the mask leaves an entry out.
+
+    rho = exp(training - rollout) of log-probs.  Truncated importance sampling (Ionides 2008, "Truncated Importance
+    Sampling"): the cap bounds the variance at the price of a bias.  Multiplied with an entry's loss it corrects for the
+    sampler (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", who cap at 2).
+    """
+    return torch.where(mask, training - rollout, 0.0).exp().clamp(max=cap)
+
+
+@torch.no_grad()
+def mismatch(
+    training: Float[Tensor, "*axes"], rollout: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+) -> Float[Tensor, "4"]:
+    """Returns how two sets of log-probs of the same tokens differ, float64, over the entries that the mask keeps.
+
+    [sum of |training - rollout|, largest of these, sum of k3, sum of rho], with rho = exp(training - rollout).
+
+    k3 = rho - 1 - log rho of tokens drawn from pi_rollout is an estimate of KL(rollout || training), unbiased and never
+    negative (Schulman 2020, "Approximating KL divergence"); the mean of rho is 1 in expectation.
+    """
+    log_ratio = torch.where(mask, training - rollout, 0.0).to(torch.float64)
+    distance, ratio = log_ratio.abs(), torch.where(mask, log_ratio.exp(), 0.0)
+    return torch.stack([distance.sum(), distance.max(), (torch.expm1(log_ratio) - log_ratio).sum(), ratio.sum()])
 
 
 def require_unit_ratio(max_abs_log_ratio: float, limit: float = 1e-5) -> None:
@@ -145,33 +136,12 @@ def require_unit_ratio(max_abs_log_ratio: float, limit: float = 1e-5) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ValueLoss:
-    """Sums of the value objective over the rows at hand; both tensors are scalars."""
-
-    loss: Tensor  # divide by `count` over all blocks
-    count: Tensor
-
-
 def value_loss(
-    values: Float[Tensor, "*axes"],
-    returns: Float[Tensor, "*axes"],
-    mask: Bool[Tensor, "*axes"],
-    old_values: Float[Tensor, "*axes"] | None = None,
-    clip: float | None = None,
-) -> ValueLoss:
-    """Returns sum 1/2 (V - R)^2, or with `clip` sum 1/2 max((V - R)^2, (V_old + clip(V - V_old, +-clip) - R)^2).
-
-    (The clipped form is that of PPO's first implementation, OpenAI baselines; `clip` is in units of return.)
-    """
+    values: Float[Tensor, "*axes"], returns: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+) -> Float[Tensor, ""]:
+    """Returns sum 1/2 (V - R)^2."""
     # masked entries become 0 before anything is multiplied, so that their NaN cannot reach the gradient
-    values, returns = torch.where(mask, values, 0.0), torch.where(mask, returns, 0.0)
-    errors = (values - returns).square()
-    if clip is not None:
-        assert old_values is not None, "a clipped value loss needs the values before the update"
-        old_values = torch.where(mask, old_values, 0.0)
-        errors = torch.maximum(errors, (old_values + (values - old_values).clamp(-clip, clip) - returns).square())
-    return ValueLoss(0.5 * errors.sum(), mask.sum())
+    return 0.5 * (torch.where(mask, values, 0.0) - torch.where(mask, returns, 0.0)).square().sum()
 
 
 def explained_variance(

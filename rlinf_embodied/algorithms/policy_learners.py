@@ -9,8 +9,8 @@ fsdp2          POLICY: a second copy, sliced   the sliced copy        the worker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.config import OnPolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, Record
+from rlinf_embodied.interfaces.policies import Evaluation, Features, HasRunningStatistics, Policy, Record
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup
 from rlinf_embodied.learning.reduce import Reducer
@@ -46,27 +46,23 @@ class Scored(nn.Module):
 class Learners:
     """What trains, and how the passes of the policy's loss score choices."""
 
-    by_name: Mapping[str, Learner]
+    by_name: dict[str, Learner]
     joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
     evaluate: Callable[[Features, Record, float, bool], Evaluation]
 
 
 def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
     """Returns learners of the policy that other stages read."""
-    actor, critic = policy.policy_parameters(), _critic(policy, algorithm)
+    actor, critic, compile = policy.policy_parameters(), _critic(policy, algorithm), algorithm.compile
     shared = {id(p) for p in actor}
     head = [p for p in critic if id(p) not in shared]
     joint = len(head) < len(critic) or algorithm.one_optimizer
-    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
-    more = {}
-    if joint and head:
-        more[VALUE_GROUP] = ParameterGroup(head, main if algorithm.one_optimizer else _value_settings(algorithm))
+    main, value = _settings(algorithm)
+    more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
     statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
-    compile = algorithm.compile
-    learner = Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)
-    made: dict[str, Learner] = {POLICY: learner}
+    made = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)}
     if critic and not joint:
-        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, reducer, compile=compile)
+        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
     return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
 
 
@@ -78,21 +74,25 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
         zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
 
     Raises:
-        ConfigError: several workers whose bits are to be equal; or the critic is a part of the policy.
+        ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
     """
     from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
     algorithm, context, view = training.algorithm, training.context, training.policy
-    rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
-    action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
-    alone = context.group.size == 1 or not training.exact
-    require(alone, "algorithm.sharding", algorithm.sharding.value, rule, action)
     critic = _critic(view, algorithm)
     disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
-    rule = "the critic shares parameters with the policy, and is trained whole"
-    require(disjoint, "algorithm.sharding", algorithm.sharding.value, rule, "set policy.critic=privileged")
-    policy = training.copy()
-    root, main = Scored(policy), AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
+    rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
+    action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
+    keeps, missed = isinstance(view, HasRunningStatistics), "the policy's running statistics would miss the sliced copy"
+    whole = "the critic shares parameters with the policy, and is trained whole"
+    for holds, why, way_out in (
+        (not keeps, missed, "use none"),
+        (context.group.size == 1 or not training.exact, rule, action),
+        (disjoint, whole, "set policy.critic=privileged"),
+    ):
+        require(holds, "algorithm.sharding", algorithm.sharding.value, why, way_out)
+    policy, (main, value) = training.copy(), _settings(algorithm)
+    root = Scored(policy)
     learner = ShardedLearner(
         *(root, policy.policy_parameters, Scored(view), main, POLICY_STATISTICS),
         zero_loss=lambda: zero_loss(root),
@@ -102,16 +102,14 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     )
     made: dict[str, Learner] = {POLICY: learner}
     if critic:
-        made[VALUE] = Learner(critic, _value_settings(algorithm), VALUE_STATISTICS, training.reducer)
+        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, training.reducer)
     return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
 
 
 def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:
     """Returns the parameters that the value loss trains; empty without a value loss."""
-    if not algorithm.has_critic:
-        return []
-    found = policy.value_parameters()
-    if not found:
+    found = policy.value_parameters() if algorithm.has_critic else []
+    if algorithm.has_critic and not found:
         raise ConfigError(
             f"algorithm is {algorithm.name}, but value_parameters() of the policy {policy.spec.name} is empty: it "
             "trains a critic, use algorithm=grpo without one"
@@ -119,5 +117,7 @@ def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]
     return found
 
 
-def _value_settings(algorithm: OnPolicyConfig) -> AdamSettings:
-    return AdamSettings(algorithm.value_lr, (0.9, 0.999), algorithm.value_max_grad_norm, eps=1e-5)
+def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:
+    """Returns Adam's constants of the policy, and of the critic."""
+    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
+    return main, replace(main, lr=algorithm.value_lr, max_grad_norm=algorithm.value_max_grad_norm)

@@ -8,23 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import (
-    chunk_major,
-    chunk_steps,
-    gae,
-    next_values,
-    spread_final_values,
-    standardized,
-    time_major,
-)
-from rlinf_embodied.algorithms.batch import (
-    EnvColumns,
-    PolicyColumns,
-    Rollouts,
-    TrainingBlock,
-    concatenate,
-    training_block,
-)
+from rlinf_embodied.algorithms import batch
+from rlinf_embodied.algorithms.advantages import chunk_major, chunk_steps, gae, next_values, standardized, time_major
+from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import Critic, Level, OnPolicyConfig
 from rlinf_embodied.interfaces.envs import Observation
@@ -49,73 +35,44 @@ def ppo_block(
     policy: Policy, rollouts: Rollouts, algorithm: OnPolicyConfig, critic: Critic = Critic.privileged
 ) -> TrainingBlock:
     """Returns a block's samples with GAE advantages per env step (not yet normalised) and the critic's targets."""
-    return concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
+    return batch.concatenate([_ppo_rollout(policy, columns, env, algorithm, critic) for columns, env in rollouts])
 
 
 def _ppo_rollout(
     policy: Policy, columns: PolicyColumns, env: EnvColumns, algorithm: OnPolicyConfig, critic: Critic
 ) -> TrainingBlock:
-    values = _values_of_rollout(policy, columns, env)
-    h, b, chunk = values.shape
-    final = torch.zeros_like(values)
+    values = columns.values if columns.values is not None else _values_of_rollout(policy, columns, env)
+    chunk, final, time_out = values.shape[2], torch.zeros_like(values), env.truncated
     if algorithm.bootstrap_at_timeout and env.final is not None:
-        final = spread_final_values(env.final_index, _first_value(policy, env.final, chunk, critic), (h, b, chunk))
+        step, row = env.final_index.T
+        final[step, row] = _first_value(policy, env.final, chunk, critic)[:, None]
     # without bootstrapping a time-out ends the episode like the task's own end: the critic sees the time
-    truncated = env.truncated if algorithm.bootstrap_at_timeout else torch.zeros_like(env.truncated)
-    terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | env.truncated
-    steps, valid = time_major(values), time_major(env.valid)
-    last = _first_value(policy, env.last, chunk, critic)
-    following = next_values(steps, time_major(final), last, time_major(truncated), valid)
-    advantages, returns = gae(
-        time_major(env.rewards),
-        steps,
-        following,
-        time_major(terminated),
-        time_major(truncated),
-        valid,
-        algorithm.gamma if env.discounts is None else time_major(env.discounts),
-        algorithm.gae_lambda,
-    )
+    truncated = time_out if algorithm.bootstrap_at_timeout else torch.zeros_like(time_out)
+    terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | time_out
+    steps, valid, ended, cut = (time_major(part) for part in (values, env.valid, terminated, truncated))
+    following = next_values(steps, time_major(final), _first_value(policy, env.last, chunk, critic), cut, valid)
+    gamma = algorithm.gamma if env.discounts is None else time_major(env.discounts)
+    rewards, lam = time_major(env.rewards), algorithm.gae_lambda
+    advantages, returns = gae(rewards, steps, following, ended, cut, valid, gamma, lam)
     advantages = chunk_major(advantages, chunk)
     if algorithm.ratio_level is Level.chunk and env.discounts is None:  # steps that stand for several are whole
-        advantages = _chunk_advantages(env, values, following, terminated, truncated, algorithm)
-    return training_block(columns, env, advantages, env.valid.to(torch.float32), values, chunk_major(returns, chunk))
-
-
-def _chunk_advantages(
-    env: EnvColumns,
-    values: Tensor,
-    following: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    algorithm: OnPolicyConfig,
-) -> Tensor:
-    """GAE with a whole chunk as one step, repeated for each of its actions, [H, B, C].
-
-    The value after a chunk is that after its last valid action, which `following` [T, B] holds already.
-    """
-    steps = chunk_steps(env.rewards, terminated, truncated, env.valid, algorithm.gamma)
-    last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
-    after = chunk_major(following, values.shape[2]).gather(2, last)[..., 0]
-    flags = (steps.terminated, steps.truncated, steps.valid)
-    advantages, _ = gae(steps.rewards, values[:, :, 0], after, *flags, steps.discount, algorithm.gae_lambda)
-    return advantages[..., None].expand_as(values).contiguous()
+        # a chunk as one step, its advantage repeated for each action; the value after it is that after its last one
+        whole = chunk_steps(env.rewards, terminated, truncated, env.valid, algorithm.gamma)
+        last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
+        after = chunk_major(following, chunk).gather(2, last)[..., 0]
+        flags = (whole.terminated, whole.truncated, whole.valid)
+        of_chunks, _ = gae(whole.rewards, values[:, :, 0], after, *flags, whole.discount, lam)
+        advantages = of_chunks[..., None].expand_as(values).contiguous()
+    weights = env.valid.to(torch.float32)
+    return batch.training_block(columns, env, advantages, weights, values, chunk_major(returns, chunk))
 
 
 def _values_of_rollout(policy: Policy, columns: PolicyColumns, env: EnvColumns) -> Tensor:
-    """V before each action of the rollout, [H, B, C]: as acting gave it, or chunk-step by chunk-step likewise."""
-    if columns.values is not None:
-        return columns.values
-    privileged = env.privileged
-    return torch.stack(
-        [
-            policy.value(
-                {name: value[h] for name, value in columns.features.items()},
-                None if privileged is None else privileged[h],
-            )
-            for h in range(len(columns.log_probs))
-        ]
-    )
+    """V before each action of the rollout, [H, B, C], chunk-step by chunk-step as acting would give it."""
+    at = lambda h: {name: value[h] for name, value in columns.features.items()}  # noqa: E731
+    shown = env.privileged
+    steps = range(len(columns.log_probs))
+    return torch.stack([policy.value(at(h), None if shown is None else shown[h]) for h in steps])
 
 
 def _first_value(policy: Policy, observation: Observation, chunk: int, critic: Critic) -> Tensor:

@@ -8,7 +8,7 @@
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
     memory.py     the section `memory` of experiments/plan.py
-    run.py        the sections `run`, `wandb`, `trackio`, `eval`, `checkpoint`
+    run.py        the sections `run`, `eval`, `checkpoint`
     commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
 
@@ -64,4 +64,4 @@ from rlinf_embodied.config.reasoning import (
     ReasoningName,
     RewardConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig, TrackioConfig, WandbConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig

@@ -80,19 +80,6 @@ def require_correction(staleness: int, tis_cap: float | None) -> None:
     )
 
 
-def require_ratio_bounds(
-    clip_high: float, dual_clip: float | None, max_log_ratio: float, tis_cap: float | None
-) -> None:
-    """Checks the bounds on importance ratios other than the clip range."""
-    rule = f"it bounds ratios behind 1 + algorithm.clip_high={clip_high:g}"
-    above = dual_clip is None or dual_clip > 1 + clip_high
-    require(above, "algorithm.dual_clip", dual_clip, rule, "use 3.0, or null for no bound")
-    rule = "beyond 80 a float32 overflows, and at 0 nothing is learned"
-    require(0 < max_log_ratio <= 80, "algorithm.max_log_ratio", max_log_ratio, rule, "use 20.0")
-    capped = tis_cap is None or tis_cap > 0
-    require(capped, "algorithm.tis_cap", tis_cap, "it must be positive", "use 2.0, or null")
-
-
 @dataclass(kw_only=True, slots=True)
 class AlgorithmConfig:
     """What every algorithm has; a subclass adds its own numbers and says what it is."""
@@ -139,8 +126,6 @@ class OnPolicyConfig(AlgorithmConfig):
     ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
     clip_low: float = 0.2
     clip_high: float = 0.2
-    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative, such as 3; None: any
-    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
@@ -158,7 +143,6 @@ class OnPolicyConfig(AlgorithmConfig):
     bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
     value_lr: float = 1e-3  # of what only the critic has
     value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
-    value_clip: float | None = None  # how far a value may move per iteration; None: unclipped
     value_max_grad_norm: float = 1.0
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
@@ -175,7 +159,7 @@ class OnPolicyConfig(AlgorithmConfig):
         AlgorithmConfig.__post_init__(self)
         counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch")
         require_numbers(self, "algorithm", *counts, low=1)
-        optional = ("ratio_tolerance", "target_kl", "value_clip")
+        optional = ("ratio_tolerance", "target_kl", "tis_cap")
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
         more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
         require_numbers(self, "algorithm", "value_epochs", *more, low=0)
@@ -188,7 +172,6 @@ class OnPolicyConfig(AlgorithmConfig):
         for name in ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
 
 

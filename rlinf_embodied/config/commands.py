@@ -25,15 +25,15 @@ from rlinf_embodied.config.reasoning import (
     ReasoningAlgorithmConfig,
     RewardConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig, TrackioConfig, WandbConfig
+from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
 # What may change when a run resumes (training/resume.py): how long it trains, where and how fast it runs, what is
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "wandb.", "trackio."),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
-    *("run.tensorboard", "run.wandb", "run.trackio"),
+    *("run.tensorboard", "run.wandb"),
     "warm_start.cache_dir",
     "env.control_hz",
     "env.rows_per_call",
@@ -51,8 +51,6 @@ class TrainingConfig:
     run: RunConfig = field(default_factory=RunConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    wandb: WandbConfig = field(default_factory=WandbConfig)
-    trackio: TrackioConfig = field(default_factory=TrackioConfig)
     resume: str = "auto"  # auto: continue where run.dir stopped; never: refuse a used folder; or a checkpoint
 
 
@@ -277,7 +275,6 @@ class EmulationConfig(ProfiledConfig):
     plan: str = "auto"  # auto, all (what plan.py ranks), collocated, disaggregated, hybrid, or a plan file
     probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
     time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
-    out: str | None = None  # a .json file for the results
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
 
     def __post_init__(self) -> None:

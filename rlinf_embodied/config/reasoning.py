@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.config.algorithms import Reduction, Sharding, require_ratio_bounds
+from rlinf_embodied.config.algorithms import Reduction, Sharding
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
@@ -83,8 +83,6 @@ class ReasoningAlgorithmConfig:
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
-    dual_clip: float | None = None  # largest ratio where the advantage is negative, for example 3; None: any
-    max_log_ratio: float = 20.0  # largest |log ratio| that counts: e^20 is half a billion
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
     lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
@@ -104,7 +102,6 @@ class ReasoningAlgorithmConfig:
     gae_lambda: float = 0.95
     value_lr: float = 3e-4  # of the small model; of a folder's 1e-5
     value_epochs: int = 1
-    value_clip: float | None = None
     critic_warmup_iterations: int = 5  # iterations that train the critic only
 
     def __post_init__(self) -> None:
@@ -114,11 +111,10 @@ class ReasoningAlgorithmConfig:
             value = getattr(self, name)
             require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
-        require_numbers(self, "algorithm", "lr", "value_lr", low=0, above=True)
+        require_numbers(self, "algorithm", "lr", "value_lr", "tis_cap", low=0, above=True)
         for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        require_ratio_bounds(self.clip_high, self.dual_clip, self.max_log_ratio, self.tis_cap)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo

@@ -1,11 +1,11 @@
-"""The sections `run`, `wandb`, `trackio`, `eval` and `checkpoint`: one run, and what it leaves behind."""
+"""The sections `run`, `eval` and `checkpoint`: one run, and what it leaves behind."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.config.checks import require, require_numbers, require_one_of
+from rlinf_embodied.config.checks import require, require_numbers
 
 
 class Exactness(StrEnum):
@@ -32,37 +32,13 @@ class RunConfig:
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     tensorboard: bool = True  # event files in <run.dir>/tensorboard
-    wandb: bool = False  # log to Weights & Biases, too (the section wandb)
-    trackio: bool = False  # log to trackio, too (the section trackio)
+    wandb: bool = False  # log to Weights & Biases, too (docs/seeing.md)
 
     def __post_init__(self) -> None:
         require_numbers(self, "run", "num_iterations", low=0)
         target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
         require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")
-
-
-@dataclass(kw_only=True, slots=True)
-class WandbConfig:
-    """What Weights & Biases calls the run, where run.wandb=true."""
-
-    project: str = "rlinf_embodied"
-    name: str | None = None  # None: that of the run folder
-    id: str | None = None  # the same id continues the same curves; None: W&B draws one
-    resume: str | None = None  # if the id exists: allow, must, never or auto; None: W&B's default
-
-    def __post_init__(self) -> None:
-        require_one_of(self, "wandb", "resume", None, "allow", "must", "never", "auto")
-        found = self.resume not in ("allow", "must") or self.id is not None
-        require(found, "wandb.resume", self.resume, "it looks for wandb.id, which is null", "give wandb.id=<id>")
-
-
-@dataclass(kw_only=True, slots=True)
-class TrackioConfig:
-    """What trackio calls the run, where run.trackio=true."""
-
-    project: str = "rlinf_embodied"
-    name: str | None = None  # of a new run; None: that of the run folder; trackio changes it if it is taken
 
 
 @dataclass(kw_only=True, slots=True)

@@ -185,9 +185,9 @@ class _RecordedImages:
     def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
         self._spec, self._where = env.spec, source.where
         self._dataset = LeRobotDataset(Path(source.path), source.named)
-        info, spec = self._dataset.info, env.spec
-        _require_size(source, ACTION, info.size(ACTION), spec.action_dim, "env.options.control_mode, env.options.robot")
-        _require_size(source, STATE, info.size(STATE), spec.proprio_dim, "env.options.robot")
+        size, spec = self._dataset.size, env.spec
+        _require_size(source, ACTION, size(ACTION), spec.action_dim, "env.options.control_mode, env.options.robot")
+        _require_size(source, STATE, size(STATE), spec.proprio_dim, "env.options.robot")
         instruction, tasks = env.state().instruction[0], self._dataset.tasks
         if instruction not in tasks:
             known = ", ".join(repr(task) for task in tasks)

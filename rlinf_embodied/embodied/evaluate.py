@@ -52,14 +52,14 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     if policy is not None:
         stage = _acting(policy, checkpoint, asked)
     with open_session(config.cluster) as session:
-        with LiveView(1) as view:
+        view = LiveView(1)
 
-            def evaluated() -> tuple[EvaluationResult, str]:
-                evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-                return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
+        def evaluated() -> tuple[EvaluationResult, str]:
+            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+            return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
 
-            recovery = Recovery(session, RecoveryConfig(), view.note)
-            result, backend = recovery.repeat("evaluation", evaluated, session.clear)
+        recovery = Recovery(session, RecoveryConfig(), view.note)
+        result, backend = recovery.repeat("evaluation", evaluated, session.clear)
         _write(folder, config, result, backend)
     _print(config, result)
     filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""

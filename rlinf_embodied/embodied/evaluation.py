@@ -300,7 +300,6 @@ class Evaluation:
             mean("episode_len"),
             tuple(episodes),
             tuple(result.spans),
-            reached=known and whole and _num_unsolved(episodes) <= self._wanted,
             score=at_end.value if whole and at_end is not None else None,
         )
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from rlinf_embodied.planning.profile import Workload
 from rlinf_embodied.workflow.graph import (
     CORES,
-    WHOLE,
     Edge,
     Loop,
     Repeat,
@@ -69,7 +68,7 @@ def embodied_graph(
                 actor: StageSpec(
                     *(actor, f"{_PACKAGE}.learner.PolicyLearner", configs.get(actor)),
                     collective=True,
-                    granularities=(WHOLE,),  # statistics and minibatches are of all blocks
+                    whole=True,  # statistics and minibatches are of all blocks
                 )
                 for actor in learners
             },

@@ -32,7 +32,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
 HIERARCHY_FILE = "hierarchy.json"
-_CHECKPOINT = ("state.json", "manifest.json", "COMPLETE")  # of a folder that is a whole checkpoint
+_CHECKPOINT = ("state.json", "manifest.json")  # of a folder that is a whole checkpoint
 _ACTING = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; the files next to it are the low-level policy's
 

@@ -92,8 +92,10 @@ class EmbodiedJob:
         asked = held_out(config.env, config.eval, config.run, videos)
         return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
 
-    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation:
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
         """The goal is run.until_success."""
+        if self.goal is None:
+            return None
         config, given = self.config, self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
         asked = held_out(config.env, check, config.run)
@@ -242,18 +244,16 @@ class EmbodiedJob:
     def learners(self) -> tuple[str, ...]:
         return learners_of(self.config.hierarchy)
 
-    def starting_policy(
-        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-    ) -> Path:
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
         """Returns the configured checkpoint, a behaviour-cloned policy, or a new policy.
 
         A high-level policy starts from scratch.
         """
         config = self.config
-        low = starting_policy(config, session, cluster, progress, spare)
+        low = starting_policy(config, session, cluster, progress)
         if config.hierarchy.on:
             low = low.resolve()  # `latest` may point elsewhere when one that stays as it is is read again
-            self._begun_with = (str(low), str(starting_high_level(config, session, cluster, spare)))
+            self._begun_with = (str(low), str(starting_high_level(config, session, cluster)))
         return low
 
     # ---------------------------------------------------------------------------------------------------- iteration

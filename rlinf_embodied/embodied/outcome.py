@@ -27,7 +27,6 @@ class EvaluationResult:
     episode_len: float
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
-    reached: bool = False  # whether all episodes were run and enough of them ended solved
     score: float | None = None  # the share of at_end where all episodes were run
 
     def summary(self) -> dict[str, object]:

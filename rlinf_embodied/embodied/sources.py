@@ -138,22 +138,21 @@ def _require_same_env(recording: Recording, env: EnvConfig, where: str) -> None:
 
 
 def _require_dataset(path: Path, env: EnvConfig, named: str) -> int:
-    dataset = LeRobotDataset(path, named)
-    info, where = dataset.info, f"{named} is {str(path)!r}"
+    dataset, where = LeRobotDataset(path, named), f"{named} is {str(path)!r}"
     for name in (ACTION, STATE):
-        if info.size(name) is None:
-            raise DataError(f"{where}, but it has no vectors called {name!r}: it has {', '.join(info.features)}")
+        if dataset.size(name) is None:
+            raise DataError(f"{where}, but it has no vectors called {name!r}: it has {', '.join(dataset.features)}")
     if not env.cameras:
-        raise ConfigError(f"env.cameras is [], but {named}={path} shows images: name the cameras, {info.cameras}")
-    missing = [name for name in env.cameras if name not in info.cameras]
+        raise ConfigError(f"env.cameras is [], but {named}={path} shows images: name the cameras, {dataset.cameras}")
+    missing = [name for name in env.cameras if name not in dataset.cameras]
     if missing:
         raise ConfigError(
             f"env.cameras is {env.cameras}, but the dataset of {named}={path} has images of "
-            f"{', '.join(info.cameras) or 'no camera'}: name cameras that it has, or rename its features to "
+            f"{', '.join(dataset.cameras) or 'no camera'}: name cameras that it has, or rename its features to "
             f"{', '.join(IMAGES + name for name in missing)}"
         )
     for name in env.cameras:
-        height, width = info.image_size(name)
+        height, width = dataset.image_size(name)
         if (height, width) != (env.obs_size, env.obs_size):
             raise ConfigError(
                 f"env.obs_size is {env.obs_size}, but {IMAGES + name} of {named}={path} is {width} x {height}: "

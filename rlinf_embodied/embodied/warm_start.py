@@ -49,9 +49,7 @@ _NOTHING: Mapping[str, object] = {}
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
 
-def starting_policy(
-    config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-) -> Path:
+def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
     """Returns the checkpoint that a training starts from: the given one, a behaviour-cloned policy, or a new one.
 
     A published folder is made one of this project first, which says what it acts in.
@@ -61,10 +59,9 @@ def starting_policy(
         session: where the work runs.
         cluster: its devices.
         progress: called with (what, done, total, remark).
-        spare: what is made goes below it where the cache cannot be written.
 
     Raises:
-        ConfigError: the cache cannot be written, and there is no `spare`.
+        ConfigError: the cache cannot be written.
     """
     given = config.warm_start.checkpoint
     published = given is not None and is_published(given, config.policy)
@@ -72,18 +69,18 @@ def starting_policy(
         return Path(given)
     cloned = not (config.warm_start.from_nothing or published)
     if cloned and config.algorithm.learns_from is not Source.demonstrations:
-        return behaviour_cloned(config, session, cluster, progress, spare)
+        return behaviour_cloned(config, session, cluster, progress)
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
     more = {"published": _files(Path(given))} if given is not None else {}
-    return _new(new, config.warm_start.cache_dir, session, cluster, spare, more)
+    return _new(new, config.warm_start.cache_dir, session, cluster, more)
 
 
-def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster, spare: Path | None = None) -> Path:
+def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster) -> Path:
     """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
     hierarchy = config.hierarchy
     new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
     of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
-    return _new(new, config.warm_start.cache_dir, session, cluster, spare, {"level": "high", **of_choices})
+    return _new(new, config.warm_start.cache_dir, session, cluster, {"level": "high", **of_choices})
 
 
 def _new(
@@ -91,13 +88,12 @@ def _new(
     cache_dir: str,
     session: Session,
     cluster: Cluster,
-    spare: Path | None,
     more: Mapping[str, object] = _NOTHING,
 ) -> Path:
     """Returns the folder of a policy that has learned nothing here; `more` of its key."""
     key = {"seed": config.seed, "measures": config.measures, **more}
     cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
-    return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster), spare)
+    return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster))
 
 
 def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: Cluster) -> None:
@@ -177,12 +173,10 @@ class NewPolicyStage:
 
 
 # ------------------------------------------------------------------------------------------------------------- cloning
-def behaviour_cloned(
-    config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-) -> Path:
+def behaviour_cloned(config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
     """Returns the folder of the policy that the run's warm start makes, an SFT run; arguments as `starting_policy`."""
     make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
-    return common.made_once(clone_folder(config, cluster.kind), make, spare)
+    return common.made_once(clone_folder(config, cluster.kind), make)
 
 
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there: written aside, sealed with checksums, renamed, then pointed at.
+"""Checkpoints that are whole or not there: written aside, listed with checksums, renamed, then pointed at.
 
     <root>/step_000010/  config.json model.safetensors ...     the policy's own files: the folder loads like a policy
                          state.json                            counters and other plain values
                          training_state/<name>.safetensors     optimizer moments, carry-over
-                         manifest.json  COMPLETE               SHA-256 of every file; SHA-256 of the manifest
+                         manifest.json                         written last: size and SHA-256 of every other file
            latest -> step_000010
 
 A write that fails (a full disk, a killed process) leaves checkpoints of other steps and `latest` as they were.  One
@@ -17,11 +17,9 @@ import json
 import logging
 import os
 import shutil
-import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import cast
 
 import torch
 from safetensors import SafetensorError
@@ -32,7 +30,7 @@ from rlinf_embodied.errors import CheckpointError, CheckpointWriteError
 from rlinf_embodied.telemetry.progress import report_progress
 
 FORMAT = "rlinf_embodied checkpoint 1"
-STATE, MANIFEST, COMPLETE, TENSORS = "state.json", "manifest.json", "COMPLETE", "training_state"
+STATE, MANIFEST, TENSORS = "state.json", "manifest.json", "training_state"
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +40,7 @@ class Manifest:
 
     step: int
     sequence: int  # counts the checkpoints written below a root
-    files: dict[str, dict[str, object]]  # relative path -> {"bytes", "sha256"}
+    files: dict[str, tuple[int, str]]  # relative path -> bytes, SHA-256
 
 
 # --------------------------------------------------------------------------------------------------------------- write
@@ -84,7 +82,11 @@ def save(
             shutil.rmtree(left)
         partial.mkdir()
         policy_writer(partial)
-        _write_state(partial, tensors, state)
+        (partial / TENSORS).mkdir()
+        for name, group in tensors.items():
+            copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
+            save_file(copies, partial / TENSORS / f"{name}.safetensors")
+        (partial / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         _open_to_all(partial)
         _seal(partial, step, 1 + max((manifest.sequence for _, manifest in complete(root)), default=0))
         _install(partial, target)
@@ -96,14 +98,9 @@ def save(
             f"checkpoint {target} could not be written ({error}) and was removed; older ones are untouched: free "
             "space on the disk or use another run.dir, then resume"
         ) from error
-    _point_to(target, keep)
-
-
-def _point_to(target: Path, keep: int) -> None:
-    """Points `latest` at a checkpoint that is complete, and drops old ones."""
     try:  # it is there under its name, and `find_latest` does without the link
         point_latest(target)
-        for path, _ in complete(target.parent)[:-keep]:
+        for path, _ in complete(root)[:-keep]:
             dropped = path.with_name(f".{path.name}.dropped")
             path.rename(dropped)
             shutil.rmtree(dropped)
@@ -143,38 +140,24 @@ def write_whole(folder: Path, write: Callable[[Path], object], marker: str) -> N
 
 
 def _open_to_all(folder: Path) -> None:
-    """Gives files and folders the modes that the umask allows: safetensors writes for its owner alone."""
-    probe = folder / ".mode"
-    probe.mkdir()
-    allowed = stat.S_IMODE(probe.stat().st_mode)
-    probe.rmdir()
-    for path in folder.rglob("*"):
-        if path.is_file() and path.stat().st_nlink > 1:  # a link to a file that is another's, too
-            continue
-        path.chmod(allowed if path.is_dir() else allowed & 0o666)
-
-
-def _write_state(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, object]) -> None:
-    (folder / TENSORS).mkdir()
-    for name, group in tensors.items():
-        copies = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in group.items()}
-        save_file(copies, folder / TENSORS / f"{name}.safetensors")
-    (folder / STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+    """Gives files the modes that the umask allows: safetensors writes for its owner alone."""
+    mask = os.umask(0o077)  # the only way to read it
+    os.umask(mask)
+    for path in folder.rglob("*.safetensors"):
+        if path.stat().st_nlink == 1:  # a link may be to a file that is another's
+            path.chmod(0o666 & ~mask)
 
 
 def _seal(folder: Path, step: int, sequence: int) -> None:
-    """Writes manifest and marker once everything else has reached the disk."""
+    """Writes the manifest once everything else has reached the disk."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
         _sync(path)
         report_progress()
     content = {"format": FORMAT, "step": step, "sequence": sequence, "files": files}
-    manifest = folder / MANIFEST
-    manifest.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    _sync(manifest)
-    (folder / COMPLETE).write_text(file_sha256(manifest) + "\n", encoding="utf-8")
-    for path in (folder / COMPLETE, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+    (folder / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         _sync(path)
 
 
@@ -202,19 +185,14 @@ def find_latest(root: Path) -> Path | None:
     return found[-1][0] if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """The newest checkpoint that can be used, and what is wrong with those behind it."""
+def newest_undamaged(root: Path) -> tuple[Path | None, tuple[str, ...]]:
+    """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written.
 
-    path: Path | None
-    unusable: tuple[str, ...]  # for example ("step_000004 is incomplete (no manifest.json)",)
-
-
-def newest_undamaged(root: Path) -> Newest:
-    """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written."""
+    And what is wrong with those behind it, for example ("step_000004 is incomplete (manifest.json: ...)",).
+    """
     unusable, chosen = {}, None
     for path, manifest in reversed(complete(root)):
-        wrong = next(filter(None, (_damage(path, manifest, name) for name in manifest.files)), "")
+        wrong = _damage(path, manifest, manifest.files)
         if not wrong:
             chosen = path
             break
@@ -223,7 +201,7 @@ def newest_undamaged(root: Path) -> Newest:
         found = _manifest_of(path)
         if isinstance(found, str) and (chosen is None or path.name > chosen.name):
             unusable[path.name] = found
-    return Newest(chosen, tuple(f"{name} {wrong}" for name, wrong in sorted(unusable.items())))
+    return chosen, tuple(f"{name} {wrong}" for name, wrong in sorted(unusable.items()))
 
 
 def verify(path: Path) -> Manifest:
@@ -233,8 +211,7 @@ def verify(path: Path) -> Manifest:
         CheckpointError: it is not; says what is wrong and what to use instead.
     """
     manifest = _read_manifest(path)
-    for name in manifest.files:
-        _verify_file(path, manifest, name)
+    _require_whole(path, _damage(path, manifest, manifest.files))
     return manifest
 
 
@@ -245,13 +222,12 @@ def load_state(path: Path) -> dict[str, object]:
         CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
     manifest = _read_manifest(path)
-    if STATE not in manifest.files:
-        raise _refusal(path, f"is damaged ({MANIFEST} has no {STATE})")
-    _verify_file(path, manifest, STATE)
-    state = _json_object((path / STATE).read_bytes())
-    if state is None:
-        raise _refusal(path, f"is damaged ({STATE} holds no JSON object)")
-    return state
+    missing = "" if STATE in manifest.files else f"is damaged ({MANIFEST} has no {STATE})"
+    _require_whole(path, missing or _damage(path, manifest, [STATE]))
+    try:
+        return dict(json.loads((path / STATE).read_bytes()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _refusal(path, f"is damaged ({STATE} holds no JSON object)") from error
 
 
 def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
@@ -287,76 +263,47 @@ def _manifest_of(path: Path) -> Manifest | str:
     if not path.is_dir():
         return "does not exist or is no folder"
     try:
-        data = (path / MANIFEST).read_bytes()
-        seal = (path / COMPLETE).read_text(encoding="utf-8").strip()
+        content = json.loads((path / MANIFEST).read_bytes())
+        written = content.get("format", "of no checkpoint")
+        if written != FORMAT:
+            return f"has the format {written!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
+        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
+        manifest = Manifest(int(content["step"]), int(content["sequence"]), files)
     except OSError as error:
-        name = Path(str(error.filename)).name
-        ours = (path / MANIFEST).exists() or (path / STATE).exists()
-        missing = f"no {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
-        return f"{'is incomplete' if ours else 'is not a training checkpoint of this project'} ({missing})"
-    if hashlib.sha256(data).hexdigest() != seal:
-        return f"is damaged ({MANIFEST} was changed)"
-    return _parsed(data)
-
-
-def _parsed(data: bytes) -> Manifest | str:
-    """Returns what the bytes of a manifest say, or what is wrong with them."""
-    content = _json_object(data)
-    if content is None:
-        return f"is damaged ({MANIFEST} holds no JSON object)"
-    if content.get("format") != FORMAT:
-        return f"has the format {content.get('format')!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
-    step, sequence, files = (content.get(name) for name in ("step", "sequence", "files"))
-    if not (_is_count(step) and _is_count(sequence) and isinstance(files, dict)):
-        return f"is damaged ({MANIFEST} has not its step, sequence and files)"
-    for name, entry in files.items():
-        if not _stays_inside(name):
+        kind = "is incomplete" if (path / STATE).exists() else "is not a training checkpoint of this project"
+        return f"{kind} ({MANIFEST}: {error.strerror})"
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        return f"is damaged ({MANIFEST} is not as it was written: {error!r})"
+    for name in files:
+        # in its plain form, below the folder, and a name that a file can have
+        parts = PurePosixPath(name).parts
+        if name != "/".join(parts) or {"..", "/"} & set(parts) or not name or not name.isprintable():
             return f"is damaged ({MANIFEST} names {name!r}, which leads out of the checkpoint)"
-        if not (isinstance(entry, dict) and _is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str)):
-            return f"is damaged ({MANIFEST} has not the size and checksum of {name})"
-    return Manifest(cast(int, step), cast(int, sequence), files)
+    return manifest
 
 
-def _json_object(data: bytes) -> dict[str, object] | None:
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+def _damage(path: Path, manifest: Manifest, names: Iterable[str]) -> str:
+    """Returns what is wrong with the first of these files with which something is, "" for none."""
+    for name in names:
+        file = path / name
+        if file.resolve() != path.resolve() / name:
+            return f"is damaged ({name} is a link that leads elsewhere)"
+        if not file.is_file():
+            return f"is damaged ({name} is missing)"
+        if (file.stat().st_size, file_sha256(file)) != manifest.files[name]:
+            return f"is damaged (the checksum of {name} differs)"
+    return ""
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _stays_inside(name: str) -> bool:
-    """Whether a file's name, relative to its folder, is in its plain form and leads nowhere else."""
-    path = PurePosixPath(name)
-    return name == str(path) and not path.is_absolute() and not {"..", "."} & set(path.parts) and "\0" not in name
-
-
-def _verify_file(path: Path, manifest: Manifest, name: str) -> None:
-    wrong = _damage(path, manifest, name)
+def _require_whole(path: Path, wrong: str) -> None:
     if wrong:
         raise _refusal(path, wrong)
-
-
-def _damage(path: Path, manifest: Manifest, name: str) -> str:
-    """Returns what is wrong with a file, "" if nothing is."""
-    file, expected = path / name, manifest.files[name]
-    if file.resolve() != path.resolve() / name:
-        return f"is damaged ({name} is a link that leads elsewhere)"
-    if not file.is_file():
-        return f"is damaged ({name} is missing)"
-    if file.stat().st_size != expected["bytes"] or file_sha256(file) != expected["sha256"]:
-        return f"is damaged (the checksum of {name} differs)"
-    return ""
 
 
 def _refusal(path: Path, wrong: str) -> CheckpointError:
     """Returns an error that names the next action: which other checkpoints there are."""
     place = path.resolve()
-    found = [p.name for p in place.parent.glob("step_*") if p != place and (p / COMPLETE).exists()]
+    found = [p.name for p in place.parent.glob("step_*") if p != place and (p / MANIFEST).exists()]
     others = f"use {' or '.join(sorted(found, reverse=True))} in {place.parent}"
     return CheckpointError(
         f"checkpoint {path} {wrong}: {others if found else 'give a folder such as <run.dir>/checkpoints/latest'}"

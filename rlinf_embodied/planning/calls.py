@@ -45,6 +45,12 @@ class Layouts:
             self._known[key] = _layout(cut, owners(place, blocks, size, batch))
         return self._known[key]
 
+    def of_item(self, item: Item) -> list[tuple[Place, Layout]]:
+        """Returns the stages of an item, each with its calls."""
+        loop = self._workflow.loop_of(item.places[0].stage)
+        parts = item.chunks if loop is None else 1 if self.fused(item) else item.shards
+        return [(place, self.of(place, parts, shards=loop is not None)) for place in item.places]
+
     def fused(self, item: Item) -> bool:
         """Returns whether a loop is one call per worker: both sides have the same blocks on the same devices."""
         if item.places not in self._fused:
@@ -73,23 +79,17 @@ def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Blocks that one call gets from another one: so many, the first of them the place-th that the other made."""
+def links(source: Layout, target: Layout) -> list[dict[int, tuple[int, int]]]:
+    """Returns what each call of a target gets over the same blocks, by the source's call that makes it.
 
-    call: int
-    blocks: int
-    place: int
-
-
-def links(source: Layout, target: Layout) -> list[tuple[Link, ...]]:
-    """Returns for each call of a target what it gets from the calls of a source, over the same blocks."""
+    Of each: how many blocks, and as which of the call's blocks it makes the first of them.
+    """
     found: list[dict[int, tuple[int, int]]] = [{} for _ in target.devices]
     for block, call in enumerate(target.call_of):
         maker, place = source.call_of[block], source.place_of[block]
         blocks, first = found[call].get(maker, (0, place))
         found[call][maker] = blocks + 1, min(first, place)
-    return [tuple(Link(maker, n, first) for maker, (n, first) in parts.items()) for parts in found]
+    return found
 
 
 # -------------------------------------------------------------------------------------------------------------- clocks
@@ -117,6 +117,7 @@ class Clocks:
     free_s: list[float]
     layouts: Mapping[str, Layout]
     offloaded: set[tuple[str, int]]
+    exclusive: Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
     submit_s: float = 0.0  # of the driver, per call
     spans: list[Span] | None = None  # None: none are taken
     driver_s: float = 0.0  # when the driver has submitted all calls so far
@@ -143,14 +144,10 @@ class Clocks:
         """Occupies a device with a call and returns its end."""
         start = max(begin_s, self.free_s[device])
         end = self.free_s[device] = start + seconds
-        self.note(stage, device, start, end, number)
-        return end
-
-    def note(self, stage: str, device: int, start_s: float, end_s: float, number: int) -> None:
-        """Counts a call of a stage."""
-        self.calls_s[stage, device] = self.calls_s.get((stage, device), 0.0) + end_s - start_s
+        self.calls_s[stage, device] = self.calls_s.get((stage, device), 0.0) + seconds
         if self.spans is not None:
-            self.spans.append(Span(stage, stage, device, f"device {device}", start_s, end_s, {"call": number}))
+            self.spans.append(Span(stage, stage, device, f"device {device}", start, end, {"call": number}))
+        return end
 
     def busy(self, what: str, device: int, begin_s: float, seconds: float) -> float:
         """Occupies a device with something that is no call of a stage, and returns its end."""
@@ -165,15 +162,11 @@ class Clocks:
 
     def simulation(self, iteration_s: float) -> Simulation:
         """Returns what was counted, as that of one iteration."""
-        stages: dict[str, float] = {}
-        busy: dict[int, float] = {}
-        other: dict[str, float] = {}
-        for (stage, device), seconds in self.calls_s.items():
-            stages[stage] = max(stages.get(stage, 0.0), seconds)
-            busy[device] = busy.get(device, 0.0) + seconds
-        for (what, device), seconds in self.other_s.items():
-            other[what] = max(other.get(what, 0.0), seconds)
-            busy[device] = busy.get(device, 0.0) + seconds
+        stages, busy, other = dict[str, float](), dict[int, float](), dict[str, float]()
+        for largest, table in ((stages, self.calls_s), (other, self.other_s)):
+            for (name, device), seconds in table.items():
+                largest[name] = max(largest.get(name, 0.0), seconds)
+                busy[device] = busy.get(device, 0.0) + seconds
         driver_s = self.submitted * self.submit_s
         return Simulation(iteration_s, busy, stages, other, driver_s, self.submitted, tuple(self.spans or ()))
 

@@ -56,60 +56,41 @@ def _problems(plan: Plan, workflow: Workflow) -> Iterator[str]:
     if missing or unknown or twice:
         todo = [f"add {missing}"] * bool(missing) + [f"place {twice} once"] * bool(twice)
         todo += [f"remove {unknown}, or mark them optional (`stage?`)"] * bool(unknown)
-        yield (
-            f"places the stages {sorted(placed.elements())}, but the workflow {workflow.name} has "
-            f"{sorted(workflow.stages)}, each to be placed exactly once: {' and '.join(todo)}"
-        )
+        yield f"must place each stage of {workflow.name}, {sorted(workflow.stages)}, exactly once: {' and '.join(todo)}"
     for item in plan.items:
         yield from _problems_of_item(item, workflow)
         for place in item.places:
             yield from _problems_of_place(place, item.chunks, workflow)
     position = {stage: number for number, stage in enumerate(plan.places())}
     inside = {hop for loop in workflow.loops.values() for hop in loop.hops()}
-    for edge in workflow.edges:
-        if position[edge.source] > position[edge.target] and (edge.source, edge.target) not in inside:
-            yield (
-                f"has {edge.target} before {edge.source}, but edge {edge.source} -> {edge.target} requires the "
-                "opposite: swap them"
-            )
+    for a, b in ((edge.source, edge.target) for edge in workflow.edges):
+        if position[a] > position[b] and (a, b) not in inside:
+            yield f"has {b} before {a}, but edge {a} -> {b} requires the opposite: swap them"
     for a, b in plan.exclusive:
         if not {a, b} <= set(position):
             yield f"has {a} and {b} exclusive, but its stages are {sorted(position)}: correct it"
         elif b in plan.item_of(a).stages and set(plan.places()[a].devices) & set(plan.places()[b].devices):
-            yield (
-                f"has {a} and {b} exclusive, but they alternate on the same devices in an item: make separate items of "
-                "them, or leave out the exclusion"
-            )
+            yield f"has {a} and {b} exclusive, but they alternate on the same devices: make separate items of them"
 
 
 def _problems_of_item(item: Item, workflow: Workflow) -> Iterator[str]:
-    stages, size = list(item.stages), workflow.num_blocks // item.chunks
+    stages, where = list(item.stages), f"streams {list(item.stages)} in {item.chunks} chunks"
     loop = next((loop for stage in stages if (loop := workflow.loop_of(stage))), None)
     if loop is not None and sorted(stages) != sorted(loop.sides):
-        yield (
-            f"has an item of {stages}, but the loop {loop.name} is an item of {' and '.join(loop.sides)} alone: write "
-            f"`{' | '.join(f'{side} on ...' for side in loop.sides)}`"
-        )
+        sides = " | ".join(f"{side} on ..." for side in loop.sides)
+        yield f"has an item of {stages}, but a loop ({loop.name}) is an item of its two sides: write `{sides}`"
     if loop is not None and item.chunks > 1:
         yield f"streams the loop {loop.name}, but a loop passes its blocks on when it ends: leave out the chunks"
     if loop is None and item.shards != 1:
         yield f"gives {stages} {item.shards} shards, but only loops have shards: use chunks"
     if item.shards > workflow.num_blocks:
-        yield (
-            f"has {stages} in {item.shards} shards, but each needs a block, of which there are {workflow.num_blocks}: "
-            f"{workflow.more_blocks}, or use 1 shard"
-        )
-    where = f"streams {stages} in {item.chunks} chunks"
+        few = f"has {stages} in {item.shards} shards, but each needs a block of the {workflow.num_blocks}"
+        yield f"{few}: {workflow.more_blocks}, or use 1 shard"
     if item.chunks < 1 or workflow.num_blocks % item.chunks:
         yield f"{where}, but the {workflow.num_blocks} blocks do not divide by it: use a divisor"
-    for stage in stages if item.chunks > 1 else ():
-        if not workflow.stages[stage].accepts(size, workflow.num_blocks):
-            yield (
-                f"{where}, but {stage} accepts {workflow.stages[stage].granularities} blocks per call (0: all): use "
-                "one of these, or make it a separate item"
-            )
-    if item.chunks > 1 and (blocking := workflow.blocking(stages, stages, size)):
-        yield f"{where}, but {', '.join(blocking)} passes all blocks on at once: make separate items of its ends"
+    whole = [stage for stage in stages if workflow.stages[stage].whole] + workflow.blocking(stages)
+    if item.chunks > 1 and whole:
+        yield f"{where}, but {', '.join(whole)} needs all blocks at once: make separate items"
 
 
 def _problems_of_place(place: Place, chunks: int, workflow: Workflow) -> Iterator[str]:
@@ -119,10 +100,8 @@ def _problems_of_place(place: Place, chunks: int, workflow: Workflow) -> Iterato
         yield f"gives {stage} the devices {devices}, but it needs each one once: correct the list"
     if len(devices) > most:
         what = f"{most} blocks per call" if batch == 1 else f"{most} batches of {batch} blocks"
-        yield (
-            f"gives {stage} {len(devices)} devices, but there are only {what}, so some get none: "
-            f"{workflow.more_blocks}, fewer chunks or fewer devices"
-        )
+        few = f"gives {stage} {len(devices)} devices, but there are only {what}, so some get none"
+        yield f"{few}: {workflow.more_blocks}, fewer chunks or fewer devices"
     if not blocks:
         return
     where = f"gives the devices of {stage} {blocks} blocks"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.workflow.graph import WHOLE, Workflow
+from rlinf_embodied.workflow.graph import Workflow
 
 MOST_DEVICES = 16  # that a search distinguishes
 MOST_BLOCKS = 128
@@ -41,17 +41,14 @@ class Coarse:
     def _expanded(self, place: Place, chunks: int, work: Workflow) -> Place:
         most = work.most_devices(place.stage, work.num_blocks // chunks)
         devices = tuple(device for unit in place.devices for device in self.members[unit])
-        batch = work.stages[place.stage].blocks_per_batch
-        unit = batch if batch > 1 else chunks
-        if place.blocks and len(devices) <= most:
-            owned = [n * self.blocks for n in place.blocks]
-            each = [n // len(self.members[d]) for n, d in zip(owned, place.devices, strict=True)]
-            blocks = tuple(n for n, d in zip(each, place.devices, strict=True) for _ in self.members[d])
-            if sum(blocks) == work.num_blocks and not any(n % unit for n in blocks) and min(blocks) > 0:
-                return Place(place.stage, devices, blocks)
         if len(devices) > most:  # at a regular interval, so that each unit keeps its part
-            devices = tuple(devices[i * len(devices) // most] for i in range(most))
-        return Place(place.stage, devices)
+            return Place(place.stage, tuple(devices[i * len(devices) // most] for i in range(most)))
+        batch = work.stages[place.stage].blocks_per_batch
+        each = [n * self.blocks // len(self.members[d]) for n, d in zip(place.blocks, place.devices, strict=False)]
+        blocks = tuple(n for n, d in zip(each, place.devices, strict=False) for _ in self.members[d])
+        unit = batch if batch > 1 else chunks
+        fits = sum(blocks) == work.num_blocks and not any(n % unit for n in blocks) and min(blocks) > 0
+        return Place(place.stage, devices, blocks if fits else ())
 
 
 def coarse(pricer: Pricer) -> Coarse | None:
@@ -69,32 +66,17 @@ def coarse(pricer: Pricer) -> Coarse | None:
         ends = [devices.start + len(devices) * i // number for i in range(number + 1)]
         members += [tuple(range(a, b)) for a, b in itertools.pairwise(ends)]
     scale = cluster.num_devices / len(members)
-    blocks = max(round(scale), -(-work.num_blocks // MOST_BLOCKS))
-    blocks = min(blocks, work.num_blocks)
-    per_unit = replace(_in_units(work, blocks), items_per_block=max(1, round(work.items_per_block * blocks / scale)))
-    changed = pricer.with_(workflow=per_unit, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
-    return Coarse(changed, tuple(members), blocks)
-
-
-def _in_units(work: Workflow, blocks: int) -> Workflow:
-    """Returns a workflow that merges this number of blocks into one."""
+    blocks = min(max(round(scale), -(-work.num_blocks // MOST_BLOCKS)), work.num_blocks)
     number = max(1, work.num_blocks // blocks)
-
-    def sizes(old: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            dict.fromkeys(n // blocks for n in old if n % blocks == 0 and number % max(n // blocks, 1) == 0)
-        ) or (WHOLE,)
-
-    stages = {
-        name: replace(
-            spec,
-            granularities=sizes(spec.granularities) if spec.granularities else (),
-            blocks_per_batch=math.gcd(-(-spec.blocks_per_batch // blocks), number),
-        )
-        for name, spec in work.stages.items()
-    }
-    edges = tuple(replace(e, granularities=sizes(e.granularities) if e.granularities else ()) for e in work.edges)
-    return replace(work, num_blocks=number, stages=stages, edges=edges)
+    batches = {n: math.gcd(-(-spec.blocks_per_batch // blocks), number) for n, spec in work.stages.items()}
+    merged = replace(
+        work,
+        num_blocks=number,
+        stages={name: replace(spec, blocks_per_batch=batches[name]) for name, spec in work.stages.items()},
+        items_per_block=max(1, round(work.items_per_block * blocks / scale)),
+    )
+    changed = pricer.with_(workflow=merged, cluster=_of_units(cluster, units), scale=pricer.scale * scale)
+    return Coarse(changed, tuple(members), blocks)
 
 
 def _of_units(cluster: Cluster, units: list[int]) -> Cluster:
@@ -105,14 +87,8 @@ def _of_units(cluster: Cluster, units: list[int]) -> Cluster:
         if number % nodes:
             nodes = 1
         each = number // nodes
-        groups.append(
-            replace(
-                group,
-                num_nodes=nodes,
-                devices_per_node=each,
-                cores_per_node=max(1, round(group.cores_per_device * each)),
-            )
-        )
+        cores = max(1, round(group.cores_per_device * each))
+        groups.append(replace(group, num_nodes=nodes, devices_per_node=each, cores_per_node=cores))
     fits = all(g.beside is None or groups[g.beside].num_nodes == g.num_nodes for g in groups)
     groups = groups if fits else [replace(g, beside=None) for g in groups]
     return replace(cluster, num_devices=sum(units), groups=tuple(groups))

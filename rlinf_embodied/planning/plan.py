@@ -87,14 +87,9 @@ class Plan:
         chunk = workflow.num_blocks // self.item_of(stage).chunks
         return owners(self.places()[stage], workflow.num_blocks, chunk, workflow.stages[stage].blocks_per_batch)
 
-    def all_owners(self, workflow: Workflow) -> dict[str, Devices]:
-        """Returns the device that owns each block, by stage."""
-        return {stage: self.owners(stage, workflow) for stage in workflow.stages}
-
     def is_fused(self, loop: Loop, workflow: Workflow) -> bool:
         """Returns whether a loop is one call per worker: both sides of each block are in one worker."""
-        places = self.places()
-        return len({owners(places[s], workflow.num_blocks) for s in loop.sides}) == 1
+        return len({owners(self.places()[s], workflow.num_blocks) for s in loop.sides}) == 1
 
     def shards(self, stage: str, workflow: Workflow) -> int:
         """Returns in how many parts a stage gets its blocks: the shards of its loop, one where that is one call."""
@@ -170,9 +165,9 @@ def schedule(items: Sequence[Item], workflow: Workflow) -> tuple[Step, ...]:
         if item.chunks == 1 or len(item.places) == 1:
             found += [Step(item.stages, k, item.chunks, item.shards) for k in range(item.chunks)]
             continue
-        for _, stages in itertools.groupby(item.stages, key=lambda s: s if workflow.stages[s].at_once else ""):
-            names = tuple(stages)
-            found += [Step((stage,), k, item.chunks) for k in range(item.chunks) for stage in names]
+        for _, some in itertools.groupby(item.stages, key=lambda s: s if workflow.stages[s].at_once else ""):
+            stages = tuple(some)
+            found += [Step((stage,), k, item.chunks) for k in range(item.chunks) for stage in stages]
     return tuple(found)
 
 
@@ -189,11 +184,7 @@ def in_order(workflow: Workflow, places: Mapping[str, Place], shards: int = 1) -
 def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", cores: Devices = ()) -> Plan:
     """Returns the plan in which every stage is on the first `num_devices` devices, resident, one after the other.
 
-    Args:
-        workflow: whose stages.
-        num_devices: that count.
-        name: of the plan.
-        cores: additional devices, for the stages that run on cores only; as many of them are used.
+    Stages that run on cores only are on `cores`, devices in addition, where there are some.
     """
     places = {}
     for stage in workflow.stages:

@@ -61,9 +61,13 @@ class Pricer:
         self.rounds = workflow.expected_rounds()
         self.submit_s = cluster.links.submit_s * scale
         self.layouts = Layouts(workflow)
-        self._slowdown = {
-            (stage, n): self._slowdown_of(stage, n) for stage in workflow.stages for n in set(self.group_of)
-        }
+        self._slowdown = dict[tuple[str, int], float]()
+        for stage, spec in workflow.stages.items():
+            measured = profile.stages[stage]
+            factors = {profile.device_kind: 1.0, **measured.kind_factors}
+            for n, group in enumerate(self.groups):
+                fits = measured.cores_per_device <= group.cores_per_device and group.kind in (spec.kinds or factors)
+                self._slowdown[stage, n] = factors.get(group.kind, math.inf) / group.speed if fits else math.inf
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
         shared = {
@@ -81,29 +85,22 @@ class Pricer:
         return Pricer(**(kept | changes))  # pyright: ignore[reportArgumentType]
 
     # ------------------------------------------------------------------------------------------------------------ time
-    def _slowdown_of(self, stage: str, number: int) -> float:
-        group, measured, spec = self.groups[number], self.profile.stages[stage], self.workflow.stages[stage]
-        factor = measured.kind_factors.get(group.kind, 1.0 if group.kind == self.profile.device_kind else math.inf)
-        fits = measured.cores_per_device <= group.cores_per_device and (not spec.kinds or group.kind in spec.kinds)
-        return factor / group.speed if fits else math.inf
-
     def slowdown_on(self, stage: str, device: int) -> float:
         """Returns how much longer a stage takes on a device than the profile says; inf where it cannot run."""
         return self._slowdown[stage, self.group_of[device]]
 
     def runs_on(self, stage: str, device: int) -> bool:
         """Returns whether there is a time for a stage on a device."""
-        return self._slowdown[stage, self.group_of[device]] < math.inf
+        return self.slowdown_on(stage, device) < math.inf
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
         """Returns the seconds of a call (or chunk-step) for this number of blocks on one of `num_devices` devices."""
         key = (stage, blocks, num_devices, self.group_of[device])
         if key not in self._seconds:
-            slowdown = self._slowdown[stage, key[3]]
-            measured, items = self.profile.stages[stage], blocks * self.workflow.items_per_block
-            one = float(measured.call_s(items, num_devices * self.scale)) if slowdown < math.inf else math.inf
-            again = self.rounds.get(stage, 1.0)
-            self._seconds[key] = one * slowdown * again if slowdown < math.inf else math.inf
+            slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
+            if slowdown < math.inf:  # times 0 s it would be no number
+                slowdown *= float(self.profile.stages[stage].call_s(items, num_devices * self.scale))
+            self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
 
     def rate(self, a: int, b: int) -> float:
@@ -154,11 +151,7 @@ class Pricer:
     def _entries_of(self, item: Item) -> dict[int, Entries]:
         if item not in self._items:
             found: dict[int, list[tuple[str, Facts]]] = {}
-            loop = self.workflow.loop_of(item.places[0].stage)
-            whole = loop is not None and self.layouts.fused(item)
-            for place in item.places:
-                parts = 1 if whole else item.shards if loop else item.chunks
-                layout = self.layouts.of(place, parts, shards=loop is not None)
+            for place, layout in self.layouts.of_item(item):
                 owned, largest = dict.fromkeys(layout.hosts, 0), dict.fromkeys(layout.hosts, 0)
                 for device, size in zip(layout.devices, layout.sizes, strict=True):
                     owned[device] += size

@@ -36,7 +36,7 @@ from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
 from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import WHOLE, Workflow
+from rlinf_embodied.workflow.graph import Workflow
 
 Cell = tuple[int, int]  # items per device and call, devices
 Cells = Mapping[Cell, float]
@@ -54,95 +54,73 @@ class Probe:
     cluster: Cluster
     kind: str = ""
 
-    def devices(self, stage: str) -> int:
-        """Returns on how many devices a stage runs."""
-        return len(set(self.plan.owners(stage, self.workflow)))
-
-    def shards(self, stage: str) -> int:
-        """Returns in how many parts a stage is called."""
-        return self.plan.shards(stage, self.workflow)
-
     def cell(self, stage: str) -> Cell:
         """Returns the items that the busiest device of a stage gets per call, and the number of its devices."""
-        owned = -(-self.workflow.num_blocks // self.devices(stage))
-        return -(-owned // self.shards(stage)) * self.workflow.items_per_block, self.devices(stage)
+        devices = len(set(self.plan.owners(stage, self.workflow)))
+        owned = -(-self.workflow.num_blocks // devices)
+        return -(-owned // self.plan.shards(stage, self.workflow)) * self.workflow.items_per_block, devices
 
     @property
     def most_blocks(self) -> int:
         """Blocks on the busiest device."""
-        return max(-(-self.workflow.num_blocks // self.devices(stage)) for stage in self.workflow.stages)
+        return max(-(-self.workflow.num_blocks // self.cell(stage)[1]) for stage in self.workflow.stages)
 
 
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster."""
-    num = min(cluster.num_computing, workflow.num_blocks)
-    few, twice, cores = *_few(workflow, num), cluster.cores_beside if workflow.of_cores() else ()
+    num, groups = min(cluster.num_computing, workflow.num_blocks), cluster.node_groups()
+    few = max(1, min(-(-workflow.num_blocks // num), _MOST_BLOCKS) // 2)  # per device; at most twice as many
+    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few  # whole batches
+    twice, cores = min(2 * few, workflow.num_blocks), cluster.cores_beside if workflow.of_cores() else ()
     every = workflow if twice * num >= workflow.num_blocks else with_blocks(workflow, twice * num)
-    single, one_core = with_blocks(workflow, twice), cores[:1]
-    found = [Probe(f"collocated on {num}", every, collocated(every, num, cores=cores), cluster)]
-    apart = bool(workflow.loops) and (cluster.num_computing > 1 or bool(cores))
-    if apart:
+    single, one_core, found = with_blocks(workflow, twice), cores[:1], list[Probe]()
+
+    def add(name: str, work: Workflow, devices: int, on: Devices = cores) -> None:
+        found.append(Probe(name, work, collocated(work, devices, cores=on), cluster))
+
+    add(f"collocated on {num}", every, num)
+    if workflow.loops and (cluster.num_computing > 1 or cores):
         most = min(max(loop.shards) for loop in workflow.loops.values())
-        plan = disaggregated(single, min(most, twice // few), cores=one_core)
+        plan = disaggregated(single, min(most, twice // few), one_core)
         found.append(Probe("disaggregated", single, plan, cluster))
-    if not apart and few * num < every.num_blocks:
-        fewer = with_blocks(workflow, few * num)
-        found.append(Probe(f"few on {num}", fewer, collocated(fewer, num, cores=cores), cluster))
-    if not apart and (num > 1 or len(cores) > 1):
-        found.append(Probe("collocated on 1", single, collocated(single, 1, cores=one_core), cluster))
-    if few > 1 and (_flows_in_blocks(workflow) or len({group.speed for group in cluster.node_groups()}) > 1):
-        block = with_blocks(workflow, 1)
-        found.append(Probe("one block", block, collocated(block, 1, cores=one_core), cluster))
-    in_node = cluster.node_groups()[0].devices_per_node
+    else:
+        if few * num < every.num_blocks:
+            add(f"few on {num}", with_blocks(workflow, few * num), num)
+        if num > 1 or len(cores) > 1:
+            add("collocated on 1", single, 1, one_core)
+    # Plans may call stages for single blocks, in chunks of a stream or as shards that wait elsewhere, and a call is
+    # priced no lower than the smallest that was measured.
+    streams = not workflow.loops and not all(edge.whole for edge in workflow.edges)
+    waits = any(spec.waits for spec in workflow.stages.values())
+    if few > 1 and (streams or waits or len({group.speed for group in groups}) > 1):
+        add("one block", with_blocks(workflow, 1), 1, one_core)
+    in_node = groups[0].devices_per_node
     if 1 < in_node < num:
-        node = with_blocks(workflow, min(workflow.num_blocks, twice * in_node))
-        found.append(Probe("collocated on a node", node, collocated(node, in_node, cores=cores), cluster))
-    for kind, device in other_kinds(cluster).items():
-        places = dict.fromkeys(workflow.stages, (device,)) | dict.fromkeys(
-            workflow.of_cores() if cores else (), one_core
-        )
+        add("collocated on a node", with_blocks(workflow, min(workflow.num_blocks, twice * in_node)), in_node)
+    kinds = {
+        group.kind: devices[0]
+        for group, devices in reversed([*zip(groups, cluster.group_devices(), strict=True)])
+        if group.beside is None and group.kind != groups[0].kind
+    }
+    for kind, device in reversed(kinds.items()):
+        places = dict.fromkeys(workflow.stages, (device,))
+        places |= dict.fromkeys(workflow.of_cores(), one_core) if cores else {}
         found.append(Probe(f"collocated on 1 {kind}", single, _plan("collocated", single, places), cluster, kind))
     return found
 
 
-def _few(workflow: Workflow, devices: int) -> tuple[int, int]:
-    """Returns how many blocks per device are few, and twice as many: at most a device's share, in whole batches."""
-    share = -(-workflow.num_blocks // devices)
-    few = max(1, min(share, _MOST_BLOCKS) // 2)
-    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
-    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few
-    return few, min(2 * few, workflow.num_blocks)
-
-
-def other_kinds(cluster: Cluster) -> dict[str, int]:
-    """Returns the first device of each kind beside the first one that has nodes of its own."""
-    groups = cluster.node_groups()
-    found: dict[str, int] = {}
-    for group, devices in zip(groups, cluster.group_devices(), strict=True):
-        if group.beside is None and group.kind != groups[0].kind:
-            found.setdefault(group.kind, devices[0])
-    return found
-
-
-def _flows_in_blocks(workflow: Workflow) -> bool:
-    """Returns whether plans may call stages for single blocks: chunks of a stream, or shards that wait elsewhere.
-
-    A call is priced no lower than the smallest that was measured.
-    """
-    streams = not workflow.loops and any(edge.allows(1, workflow.num_blocks) for edge in workflow.edges)
-    return streams or any(spec.waits for spec in workflow.stages.values())
-
-
-def disaggregated(workflow: Workflow, shards: int, name: str = "disaggregated", cores: Devices = ()) -> Plan:
+def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
     """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
     What runs on cores only is on the first of `cores`; where there are some, device 0 has all the rest.
     """
     places: dict[str, Devices] = dict.fromkeys(workflow.stages, (0,))
-    if not cores:
+    if cores:
+        places |= dict.fromkeys(workflow.of_cores(), cores[:1])
+    else:
         places |= {loop.answerer: (1,) for loop in workflow.loops.values()}
-    places |= dict.fromkeys(workflow.of_cores(), cores[:1]) if cores else {}
-    return _plan(name, workflow, places, shards)
+    return _plan("disaggregated", workflow, places, shards)
 
 
 def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
@@ -162,7 +140,7 @@ def switching(probe: Probe) -> Probe:
 
 def with_blocks(workflow: Workflow, num_blocks: int) -> Workflow:
     """Returns the workflow with fewer blocks, which flow all at once and in one round."""
-    edges = tuple(replace(edge, granularities=(WHOLE,)) for edge in workflow.edges)
+    edges = tuple(replace(edge, whole=True) for edge in workflow.edges)
     stages = {
         n: replace(s, blocks_per_batch=math.gcd(s.blocks_per_batch, num_blocks)) for n, s in workflow.stages.items()
     }
@@ -241,18 +219,20 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
         short: another one with still shorter loops, for the stages behind them; None: these grow in proportion.
     """
     speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
-    run, found = one.run, {}
+    run, found = one.run, dict[str, float]()
     for stage in run.stages:
         loop = run.loop_of(stage)
         if loop is None:
             found[stage] = _behind_loops(stage, whole, one, short, speeds)
             continue
-        shared = len({probe.plan.owners(side, probe.workflow) for side in loop.sides}) == 1
-        weights = {"open": _opens(run, whole, loop.name), "step": _longer(run, whole, loop.name), "close": 1.0}
-        sides = loop.sides if shared else (stage,)
-        seconds = dict(zip(sides, _critical(one.spans, dict.fromkeys(sides, weights), speeds), strict=True))[stage]
-        calls = whole.loops[loop.name].chunk_steps * probe.shards(stage) * one.rounds.get(loop.opener, 1)
-        found[stage] = seconds / calls
+        most, episode = whole.loops[loop.name].chunk_steps, loop.typical_steps
+        longer, opens = most / loop.chunk_steps, 1.0  # per rollout
+        if episode:  # beyond the resets inside the steps that were run
+            opens = max(1.0, most / episode - loop.chunk_steps // episode * longer)
+        sides = loop.sides if probe.plan.is_fused(loop, probe.workflow) else (stage,)
+        seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0}, speeds)
+        calls = most * probe.plan.shards(stage, probe.workflow) * one.rounds.get(loop.opener, 1)
+        found[stage] = seconds[stage] / calls
     return found
 
 
@@ -260,60 +240,36 @@ def _behind_loops(
     stage: str, whole: Workflow, one: Iteration, short: Iteration | None, speeds: Sequence[float]
 ) -> float:
     """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
-    run = one.run
     seconds, *shorter = (_call_s(stage, each, speeds) for each in (one, short) if each is not None)
-    longer = max((_longer(run, whole, loop) for loop in _upstream_loops(run, stage)), default=1.0)
+    loops = {n: loop for n, loop in one.run.loops.items() if not one.run.upstream(stage).isdisjoint(loop.sides)}
+    longer = max((whole.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items()), default=1.0)
     if short is None or longer == 1.0:
         return seconds * longer
-    part = min(_longer(run, short.run, loop) for loop in _upstream_loops(run, stage))  # of a rollout of `one`
+    part = min(short.run.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items())  # of a rollout of `one`
     slope = (seconds - shorter[0]) / (1.0 - part) if part < 1.0 else seconds
     return seconds + (longer - 1.0) * min(max(slope, seconds / 3), seconds)
 
 
 def _call_s(stage: str, one: Iteration, speeds: Sequence[float]) -> float:
-    paces = _in_step(stage, one.spans, speeds) if one.run.stages[stage].collective else speeds
-    return _critical(one.spans, {stage: {"run": 1.0 / one.rounds.get(stage, 1)}}, paces)[0]
-
-
-def _longer(run: Workflow, whole: Workflow, loop: str) -> float:
-    return whole.loops[loop].chunk_steps / run.loops[loop].chunk_steps
-
-
-def _opens(run: Workflow, whole: Workflow, loop: str) -> float:
-    """Returns how often a rollout resets all rows, beyond the resets inside the steps that were run."""
-    steps, most, episode = run.loops[loop].chunk_steps, whole.loops[loop].chunk_steps, whole.loops[loop].typical_steps
-    return max(1.0, most / episode - steps // episode * most / steps) if episode else 1.0
+    if one.run.stages[stage].collective:  # its workers wait for the slowest of them
+        speeds = [min(speeds[span.worker] for span in one.spans if span.stage == stage)] * len(speeds)
+    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)}, speeds)[stage]
 
 
 def _critical(
-    spans: Iterable[Span], methods: Mapping[str, Mapping[str, float]], speeds: Sequence[float]
-) -> list[float]:
+    spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float], speeds: Sequence[float]
+) -> dict[str, float]:
     """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all.
 
     They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
     """
-    stages = tuple(methods)
-    names = {f"{s}.{method}": (s, weight) for s in stages for method, weight in methods[s].items()}
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
-        if span.name in names:
+        weight = weights.get(span.name.removeprefix(f"{span.stage}."))
+        if span.stage in stages and weight is not None:
             seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
-            stage, weight = names[span.name]
-            seconds[stage] += weight * span.duration_s * speeds[span.worker]
-    busiest = max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
-    return [busiest[stage] for stage in stages]
-
-
-def _in_step(stage: str, spans: Iterable[Span], speeds: Sequence[float]) -> list[float]:
-    """Returns the speeds at which the workers of a collective stage go: they wait for the slowest of them."""
-    slowest = min(speeds[span.worker] for span in spans if span.stage == stage)
-    return [slowest] * len(speeds)
-
-
-def _upstream_loops(workflow: Workflow, stage: str) -> set[str]:
-    """Returns the loops that a stage's data comes from, over any number of edges."""
-    behind = workflow.upstream(stage)
-    return {loop.name for loop in workflow.loops.values() if not behind.isdisjoint(loop.sides)}
+            seconds[span.stage] += weight * span.duration_s * speeds[span.worker]
+    return max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
 
 
 # ---------------------------------------------------------------------------------------------------------- the profile
@@ -347,43 +303,32 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
     shown, work = measured.stages[stage], measured.workflow
     medians = {cell: statistics.median(values) for cell, values in shown.seconds.items()}
     items, devices = grid([*medians, *shown.resident, *shown.sharing])
-    seconds = fill(medians, items, devices)
     resident, shared = _resident(stage, measured)
-    loop = next(iter(work.loops.values()), None)
+    loop, spec = next(iter(work.loops.values()), None), work.stages[stage]
     missing = 1.0 - measured.chunk_steps / loop.chunk_steps if loop else 0.0  # of a rollout's data
-    waiting = missing * sum(size for ends, size in measured.edge_bytes_per_item.items() if _is_data(ends, stage, work))
-    working = fill_bytes(shown.working, items, devices) + waiting * np.array(items)[:, None]
-    spec = work.stages[stage]
+    ends = [(edge.source, edge.target) for edge in work.edges if stage in (edge.source, edge.target)]
+    waiting = missing * sum(measured.edge_bytes_per_item.get(pair, 0.0) for pair in dict.fromkeys(ends))
     result = StageProfile(
         name=stage,
         in_loop=work.loop_of(stage) is not None,
         items_per_device=np.array(items, float),
         devices=np.array(devices, float),
-        seconds=seconds,
+        seconds=fill(medians, items, devices),
         resident_bytes=fill_bytes(resident, items, devices),
         shared_bytes=shared,
-        working_bytes=working,
+        working_bytes=fill_bytes(shown.working, items, devices) + waiting * np.array(items)[:, None],
         stays=shown.offloaded_bytes is None,
         offloaded_bytes=max(resident.values(), default=0.0) if shown.offloaded_bytes is None else shown.offloaded_bytes,
         offload_s=shown.offload_s,
         onload_s=shown.onload_s,
         cores_per_device=shown.cores,
-        kind_factors=dict.fromkeys((*spec.kinds, *([WAITING] if spec.waits else [])), 1.0),
         finish_quantiles=finish_quantiles(shown.finishes) if shown.finishes else (),
     )
-    factors = {kind: _slower(result, cells) for kind, cells in shown.other_kinds.items()}
-    return replace(result, kind_factors={**factors, **result.kind_factors})
-
-
-def _is_data(ends: tuple[str, str], stage: str, workflow: Workflow) -> bool:
-    """Returns whether an edge's data waits on a stage's devices: what it makes or takes, messages of loops apart."""
-    return stage in ends and any((edge.source, edge.target) == ends for edge in workflow.edges)
-
-
-def _slower(reference: StageProfile, cells: Mapping[Cell, Sequence[float]]) -> float:
-    """Returns how much longer a stage took on another kind of device."""
-    ratios = [statistics.median(s) / max(float(reference.call_s(*cell)), 1e-9) for cell, s in cells.items()]
-    return statistics.median(ratios)
+    factors = dict[str, float]()
+    for kind, cells in shown.other_kinds.items():
+        ratios = [statistics.median(s) / max(float(result.call_s(*cell)), 1e-9) for cell, s in cells.items()]
+        factors[kind] = statistics.median(ratios)
+    return replace(result, kind_factors=factors | dict.fromkeys((*spec.kinds, *[WAITING] * spec.waits), 1.0))
 
 
 def _resident(stage: str, measured: Measurements) -> tuple[dict[Cell, float], float]:

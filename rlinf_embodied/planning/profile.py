@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -82,7 +82,8 @@ class StageProfile:
 
     def __post_init__(self) -> None:
         path = f"stages.{self.name}"
-        _check_fields(self, path)
+        for entry in fields(self):
+            _check(str(entry.type), getattr(self, entry.name), f"{path}.{entry.name}")
         for axis in ("items_per_device", "devices"):
             numbers = _numbers(getattr(self, axis), f"{path}.{axis}")
             if numbers.ndim != 1 or not numbers.size or numbers[0] <= 0 or (np.diff(numbers) <= 0).any():
@@ -157,9 +158,6 @@ class WeightProfile:
     export_s: float = 0.0
     install_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_fields(self, "weights")
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -172,9 +170,6 @@ class Workload:
     expected_rounds: float = 1.0
     max_rounds: int = 1
     blocks_per_batch: int = 1
-
-    def __post_init__(self) -> None:
-        _check_fields(self, "workload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,24 +208,22 @@ class Profile:
         known = {self.device_kind, *itertools.chain.from_iterable(s.kind_factors for s in self.stages.values())}
         return sorted({group.kind for group in cluster.node_groups()} - known)
 
-    def require(self, stages: Iterable[str], loop_stages: Iterable[str] = ()) -> None:
+    def require(self, stages: Iterable[str], loop_stages: Sequence[str] = ()) -> None:
         """Checks that every stage of a workflow was measured, in the way it is used.
 
         Raises:
             ConfigError: a stage is missing, or a loop's stage was measured per call (or the other way round).
         """
-        inside = set(loop_stages)
         for stage in stages:
             if stage not in self.stages:
                 raise ConfigError(
                     f"profile {self.name}: the workflow has the stage {stage!r}, but the profile holds only "
                     f"{sorted(self.stages)}: profile this workflow again"
                 )
-            if self.stages[stage].in_loop != (stage in inside):
-                raise ConfigError(
-                    f"profile {self.name}: stage {stage!r} has {self.stages[stage].time_key}, but the workflow uses it "
-                    f"{'inside' if stage in inside else 'outside'} a loop: profile it again"
-                )
+            if self.stages[stage].in_loop != (stage in loop_stages):
+                used = f"the workflow uses it {'inside' if stage in loop_stages else 'outside'} a loop"
+                has = self.stages[stage].time_key
+                raise ConfigError(f"profile {self.name}: stage {stage!r} has {has}, but {used}: profile it again")
 
     def to_dict(self) -> dict[str, object]:
         """Returns the profile as in a file."""
@@ -269,29 +262,32 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         ConfigError: names the key, its value and the rule.
     """
     try:
-        return _parsed(data, path)
+        body = _mapping(data, "it", ("format", *_keys(Profile)))
+        if body.get("format") != FORMAT:
+            raise ConfigError(f"format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
+        stages = _mapping(body.get("stages"), "stages")
+        if not stages:
+            _refuse("stages", stages, "at least one stage by its name")
+        sizes, records = body.get("edge_bytes_per_item", {}), {"workload": Workload, "links": Links}
+        for edge, size in _mapping(sizes, "edge_bytes_per_item").items():
+            _check("float", size, f"edge_bytes_per_item.{edge}")
+        return Profile(
+            name=str(body.get("name", path)),
+            device_kind=str(body.get("device_kind", "cpu")),
+            stages={name: _stage(name, entry) for name, entry in stages.items()},
+            edge_bytes_per_item={_ends(edge): float(size) for edge, size in sizes.items()},
+            weights={
+                _ends(edge): _record(WeightProfile, value, f"weights.{edge}")
+                for edge, value in _mapping(body.get("weights", {}), "weights").items()
+            },
+            **{key: _record(kind, body[key], key) for key, kind in records.items() if body.get(key) is not None},  # pyright: ignore[reportArgumentType]
+            **{
+                key: {name: str(value) for name, value in _mapping(body.get(key, {}), key).items()}
+                for key in ("fingerprint", "sources")
+            },  # pyright: ignore[reportArgumentType]
+        )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _parsed(data: object, path: str) -> Profile:
-    body = _mapping(data, "it", ("format", *_keys(Profile)))
-    if body.get("format") != FORMAT:
-        raise ConfigError(f"format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
-    stages = _mapping(body.get("stages"), "stages")
-    if not stages:
-        _refuse("stages", stages, "at least one stage by its name")
-    return Profile(
-        name=str(body.get("name", path)),
-        device_kind=str(body.get("device_kind", "cpu")),
-        stages={name: _stage(name, entry) for name, entry in stages.items()},
-        edge_bytes_per_item=_by_edge(body, "edge_bytes_per_item", _number),
-        weights=_by_edge(body, "weights", lambda value, at: _record(WeightProfile, value, at)),
-        workload=None if body.get("workload") is None else _record(Workload, body["workload"], "workload"),
-        links=None if body.get("links") is None else _record(Links, body["links"], "links"),
-        fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), "fingerprint").items()},
-        sources={key: str(value) for key, value in _mapping(body.get("sources", {}), "sources").items()},
-    )
 
 
 def _stage(name: str, data: object) -> StageProfile:
@@ -305,14 +301,11 @@ def _stage(name: str, data: object) -> StageProfile:
     return StageProfile(name=name, seconds=given.pop(timed[0]), in_loop=timed[0] == times[1], **given)  # type: ignore
 
 
-def _by_edge(body: Mapping[str, object], key: str, read: Callable[[object, str], Value]) -> dict[Ends, Value]:
-    found = {}
-    for text, value in _mapping(body.get(key, {}), key).items():
-        source, arrow, target = (part.strip() for part in text.partition("->"))
-        if not (source and arrow and target):
-            raise ConfigError(f"{key}: the edge {text!r} has not the form 'source->target': correct it")
-        found[source, target] = read(value, f"{key}.{text}")
-    return found
+def _ends(text: str) -> Ends:
+    source, arrow, target = (part.strip() for part in str(text).partition("->"))
+    if not (source and arrow and target):
+        raise ConfigError(f"the edge {text!r} has not the form 'source->target': correct it")
+    return source, target
 
 
 def _record(kind: type[Value], data: object, path: str) -> Value:
@@ -355,16 +348,6 @@ def _check(kind: str, value: Any, path: str) -> None:
         _refuse(path, value, "a text" if kind == "str" else "true or false")
 
 
-def _number(value: Any, path: str) -> float:
-    _check("float", value, path)
-    return float(value)
-
-
-def _check_fields(record: object, path: str) -> None:
-    for entry in fields(record):  # type: ignore[arg-type]
-        _check(str(entry.type), getattr(record, entry.name), f"{path}.{entry.name}")
-
-
 def _numbers(value: object, path: str) -> Floats:
     """Returns a number, or nested lists of them, as an array."""
     if isinstance(value, np.ndarray):
@@ -372,7 +355,8 @@ def _numbers(value: object, path: str) -> Floats:
             _refuse(path, value.tolist(), "finite and not negative")
         return value.astype(float)
     if not isinstance(value, (list, tuple)):
-        return np.array(_number(value, path))
+        _check("float", value, path)
+        return np.array(value, dtype=float)
     parts = [_numbers(part, path) for part in value]
     if len({part.shape for part in parts}) > 1:
         _refuse(path, value, "a table whose rows are equally long")

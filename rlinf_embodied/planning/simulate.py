@@ -20,18 +20,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.ahead import steady
-from rlinf_embodied.planning.calls import Clocks, Layout, Link, Parts, Simulation, arrival, links
-from rlinf_embodied.planning.plan import Item, Plan, Step, schedule
+from rlinf_embodied.planning.calls import Clocks, Layout, Parts, Simulation, arrival, links
+from rlinf_embodied.planning.plan import Plan, Step, schedule
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.profile import WeightProfile
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Loop
 
 _SPREAD = 1e-4  # of a loop's step: clocks that differ by no more in their steps stay as they are
-Exclusive = Mapping[str, frozenset[str]]  # by stage: who may not be in memory together with it
 
 
 class Simulator:
@@ -60,52 +60,48 @@ class Simulator:
             return Simulation(math.inf, {}, {}, {}, 0.0)
         if plan.staleness:
             return steady(self, plan, traced)
-        exclusive = plan.excluded() if plan.exclusive else {}
-        clocks = self.clocks(plan, self._switched_out(plan, exclusive), [] if traced else None)
+        clocks = self.clocks(plan, self._switched_out(plan) if plan.exclusive else (), [] if traced else None)
         clocks.begin(clocks.layouts)
         for step in schedule(plan.items, self.work):
-            self.submit([step], plan, exclusive, clocks)
+            self.submit(step, clocks)
             if max(clocks.free_s) > limit_s:
                 return clocks.simulation(max(clocks.free_s))
-        self.send_weights(exclusive, clocks)
+        self.send_weights(clocks)
         return clocks.simulation(max(clocks.free_s))
 
-    def _switched_out(self, plan: Plan, exclusive: Exclusive) -> set[tuple[str, int]]:
+    def _switched_out(self, plan: Plan) -> set[tuple[str, int]]:
         """Returns what is switched out at the end of an iteration, and so at the start of the next one."""
-        if not exclusive:
-            return set()
-        clocks = self.clocks(plan, set(), None)
+        clocks = self.clocks(plan)
         for item in plan.items:
             hosts = sorted({host for stage in item.stages for host in clocks.layouts[stage].hosts})
             for stages in [item.stages] if self.work.loop_of(item.stages[0]) else [(stage,) for stage in item.stages]:
-                self._enter(stages, hosts, exclusive, clocks)
-        self.send_weights(exclusive, clocks)
+                self._enter(stages, hosts, clocks)
+        self.send_weights(clocks)
         return clocks.offloaded
 
     # ----------------------------------------------------------------------------------------------------- submission
-    def clocks(self, plan: Plan, offloaded: set[tuple[str, int]], spans: list[Span] | None) -> Clocks:
+    def clocks(self, plan: Plan, offloaded: Iterable[tuple[str, int]] = (), spans: list[Span] | None = None) -> Clocks:
         """Returns clocks at 0, with the calls that each stage will come in."""
-        layouts = {}
-        for item in plan.items:
-            loop = self.work.loop_of(item.places[0].stage)
-            parts = item.chunks if loop is None else 1 if self._is_fused(item) else item.shards
-            for place in item.places:
-                layouts[place.stage] = self.pricer.layouts.of(place, parts, shards=loop is not None)
-        return Clocks([0.0] * plan.num_devices, layouts, set(offloaded), self.pricer.submit_s, spans)
+        layouts = {p.stage: calls for item in plan.items for p, calls in self.pricer.layouts.of_item(item)}
+        exclusive = plan.excluded() if plan.exclusive else {}
+        return Clocks([0.0] * plan.num_devices, layouts, set(offloaded), exclusive, self.pricer.submit_s, spans)
 
-    def submit(self, steps: Iterable[Step], plan: Plan, exclusive: Exclusive, clocks: Clocks) -> None:
-        """Goes through some steps of an iteration, whose calls end when `clocks.ends` says then."""
-        for step in steps:
-            loop = self.work.loop_of(step.stages[0])
-            if loop is not None:
-                self._loop(loop, plan.item_of(loop.opener), exclusive, clocks)
-            else:
-                self._leaf(step, exclusive, clocks)
+    def submit(self, step: Step, clocks: Clocks) -> None:
+        """Goes through a step of an iteration, whose calls end when `clocks.ends` says then."""
+        loop = self.work.loop_of(step.stages[0])
+        if loop is None:
+            return self._leaf(step, clocks)
+        opener, answerer = (clocks.layouts[side] for side in loop.sides)
+        hosts = sorted({*opener.hosts, *answerer.hosts})
+        self._enter(loop.sides, hosts, clocks)
+        self._open(loop, opener, clocks)
+        if (opener.devices, opener.call_of) == (answerer.devices, answerer.call_of):
+            return self._fused(loop, opener, clocks)
+        return _Stepwise(self, loop, clocks).run(hosts)
 
-    def send_weights(self, exclusive: Exclusive, clocks: Clocks) -> float:
+    def send_weights(self, clocks: Clocks) -> float:
         """Goes through the weight edges and returns when all weights are in place, 0 where none have to be sent."""
-        edges = self.work.weight_edges
-        return max((self._weights(edge.source, edge.target, exclusive, clocks) for edge in edges), default=0.0)
+        return max((self._weights(edge.source, edge.target, clocks) for edge in self.work.weight_edges), default=0.0)
 
     # ------------------------------------------------------------------------------------------------ facts of calls
     def lengths(self, stage: str, layout: Layout) -> list[float]:
@@ -143,25 +139,25 @@ class Simulator:
         """Returns what each call of a target waits for of a source's calls."""
         key = (source, target, ends[0])
         if key not in self._links:
-            size = self.pricer.edge_bytes(*ends) * self.work.items_per_block
-            self._links[key] = [
-                tuple(self._wired(link, source, device, size) for link in of_call)
-                for device, of_call in zip(target.devices, links(source, target), strict=True)
-            ]
+            size, latency_s = (
+                self.pricer.edge_bytes(*ends) * self.work.items_per_block,
+                self.pricer.cluster.links.latency_s,
+            )
+            self._links[key] = []
+            for device, makers in zip(target.devices, links(source, target), strict=True):
+                parts = []
+                for call, (blocks, place) in makers.items():
+                    maker = source.devices[call]
+                    wire = 0.0 if maker == device or not size else size / self.pricer.rate(maker, device)
+                    parts.append((call, place * wire + latency_s, blocks * wire) if wire else (call, 0.0, 0.0))
+                self._links[key].append(tuple(parts))
         return self._links[key]
 
-    def _wired(self, link: Link, source: Layout, device: int, size: float) -> tuple[int, float, float]:
-        maker = source.devices[link.call]
-        if maker == device or not size:
-            return link.call, 0.0, 0.0
-        wire = size / self.pricer.rate(maker, device)
-        return link.call, link.place * wire + self.pricer.cluster.links.latency_s, link.blocks * wire
-
     # -------------------------------------------------------------------------------------------------------- leaves
-    def _leaf(self, step: Step, exclusive: Exclusive, clocks: Clocks) -> None:
+    def _leaf(self, step: Step, clocks: Clocks) -> None:
         (stage,), layout = step.stages, clocks.layouts[step.stages[0]]
         if step.chunk == 0:
-            self._enter([stage], layout.hosts, exclusive, clocks)
+            self._enter([stage], layout.hosts, clocks)
         waits = [
             (clocks.ends[source], self._parts(clocks.layouts[source], layout, (source, stage)))
             for source in self._sources[stage]
@@ -180,19 +176,6 @@ class Simulator:
             ends[call] = clocks.work(stage, devices[call], begin, length, step.chunk)
 
     # --------------------------------------------------------------------------------------------------------- loops
-    def _is_fused(self, item: Item) -> bool:
-        return self.pricer.layouts.fused(item)
-
-    def _loop(self, loop: Loop, item: Item, exclusive: Exclusive, clocks: Clocks) -> None:
-        opener = clocks.layouts[loop.opener]
-        hosts = sorted({host for side in loop.sides for host in clocks.layouts[side].hosts})
-        self._enter(loop.sides, hosts, exclusive, clocks)
-        self._open(loop, opener, clocks)
-        if self._is_fused(item):
-            self._fused(loop, opener, clocks)
-        else:
-            _Stepwise(self, loop, clocks).run(hosts)
-
     def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
         """Shows what there is at the start, once what comes before the loop is there."""
         sources = [s for s in self._sources[loop.opener] if s not in loop.sides]
@@ -212,11 +195,11 @@ class Simulator:
                 clocks.ends[side][call] = end
 
     # --------------------------------------------------------------------------------------------- switches, weights
-    def _enter(self, stages: Sequence[str], hosts: Iterable[int], exclusive: Exclusive, clocks: Clocks) -> None:
+    def _enter(self, stages: Sequence[str], hosts: Iterable[int], clocks: Clocks) -> None:
         """Brings stages into memory after those that exclude them have left; see runtime/host.py."""
+        known, exclusive = self.pricer.profile.stages, clocks.exclusive
         if not any(exclusive.get(stage) for stage in stages):
             return
-        known = self.pricer.profile.stages
         for device in hosts:
             for stage in stages:
                 if device not in clocks.layouts[stage].hosts:
@@ -230,24 +213,22 @@ class Simulator:
                     clocks.offloaded.discard((stage, device))
                     clocks.busy("switches", device, clocks.free_s[device], known[stage].onload_s)
 
-    def _weights(self, source: str, target: str, exclusive: Exclusive, clocks: Clocks) -> float:
+    def _weights(self, source: str, target: str, clocks: Clocks) -> float:
         """Sends weights to who does not share a worker with their source, and returns when the last one has them."""
-        sources, targets = clocks.layouts[source].hosts, clocks.layouts[target].hosts
-        sharing = set(sources)
-        receivers = [device for device in targets if device not in sharing]
-        measured = self.pricer.profile.weights.get((source, target))
+        sender, *others = clocks.layouts[source].hosts
+        receivers = [device for device in clocks.layouts[target].hosts if device not in (sender, *others)]
+        measured = self.pricer.profile.weights.get((source, target), WeightProfile(0.0))
         if not receivers:
             return 0.0
-        sender = sources[0]
-        self._enter([source], [sender], exclusive, clocks)
+        self._enter([source], [sender], clocks)
         begin = max(clocks.free_s[sender], clocks.submit())
-        sent_s = sent = clocks.busy("weights", sender, begin, measured.export_s if measured else 0.0)
+        sent_s = sent = clocks.busy("weights", sender, begin, measured.export_s)
         for device in receivers:
-            self._enter([target], [device], exclusive, clocks)
+            self._enter([target], [device], clocks)
             wire, begin = 0.0, clocks.submit()
-            if measured and measured.bytes:
+            if measured.bytes:
                 wire = measured.bytes / self.pricer.rate(sender, device) + self.pricer.cluster.links.latency_s
-            installed = clocks.busy("weights", device, max(begin, sent + wire), measured.install_s if measured else 0.0)
+            installed = clocks.busy("weights", device, max(begin, sent + wire), measured.install_s)
             sent_s = max(sent_s, installed)
         return sent_s
 
@@ -261,17 +242,11 @@ class _Stepwise:
         self._lengths = {side: simulator.lengths(side, layout) for side, layout in self._layouts.items()}
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
         self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
-        self._relays = self._is_relayed()
-
-    def _is_relayed(self) -> bool:
-        """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
-        opener, answerer = (self._layouts[side] for side in self._loop.sides)
-        if set(opener.hosts) & set(answerer.hosts):
-            return False
-        answers = {
-            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
-        }
-        return len(answers) == len(opener.hosts)
+        opener, answerer = (self._layouts[side] for side in loop.sides)
+        calls = zip(opener.call_of, answerer.call_of, strict=True)
+        answers = {(opener.devices[a], answerer.devices[b]) for a, b in calls}
+        # whether the answerer's workers call the opener's, and the driver each of the former once
+        self._relays = len(answers) == len(opener.hosts) and not set(opener.hosts) & set(answerer.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
         """Goes through the steps; once two in a row add the same to every clock, the rest is added at once.
@@ -285,7 +260,9 @@ class _Stepwise:
         before = self._times(hosts)
         for step in range(loop.chunk_steps):
             submitted, driver_s = clocks.submitted, clocks.driver_s
-            self._step(step)
+            for shard in range(len(self._layouts[loop.opener].groups)):
+                for me, other in (loop.sides[::-1], loop.sides):
+                    self._exchange(me, other, shard, self._lengths[me], step)
             now = self._times(hosts)
             added = [b - a for a, b in zip(before, now, strict=True)]
             left, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
@@ -314,11 +291,6 @@ class _Stepwise:
             for call, device in enumerate(own.devices):
                 ends[call] += steps * next(seconds)
                 clocks.calls_s[side, device] += steps * self._lengths[side][call]
-
-    def _step(self, step: int) -> None:
-        for shard in range(len(self._layouts[self._loop.opener].groups)):
-            self._exchange(self._loop.answerer, self._loop.opener, shard, self._lengths[self._loop.answerer], step)
-            self._exchange(self._loop.opener, self._loop.answerer, shard, self._lengths[self._loop.opener], step)
 
     def _close(self) -> None:
         """All are shown what there is last, and the answerer values it."""

@@ -103,10 +103,9 @@ class CriticStage(LearnerStage):
 
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
         batch = rows.sequences.batch(index, self._pad_id).to(self.device)
-        mask, values = batch.mask, self._critic.values(batch)
-        cut = lambda table: table[list(index), : mask.shape[1]]  # noqa: E731
-        terms = value_loss(values, cut(rows.returns), mask, cut(rows.values), self._algorithm.value_clip)
-        return LossSums(terms.loss, terms.count.to(torch.float32), terms.loss.detach().reshape(1))
+        mask = batch.mask
+        loss = value_loss(self._critic.values(batch), rows.returns[list(index), : mask.shape[1]], mask)
+        return LossSums(loss, mask.sum().to(torch.float32), loss.detach().reshape(1))
 
     # ----------------------------------------------------------------------------------------------------------- state
     def export_training(self) -> Groups:

@@ -163,8 +163,8 @@ class AnswerEvaluation:
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
 
-    def run(self, step: int) -> AnswerResult:
-        """Answers every problem."""
+    def run(self, step: int, best: float | None = None) -> AnswerResult:
+        """Answers every problem, whatever the best score so far."""
         result = self.executor.run(StepContext(step, message=False))
         reports = cast("list[tuple[GenerationReport, list[ScoredGroup]]]", result.all_of(STAGE, tuple))
         groups, sampled = in_order(found for _, found in reports), {}
@@ -200,7 +200,8 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     cluster = find_cluster(config.cluster)
     checkpoint = str(Path(config.checkpoint).expanduser())
     made = StageConfig(cast(MathConfig, config), checkpoint)  # it has the sections that an evaluation reads
-    with open_session(config.cluster) as session, LiveView(1) as view:
+    view = LiveView(1)
+    with open_session(config.cluster) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 _PACKAGE = __name__.rpartition(".")[0]
 _CLASSES = {  # in the order of the data
@@ -65,7 +65,6 @@ def reasoning_graph(
     """
     names, published = [name for name in _CLASSES if name in stages], "prompts" not in stages
     together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
-    whole = {name: (WHOLE,) if together and name in _LEARNERS else () for name in names}
     ends = [(a, b) for a, b in (_PUBLISHED if published else _EDGES) if a in names and b in names]
     if published and "critic" in names and ("reward", "actor") in ends:
         ends.remove(("reward", "actor"))
@@ -73,7 +72,7 @@ def reasoning_graph(
         name: StageSpec(
             *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
             collective=name in _LEARNERS,
-            granularities=whole[name],
+            whole=together and name in _LEARNERS,
             at_once=name == "generation",
             waits=name in waiting,
             blocks_per_batch=blocks_per_batch if name == "generation" else 1,
@@ -84,7 +83,7 @@ def reasoning_graph(
         name="reasoning",
         num_blocks=num_blocks,
         stages=specs,
-        edges=tuple(Edge(a, b, granularities=whole[b]) for a, b in ends),
+        edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,

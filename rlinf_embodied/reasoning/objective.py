@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
-from rlinf_embodied.algorithms.losses import policy_loss, reference_kl
-from rlinf_embodied.algorithms.off_policy import mismatch, truncated_importance_weights
+from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -184,21 +183,17 @@ class Objective:
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
-        terms = policy_loss(
-            *(log_probs, old, cut(rows.advantages), mask, algorithm.clip_low, algorithm.clip_high, weights),
-            dual_clip=algorithm.dual_clip,
-            max_log_ratio=algorithm.max_log_ratio,
-            importance=importance,
-        )
+        clip = algorithm.clip_low, algorithm.clip_high
+        terms = policy_loss(log_probs, old, cut(rows.advantages), mask, *clip, weights, importance)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
         kl = torch.zeros_like(log_probs)
         if rows.reference is not None:
-            kl = reference_kl(log_probs, cut(rows.reference), mask, algorithm.max_log_ratio)
+            kl = reference_kl(log_probs, cut(rows.reference), mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
         statistics = [
-            *(terms.loss, terms.approx_kl[0], terms.clipfrac[0], terms.clipfrac[1]),
+            *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
             *((found.entropy * mask).sum(), mask.sum()),
             *(*self._measured(block, log_probs.detach(), old, recorded, mask), kl.sum()),
         ]
@@ -207,7 +202,7 @@ class Objective:
 
     def _measured(self, block: int, now: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
         """Returns sums: how training's log-probs differ from generation's, and how many weights the cap cuts off."""
-        _, distance, largest, kl, ratios = mismatch(old, recorded, mask)
+        distance, largest, kl, ratios = mismatch(old, recorded, mask)
         moved = torch.where(mask, now - old, 0.0).abs().max()
         differences = torch.stack([largest.float(), moved]).cpu()
         self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from rlinf_embodied.reporting import sections, work
-from rlinf_embodied.reporting.elements import measured, missing, table
+from rlinf_embodied.reporting import sections
+from rlinf_embodied.reporting.sections import measured, missing, table
 from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
@@ -21,8 +21,7 @@ td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { c
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; }
 .missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
-.headline { font-size: 19px; margin: 6px 0; }
-.state { font-weight: 600; } .state.stopped { color: #a33c1f; } .state.running { color: #2c6e2c; }
+.state { font-weight: 600; }
 .grid-of-charts { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
 figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
 """
@@ -57,7 +56,8 @@ def comparison(runs: Sequence[Run]) -> str:
         cells = [text for name in names for text in (measured(run.before, name), sections.latest(run, name))]
         per_iteration = run.summary.get("measured_s_per_iteration")
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
-        rows.append([run.name, run.state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
+        state = "finished" if run.finished else "unfinished"
+        rows.append([run.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
     judged = [head for name in names for head in (f"{name} before", "after")]
     outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
     units = sorted({run.unit for run in runs if run.metrics})
@@ -80,9 +80,9 @@ def _run(run: Run, video_bytes: int) -> str:
         {
             "Outcome": sections.outcome(run),
             "Configuration": sections.settings(run),
-            "Plan": work.plan(run),
+            "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
-            "Seconds per stage": work.seconds(run),
+            "Seconds per stage": sections.seconds(run),
             "Videos": sections.videos(run, video_bytes),
             "Evaluations": sections.evaluations(run),
             "Versions and hardware": sections.versions(run),

@@ -1,45 +1,46 @@
-"""Sections of a run's page on what it learned and from which settings; each says what is missing of what it shows."""
+"""Sections of a run's page, as HTML; each says what is missing of what it shows."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.reporting.elements import drawn, folded, measured, missing, table, value_of
-from rlinf_embodied.telemetry.metrics import moving_mean
-from rlinf_embodied.telemetry.plots import COLOURS, Line, line_chart, rate_lines
+from rlinf_embodied.telemetry.metrics import moving_mean, percent
+from rlinf_embodied.telemetry.plots import COLOURS, Line, gantt, line_chart, rate_lines, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
+from rlinf_embodied.telemetry.trace import Span
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def outcome(run: Run) -> str:
-    """What came of it, in one line and a table: the metric, before and after."""
-    number = run.num_iterations
-    kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
-    state = {
-        "finished": f"Finished after {number} iterations.{kept}",
-        "running": f"Still running: {number} iterations so far.",
-        "stopped": f"Stopped after {number} iterations, before its end.",
-    }[run.state]
-    text = f'<p class="state {run.state}">{state}</p>{_headline(run)}'
-    text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
-    if not run.before and not run.rates:
-        return text + missing("no evaluation has been written, and no iteration was finished")
-    names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])
-    rows = [[name, measured(run.before, name), latest(run, name)] for name in names]
-    head = ["metric (95 % interval of held-out evaluation)", "before", "after" if run.after else "now"]
-    facts = {}
-    if run.summary:
-        facts["seconds per iteration"] = f"{run.summary['measured_s_per_iteration']:.2f}"
-        facts["minutes of training"] = f"{run.summary['rl_s'] / 60:.1f}"
-        facts["weights"] = str(run.summary.get("weights_sha256", ""))[:16]
-    summary = " &middot; ".join(f"{name}: <b>{escape(value)}</b>" for name, value in facts.items())
-    return f"{text}{table(head, rows)}<p>{summary}</p>"
+# --------------------------------------------------------------------------------------------------------------- pieces
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table; cells are text."""
+    cells = lambda row, tag: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def missing(why: str) -> str:
+    """Returns a remark on what is missing."""
+    return f'<p class="missing">Missing: {escape(why)}.</p>'
+
+
+def measured(result: Mapping[str, Any], name: str) -> str:
+    """Returns a metric with its 95 % interval and, if known, the number of trials; "-" if it was not measured."""
+    value, interval = result.get(name), result.get(f"{name}_interval")
+    if interval is None:
+        return _value(name, value)
+    number = result.get("num_episodes") or result.get("num_problems")
+    text = percent(result, name) if name in SHARES else f"{value:.4g} [{interval[0]:.4g}, {interval[1]:.4g}]"
+    return text + (f" of {number}" if number else "")
 
 
 def latest(run: Run, name: str) -> str:
@@ -50,13 +51,44 @@ def latest(run: Run, name: str) -> str:
     return f"{100 * last[0][1]:.1f} % in the last iterations (sampled)" if last else "-"
 
 
-def _headline(run: Run) -> str:
-    """Returns the first of the rates, before and after, as one large line."""
-    name = next(iter(run.rates), None)
-    if name is None or f"{name}_interval" not in run.before:
-        return ""
-    after = f" &rarr; <b>{escape(measured(run.after, name))}</b>" if run.after else ""
-    return f'<p class="headline">{escape(name)}: <b>{escape(measured(run.before, name))}</b>{after}</p>'
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Returns a value, as text, for each dotted key: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+            found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
+    return found
+
+
+def _value(name: str, value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %" if name in SHARES else f"{value:.4g}"
+
+
+def _drawn(figure: Figure | None, title: str) -> str:
+    return "" if figure is None else f"<figure>{svg(figure, escape(title))}</figure>"
+
+
+# ------------------------------------------------------------------------------------------------------------- sections
+def outcome(run: Run) -> str:
+    """What came of it: state, metrics before and after, seconds, digest of the weights."""
+    number = run.num_iterations
+    kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
+    state = f"Finished after {number} iterations.{kept}" if run.finished else f"Not finished: {number} iterations."
+    text = f'<p class="state">{state}</p>'
+    text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
+    if not run.before and not run.rates:
+        return text + missing("no evaluation has been written, and no iteration was finished")
+    names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])
+    rows = [[name, measured(run.before, name), latest(run, name)] for name in names]
+    text += table(["metric (95 % interval of held-out evaluation)", "before", "after" if run.after else "now"], rows)
+    if not run.summary:
+        return text
+    per_iteration, minutes = run.summary["measured_s_per_iteration"], run.summary["rl_s"] / 60
+    digest = escape(str(run.summary.get("weights_sha256", ""))[:16])
+    return f"{text}<p>{per_iteration:.2f} s per iteration, {minutes:.1f} minutes of training, weights {digest}</p>"
 
 
 def settings(run: Run) -> str:
@@ -72,16 +104,35 @@ def settings(run: Run) -> str:
     return text + (table(["key", "value", "default"], rows) if rows else "")
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Returns a value, as text, for each dotted key: {"run": {"seed": 1}} gives {"run.seed": "1"}."""
-    found: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
-            found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
-    return found
+def plan(run: Run) -> str:
+    """The plan, one measured iteration of it, and what stages and iterations were predicted to take and took."""
+    if not run.plan:
+        return missing("plan.json: no plan was chosen yet")
+    text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {run.plan.get('num_devices')} devices.</p>"
+    spans = measured_iteration(run)
+    text += _drawn(gantt("a measured iteration", spans), "what ran when") if spans else missing("trace.json")
+    rows = []
+    for period in run.plan_report.get("periods", []):
+        first, number = period["first_iteration"] + 1, period["num_iterations"]
+        for name, seconds in period["measured_s"].items():
+            expected, error = period["predicted_s"].get(name), period["error"].get(name)
+            pair = [f"{expected:.3g}" if expected is not None else "-", f"{seconds:.3g}"]
+            off = f"{error:+.1%}" if error is not None else "-"
+            rows.append([f"{number} from {first} on" if name == "iteration" else "", name, *pair, off])
+    if not rows:
+        return text + missing("measured iterations in plan_report.json (it is written when a run ends)")
+    return text + table(["iterations", "stage", "predicted s", "measured s (median)", "error"], rows)
+
+
+def measured_iteration(run: Run) -> list[Span]:
+    """Returns what ran in the traced iteration of median length, the first one left out; [] without a trace."""
+    traced: dict[int, list[Span]] = {}
+    for span in run.spans:
+        if isinstance(number := span.args.get("iteration"), int):
+            traced.setdefault(number, []).append(span)
+    numbers = sorted(traced)[1:] or sorted(traced)
+    length_s = lambda number: max(s.end_s for s in traced[number]) - min(s.start_s for s in traced[number])  # noqa: E731
+    return traced[sorted(numbers, key=length_s)[len(numbers) // 2]] if numbers else []
 
 
 def curves(runs: Sequence[Run]) -> str:
@@ -90,7 +141,7 @@ def curves(runs: Sequence[Run]) -> str:
     for name in dict.fromkeys(name for run in runs for name in run.rates):
         lines = [line for k, run in enumerate(runs) for line in rate_lines(run, name, *_style(runs, k))]
         label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
-        charts.append(drawn(line_chart(lines, runs[0].unit, label, bounds), name))
+        charts.append(_drawn(line_chart(lines, runs[0].unit, label, bounds), name))
     note = (
         "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
         "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
@@ -105,7 +156,7 @@ def _style(runs: Sequence[Run], number: int) -> tuple[str, str]:
 
 
 def _small_charts(runs: Sequence[Run]) -> str:
-    """Returns the other metrics, each small, as a mean over five iterations."""
+    """Returns the other metrics, each small, as a mean over five iterations, unfolded by a click."""
     judged = {name for run in runs for name in run.rates}
     groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
     names = dict.fromkeys(name for run in runs for name in run.names if name.startswith(groups))
@@ -116,27 +167,22 @@ def _small_charts(runs: Sequence[Run]) -> str:
             xs, ys = [x for x, _ in run.column(name)], moving_mean([y for _, y in run.column(name)])
             colour, label = _style(runs, k)
             lines.append(Line(label, list(zip(xs, ys, strict=True)), colour))
-        charts.append(drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
+        charts.append(_drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
     inside = f'<div class="grid-of-charts">{"".join(charts)}</div>'
-    return folded(f"{len(charts)} more metrics, means of five iterations", inside) if charts else ""
+    title = f"{len(charts)} more metrics, means of five iterations"
+    return f"<details><summary>{title}</summary>{inside}</details>" if charts else ""
 
 
-def evaluations(run: Run) -> str:
-    """Every evaluation and check, in order."""
-    others = [name for name in ("return", "reward", "episode_len", "length") if name in run.before]
-    names = list(dict.fromkeys([*run.rates, *others]))
-    rows = [["before", "0", *(measured(run.before, name) for name in names)]] if run.before else []
-    for row in run.metrics:
-        for kind in ("eval", "check"):
-            found = [row.get(f"{kind}/{name}") for name in names]
-            if any(value is not None for value in found):
-                cells = [value_of(name, value) for name, value in zip(names, found, strict=True)]
-                rows.append([kind, str(row["iteration"]), *cells])
-        if row.get("check/ended_early"):
-            rows.append(["check, ended early: worse than the best", str(row["iteration"]), *("-" for _ in names)])
-    if run.after:
-        rows.append(["after", str(run.kept), *(measured(run.after, name) for name in names)])
-    return table(["evaluation", "iteration", *names], rows) if rows else missing("nothing was evaluated yet")
+def seconds(run: Run) -> str:
+    """Seconds of each stage, iteration by iteration and their medians."""
+    stages = [name for name in run.names if name.startswith("time/") and name != "time/total_s"]
+    if not stages:
+        return missing("no iteration was finished")
+    label = lambda name: name.removeprefix("time/").removesuffix("_s")  # noqa: E731
+    lines = [Line(label(name), run.column(name), COLOURS[k % len(COLOURS)]) for k, name in enumerate(stages)]
+    chart = _drawn(line_chart(lines, run.unit, "seconds per iteration", size=(7.6, 2.6)), "seconds per iteration")
+    medians = [[label(name), f"{statistics.median(y for _, y in run.column(name)):.3g}"] for name in stages]
+    return chart + table(["stage (its busiest worker)", "median s"], medians)
 
 
 def videos(run: Run, budget_bytes: int) -> str:
@@ -153,16 +199,27 @@ def videos(run: Run, budget_bytes: int) -> str:
             left_out.append(f"{file.parent.name}/{file.name}")
             continue
         used += size
-        shown.append(_video(file))
+        data = base64.b64encode(file.read_bytes()).decode("ascii")
+        video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
+        title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
+        shown.append(f"<figure>{video}<figcaption>{title}</figcaption></figure>")
     rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
     return f'<div class="grid-of-charts">{"".join(shown)}</div>{rest}'
 
 
-def _video(file: Path) -> str:
-    data = base64.b64encode(file.read_bytes()).decode("ascii")
-    title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
-    video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
-    return f"<figure>{video}<figcaption>{title}</figcaption></figure>"
+def evaluations(run: Run) -> str:
+    """Every evaluation and check, in order; a check that ended early, as worse than the best, has no numbers."""
+    others = [name for name in ("return", "reward", "episode_len", "length") if name in run.before]
+    names = list(dict.fromkeys([*run.rates, *others]))
+    rows = [["before", "0", *(measured(run.before, name) for name in names)]] if run.before else []
+    for row in run.metrics:
+        for kind in ("eval", "check"):
+            found = [row.get(f"{kind}/{name}") for name in names]
+            if any(value is not None for value in found) or (kind == "check" and row.get("check/ended_early")):
+                rows.append([kind, str(row["iteration"]), *map(_value, names, found)])
+    if run.after:
+        rows.append(["after", str(run.kept), *(measured(run.after, name) for name in names)])
+    return table(["evaluation", "iteration", *names], rows) if rows else missing("nothing was evaluated yet")
 
 
 def versions(run: Run) -> str:

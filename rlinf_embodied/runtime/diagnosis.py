@@ -14,7 +14,6 @@ from rlinf_embodied.runtime.worker_state import Status
 
 _STOPPED_S = 10.0  # nobody stops a worker for a good reason
 _HELD = "the machine is busy, or on a cluster another run holds its device (`ray status` shows it)"
-_SETUP = ".setup"  # of a stage
 _SLOWER = 2.0  # than ever before: calls differ in length
 
 
@@ -52,46 +51,30 @@ class Watched:
         return status is not None and bool(status.awaits or any(group.waits_in for group in status.groups.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds without progress after which a worker hangs."""
-
-    hang_after_s: float = 25.0  # beyond twice the longest time without progress so far
-    first_progress_s: float = 600.0  # of what has made no progress before: starts, set-ups and first calls
-
-
 @dataclass(slots=True)
 class History:
-    """The longest times without progress, by stage and method, over all workers.
+    """What counts as a hang: limits, and the longest times without progress by stage and method, over all workers."""
 
-    A method that was taken for one that hangs counts, too: it gets more time when it is called again, or one that is
-    only slow would be given up each time.
-    """
-
+    hang_after_s: float = 25.0  # without progress, beyond twice the longest time so far
+    first_progress_s: float = 600.0  # of what has made no progress before: starts, set-ups and first calls
     longest_s: dict[str, float] = field(default_factory=dict)
     waiting: object = None  # the state in which all workers wait for each other ...
     waiting_since: float = 0.0  # ... and since when
 
-    def learn(self, statuses: Sequence[Status]) -> None:
-        for status in statuses:
-            if status.longest_s is not None:
-                self.longest_s[status.step] = max(self.longest_s.get(status.step, 0.0), status.longest_s)
+    def note(self, step: str, seconds: float | None) -> None:
+        """Notes a time without progress, also of a method that is given up: if it is only slow, it gets more time."""
+        if step and seconds is not None:
+            self.longest_s[step] = max(self.longest_s.get(step, 0.0), seconds)
 
-    def suspect(self, statuses: Sequence[Status]) -> None:
-        """Takes the statuses of workers that are given up."""
-        for status in statuses:
-            if status.step:
-                self.longest_s[status.step] = max(self.longest_s.get(status.step, 0.0), status.step_s)
-
-    def limit(self, status: Status | None, limits: Limits) -> float:
+    def limit(self, status: Status | None) -> float:
         """Returns how long a method may take without progress.
 
         One that has made none in its process may have to import and compile.  `setup` is judged like that each time:
         what it loads depends on which other stages its worker hosts.
         """
-        if status is None or status.longest_s is None or status.step.endswith(_SETUP):
-            return limits.first_progress_s
-        return limits.hang_after_s + _SLOWER * max(status.longest_s, self.longest_s.get(status.step, 0.0))
+        if status is None or status.longest_s is None or status.step.endswith(".setup"):
+            return self.first_progress_s
+        return self.hang_after_s + _SLOWER * max(status.longest_s, self.longest_s.get(status.step, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +86,7 @@ class Trouble:
 
 
 def diagnose(
-    pending: Sequence[Pending], workers: Mapping[int, Watched], history: History, limits: Limits, now: float
+    pending: Sequence[Pending], workers: Mapping[int, Watched], history: History, now: float
 ) -> Trouble | None:
     """Returns which workers hang and who waits for them; None while everything makes progress."""
     first: dict[int, Pending] = {}
@@ -112,10 +95,8 @@ def diagnose(
     worker_of = {call.number: call.worker for call in pending}
     makers = {w: sorted({worker_of[n] for n in call.inputs if n in worker_of} - {w}) for w, call in first.items()}
     known = {worker: workers.get(worker, Watched(worker)) for worker in first}
-    reasons = {w: _fault(call, known[w], history, limits, now, bool(makers[w])) for w, call in first.items()}
-    culprits = {worker: reason for worker, reason in reasons.items() if reason}
-    if not culprits:
-        culprits = _deadlock(known, makers, history, limits, now)
+    reasons = {w: _fault(call, known[w], history, now, bool(makers[w])) for w, call in first.items()}
+    culprits = {w: reason for w, reason in reasons.items() if reason} or _deadlock(known, makers, history, now)
     if not culprits:
         return None
     lines = [f"{known[worker]} {reason}" for worker, reason in sorted(culprits.items())]
@@ -123,17 +104,16 @@ def diagnose(
     return Trouble(tuple(sorted(culprits)), "\n".join([*lines, *filter(None, waits)]))
 
 
-def _fault(call: Pending, of: Watched, history: History, limits: Limits, now: float, has_makers: bool) -> str:
+def _fault(call: Pending, of: Watched, history: History, now: float, has_makers: bool) -> str:
     """Returns what is wrong with a worker, "" if it makes progress or waits for others."""
-    waited, status, first_s = now - call.since, of.status, limits.first_progress_s
-    limit = history.limit(status, limits)
+    waited, status, limit = now - call.since, of.status, history.limit(of.status)
+    first = f"within {waited:.0f} s (cluster.first_progress_s={history.first_progress_s:g})"
     if of.stopped_since is not None:
         stopped_s = now - of.stopped_since
-        late = stopped_s > min(_STOPPED_S, limits.hang_after_s)
+        late = stopped_s > min(_STOPPED_S, history.hang_after_s)
         return f"is stopped (SIGSTOP) for {stopped_s:.0f} s, asked for {call.call}" if late else ""
     if not of.pid:
-        late = waited > first_s
-        return f"has not started within {waited:.0f} s (cluster.first_progress_s={first_s:g}): {_HELD}" if late else ""
+        return f"has not started {first}: {_HELD}" if waited > history.first_progress_s else ""
     if of.silent_since is not None:
         silent_s = now - of.silent_since
         cause = "C code in it holds the interpreter's lock, or its node is gone"
@@ -141,19 +121,19 @@ def _fault(call: Pending, of: Watched, history: History, limits: Limits, now: fl
     if status is None or of.is_waiting:
         return ""
     if not status.call:
-        late = not has_makers and waited > first_s
-        return f"has not begun {call.call} within {waited:.0f} s (cluster.first_progress_s={first_s:g})" if late else ""
-    if status.step and status.step_s > limit:
-        longest = max(status.longest_s or 0.0, history.longest_s.get(status.step, 0.0))
-        return (
-            f"makes no progress in {status.call}: {status.step} has made none for {status.step_s:.0f} s, and never "
-            f"took longer than {longest:.1f} s before (cluster.hang_after_s={limits.hang_after_s:g})"
-        )
-    return ""
+        late = not has_makers and waited > history.first_progress_s
+        return f"has not begun {call.call} {first}" if late else ""
+    if not status.step or status.step_s <= limit:
+        return ""
+    longest = max(status.longest_s or 0.0, history.longest_s.get(status.step, 0.0))
+    return (
+        f"makes no progress in {status.call}: {status.step} has made none for {status.step_s:.0f} s, and never "
+        f"took longer than {longest:.1f} s before (cluster.hang_after_s={history.hang_after_s:g})"
+    )
 
 
 def _deadlock(
-    known: Mapping[int, Watched], makers: Mapping[int, Sequence[int]], history: History, limits: Limits, now: float
+    known: Mapping[int, Watched], makers: Mapping[int, Sequence[int]], history: History, now: float
 ) -> dict[int, str]:
     """Returns all workers where each of them has waited for another one for too long, without any progress."""
     waits = [of.is_waiting or (makers[w] and of.status and not of.status.call) for w, of in known.items()]
@@ -162,7 +142,7 @@ def _deadlock(
         history.waiting, history.waiting_since = state, now
         return {}
     waited = now - history.waiting_since
-    if waited <= limits.first_progress_s:
+    if waited <= history.first_progress_s:
         return {}
     return dict.fromkeys(known, f"has waited for another worker for {waited:.0f} s, and so have all the others")
 
@@ -175,13 +155,10 @@ def _wait(call: Pending, makers: Sequence[int], of: Watched, workers: Mapping[in
         if group.waits_in:
             others = ", ".join(_missing(stage, group.entered, workers)) or "the network"
             return f"{of} waits in {group.waits_in} of {call.call} for {others}"
+    names = ", ".join(str(workers.get(number, Watched(number))) for number in of.status.awaits or makers)
     if of.status.awaits:
-        return f"{of} waits for {_names(of.status.awaits, workers)}, in {call.call}"
-    return "" if of.status.call or not makers else f"{of} waits for {_names(makers, workers)}, to begin {call.call}"
-
-
-def _names(numbers: Sequence[int], workers: Mapping[int, Watched]) -> str:
-    return ", ".join(str(workers.get(number, Watched(number))) for number in numbers)
+        return f"{of} waits for {names}, in {call.call}"
+    return "" if of.status.call or not makers else f"{of} waits for {names}, to begin {call.call}"
 
 
 def _missing(stage: str, entered: int, workers: Mapping[int, Watched]) -> list[str]:

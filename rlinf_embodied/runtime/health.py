@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from rlinf_embodied.errors import HangError, LostWorkerError, PeerError, RlinfError, StaleCallError, WorkerError
-from rlinf_embodied.runtime.diagnosis import History, Limits, Pending, Watched, diagnose
+from rlinf_embodied.runtime.diagnosis import History, Pending, Watched, diagnose
 from rlinf_embodied.runtime.ray_cluster import here, on_node
 from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.runtime.worker_state import Status
@@ -73,10 +73,10 @@ class _Monitor:
 class Health:
     """Of the workers of one session."""
 
-    def __init__(self, actors: Mapping[int, ActorHandle], node: str, limits: Limits) -> None:
+    def __init__(self, actors: Mapping[int, ActorHandle], node: str, history: History) -> None:
         """Starts nothing."""
         self.workers: dict[int, Watched] = {}
-        self._actors, self._node, self._limits = actors, node, limits
+        self._actors, self._node, self._history = actors, node, history
         self._monitor: ActorHandle | None = None
         self._asked: ray.ObjectRef | None = None  # a check under way
         self._blind_since: float | None = None  # no check has been answered since then
@@ -84,7 +84,6 @@ class Health:
         self._makers: dict[bytes, int] = {}  # by the id of a result: the reference itself would keep it in the store
         self._submitted, self._swept = 0, 256
         self._failed: dict[Ref, RlinfError] = {}  # by receipt
-        self._history = History()
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def note(
@@ -195,20 +194,20 @@ class Health:
         if gone:
             reasons = [LostWorkerError(of.gone, (of.worker,)) for of in gone]
             raise self._loss([of.worker for of in gone], waiting, reasons)
-        statuses = {w: of.status for w, of in self.workers.items() if of.status is not None}
-        self._history.learn(list(statuses.values()))
-        found = diagnose(list(self._waiting.values()), self.workers, self._history, self._limits, time.monotonic())
+        for of in self.workers.values():
+            if of.status is not None:
+                self._history.note(of.status.step, of.status.longest_s)
+        found = diagnose(list(self._waiting.values()), self.workers, self._history, time.monotonic())
         blind_s = 0.0 if self._blind_since is None else time.monotonic() - self._blind_since
         if found is None or 0 < blind_s < _FIRST_ANSWER_S:  # the report names who waits for whom
             return
-        self._history.suspect([statuses[w] for w in found.culprits if w in statuses])
+        lines = [f"the driver waits for {waiting}", found.message]
         self.check(stacks=found.culprits)
-        stacks = [
-            f"{of} is at\n{of.status.stack}"
-            for w in found.culprits
-            if (of := self.workers.get(w)) is not None and of.status is not None and of.status.stack
-        ]
-        raise HangError("\n".join([f"the driver waits for {waiting}", found.message, *stacks]), found.culprits)
+        for of in (self.workers[w] for w in found.culprits if w in self.workers):
+            if of.status is not None:
+                self._history.note(of.status.step, of.status.step_s)
+                lines += [f"{of} is at\n{of.status.stack}"] if of.status.stack else []
+        raise HangError("\n".join(lines), found.culprits)
 
     def check(self, stacks: Sequence[int] = ()) -> None:
         """Asks all workers what they do; those that do not answer in time are silent."""
@@ -217,10 +216,11 @@ class Health:
             stopped = of.pid and of.node == self._node and is_stopped(of.pid)
             of.stopped_since = (of.stopped_since or start) if stopped else None
         statuses = self._statuses(stacks)
-        if statuses is not None:
-            self._blind_since = None
-        for worker, of in self.workers.items() if statuses is not None else ():
-            answer = (statuses or {}).get(worker)
+        if statuses is None:
+            return
+        self._blind_since = None
+        for worker, of in self.workers.items():
+            answer = statuses.get(worker)
             if isinstance(answer, Status):
                 of.status, of.silent_since = answer, None
             elif answer is not None:
@@ -231,7 +231,8 @@ class Health:
     def _statuses(self, stacks: Sequence[int]) -> dict[int, Status | str] | None:
         """Returns the monitor's answer; None while it starts."""
         if self._asked is None:
-            self._asked = self._require_monitor().ask.remote(self._present(), _ANSWER_S, list(stacks))
+            present = {worker: self._actors[worker] for worker in self.workers if worker in self._actors}
+            self._asked = self._require_monitor().ask.remote(present, _ANSWER_S, list(stacks))
         if not ray.wait([self._asked], timeout=_TICK_S)[0]:
             return None
         asked, self._asked = self._asked, None
@@ -241,9 +242,6 @@ class Health:
             _LOG.warning("the process that checks the workers' health died: it is started again")
             self._monitor = None
             return None
-
-    def _present(self) -> dict[int, ActorHandle]:
-        return {worker: self._actors[worker] for worker in self.workers if worker in self._actors}
 
     def _require_monitor(self) -> Any:
         if self._monitor is None:
@@ -264,13 +262,12 @@ class Health:
             self._monitor = None
             stuck = set(up)
         waits: dict[Any, int] = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
-        done, late = ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else ([], [])
-        stuck |= {waits[ref] for ref in late}
-        for ref in done:
+        ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else None
+        for ref, worker in waits.items():
             try:
-                ray.get(ref)
-            except RayError:
-                stuck.add(waits[ref])
+                ray.get(ref, timeout=0)
+            except RayError:  # it died, or runs the call still
+                stuck.add(worker)
         return sorted(stuck)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.errors import (
@@ -115,13 +115,6 @@ class Stage(Protocol):
         ...
 
 
-@runtime_checkable
-class Leaving(Protocol):
-    """A stage that works after its calls, or holds what has to be given back, such as simulators."""
-
-    def leave(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LocalRef:
     """Stands for a value in its worker's store."""
@@ -173,11 +166,6 @@ class Call:
             return (self.stage,)
         return (self.stage, self.partner)
 
-    @property
-    def stages(self) -> tuple[str, ...]:
-        """The stages that are at work in it, wherever they are."""
-        return (self.stage, self.partner) if self.partner else (self.stage,)
-
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -228,49 +216,38 @@ class WorkerHost:
         self._exclusive: dict[str, frozenset[str]] = {}  # of every stage, those that may not be in memory with it
         self._offloaded: set[str] = set()
         self._alone = alone  # nothing else is at work in this process
-        self._settled: set[int] = set()  # iterations at whose beginning `_settle` hid something, two at most
+        self._settled = False
 
     def add_stage(self, spec: StageSpec, context: StageContext, group: Group | None = None) -> object:
         """Builds a stage and returns the facts that its `setup` reports."""
         group = self._groups[spec.name] = StageGroup(group or context.group, spec.name, self.state)
-        context = replace(context, group=cast(Group, group), shared=self.shared)
+        context, where = replace(context, group=cast(Group, group), shared=self.shared), f"{spec.name}.setup"
         try:
             make = load_target(spec.target)
-            self._pin_threads()
+            torch = sys.modules.get("torch")  # where a stage brought it; a process of several workers has one thread
+            if torch is not None:
+                torch.set_num_threads(self.spec.threads if self._alone else 1)
             stage = make(spec.config)
             assert isinstance(stage, Stage)
             self._admit(spec.name, type(stage), context.exclusive)
             self.stages[spec.name] = stage
-            with self.state.calling(f"{spec.name}.setup"), self.state.stepping(f"{spec.name}.setup"):
+            with self.state.calling(where), self.state.stepping(where):
                 return stage.setup(context)
-        except RlinfError:
-            self.leave_group(spec.name)
-            raise
         except Exception as error:
-            self.leave_group(spec.name)
-            raise self._failure(f"{spec.name}.setup", error) from error
-
-    def leave_group(self, stage: str) -> None:
-        """Lets the others of a stage's group know that this member will not come."""
-        if stage in self._groups:
-            self._groups[stage].close()
+            group.close()
+            if isinstance(error, RlinfError):
+                raise
+            raise self._failure(where, error) from error
 
     def close_groups(self) -> None:
         """Ends this worker's part in all collectives; called from another thread."""
-        for stage in tuple(self._groups):
-            self.leave_group(stage)
-
-    def _pin_threads(self) -> None:
-        """Limits torch's threads, if a stage brought torch with it; a process of several workers has one thread."""
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            torch.set_num_threads(self.spec.threads if self._alone else 1)
+        for group in tuple(self._groups.values()):
+            group.close()
 
     def tear_down(self) -> None:
         """Has every stage end what it does after its calls and give back what it holds, such as simulators."""
         for stage in self.stages.values():
-            if isinstance(stage, Leaving):
-                stage.leave()
+            getattr(stage, "leave", lambda: None)()
 
     def clear(self) -> None:
         """Forgets all stages, what they share and what they stored: the worker is as it was started."""
@@ -282,8 +259,8 @@ class WorkerHost:
         self.shared = {}  # not cleared in place: contexts of the old stages hold it
         self._store.clear()
         if self._settled:
-            self._settled.clear()
             gc.unfreeze()
+        self._settled = False
         gc.collect()
         devices.empty_cache(self.spec.device)
 
@@ -299,37 +276,39 @@ class WorkerHost:
         with self.state.calling(str(call)):
             try:
                 return self._invoke(call, payloads, peers)
-            except BaseException:
-                self.leave_group(call.stage)
-                raise
+            except BaseException as error:
+                if call.stage in self._groups:  # the others learn that this member will not come
+                    self._groups[call.stage].close()
+                own = isinstance(error, RlinfError) and not isinstance(error, SimulatorError)
+                if own or not isinstance(error, Exception):
+                    raise
+                raise self._failure(str(call), error) from error
 
     def _invoke(self, call: Call, payloads: Sequence[object], peers: relay.Peers | None) -> list[object]:
-        self.state.begin(call.step_context.attempt)
-        self._forget_before(call.step_context)
-        self._settle(call.step_context.iteration)
+        at = call.step_context
+        self.state.begin(at.attempt)
+        oldest = at.iteration if at.oldest is None else at.oldest  # an iteration consumes only its own data
+        self._store = {key: value for key, value in self._store.items() if cast(int, key[0]) >= oldest}
+        if self._alone and not self._settled:  # hides what set-up made, mostly modules, from the garbage collector
+            self._settled = True
+            gc.collect()  # garbage that is frozen stays for good
+            gc.freeze()
         self._spans = []
-        try:
-            for name in call.makers:
-                if call.method != "export_snapshot":  # copies from wherever it is
-                    self._enter(name, call.step_context)
-            values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
-            count = call.payloads_per_block
-            inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
-            if call.method == "loop":
-                results, report = self._loop(call, inputs)
-            elif call.method == "relay":
-                assert peers is not None
-                results, report = self._relay(call, payloads, peers), None
-            elif call.blocks:
-                results, report = self._plain(call, inputs)
-            else:
-                results, report = self._whole(call, values)
-        except SimulatorError as error:  # it was built, so the configuration is right
-            raise self._failure(str(call), error) from error
-        except RlinfError:
-            raise
-        except Exception as error:
-            raise self._failure(str(call), error) from error
+        for name in call.makers:
+            if call.method != "export_snapshot":  # copies from wherever it is
+                self._enter(name, at)
+        values = [self._store[p.key] if isinstance(p, LocalRef) else p for p in payloads]
+        count = call.payloads_per_block
+        inputs = {block: values[i * count : (i + 1) * count] for i, block in enumerate(call.blocks)}
+        if call.method == "loop":
+            results, report = self._loop(call, inputs)
+        elif call.method == "relay":
+            assert peers is not None
+            results, report = self._relay(call, payloads, peers), None
+        elif call.blocks:
+            results, report = self._plain(call, inputs)
+        else:
+            results, report = self._whole(call, values)
         sizes, width = [payload_bytes(r) for r in results] if call.counts_bytes else [], len(call.blocks) or 1
         num_bytes = tuple(max(sizes[at : at + width]) for at in range(0, len(sizes), width))
         blocks = call.blocks * len(call.makers)
@@ -368,126 +347,79 @@ class WorkerHost:
 
         Consumers take data from anywhere, as it comes from other workers on the CPU too.
         """
-        start = time.time()
-        with self.state.stepping(f"{name}.{method}"):
-            getattr(self.stages[name], method)(step_context)
+        self._timed(name, method, step_context)
         if method == "offload" and devices.is_accelerator(self.spec.device):
-            kept = [key for key in self._store if key[2] == name]
-            self._store |= {key: to_device(self._store[key], "cpu") for key in kept}
-        self._note_span(name, method, step_context, start)
+            self._store |= {key: to_device(value, "cpu") for key, value in self._store.items() if key[1] == name}
 
-    def _note_span(self, stage: str, method: str, step_context: StepContext, start: float) -> None:
-        args = {"iteration": step_context.iteration, "chunk_step": step_context.chunk_step}
-        device, worker = self.spec.device, self.spec.worker
-        self._spans.append(Span(f"{stage}.{method}", stage, worker, device, start, time.time(), args))
-
+    # --------------------------------------------------------------------------------------------------- kinds of calls
     def _plain(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
-        stage = self.stages[call.stage]
-        if call.method == "open":
-            output = self._timed(call, stage, inputs if call.payloads_per_block else call.blocks)
+        given: object = inputs
+        if call.method == "open" and not call.payloads_per_block:
+            given = call.blocks
         elif call.method in ("step", "close"):
-            output = self._timed(call, stage, {block: parts[0] if parts else None for block, parts in inputs.items()})
-        else:
-            output = self._timed(call, stage, inputs)
+            given = {block: parts[0] if parts else None for block, parts in inputs.items()}
+        output = self._timed(call.stage, call.method, call.step_context, given)
         if isinstance(output, Output):
             return [output.blocks[block] for block in call.blocks], output.report
         return [output[block] for block in call.blocks], None
 
     def _whole(self, call: Call, payloads: list[object]) -> tuple[list[object], object]:
         """Runs a call that is no block's."""
-        if call.method == "enter":
+        stage, method, step_context = call.stage, call.method, call.step_context
+        if method == "enter":
             return [], None
-        stage = self.stages[call.stage]
-        if call.method == "export_snapshot":  # the report is whether there is one
-            state = self._timed(call, stage) if hasattr(stage, call.method) else None
+        if method == "export_snapshot":  # the report is whether there is one
+            state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             return [state], state is not None
-        if call.method == "import_snapshot":
-            return [], self._timed(call, stage, payloads)
+        if method == "import_snapshot":
+            return [], self._timed(stage, method, step_context, payloads)
         given = [] if call.argument is None else [call.argument]
-        answer = self._timed(call, stage, *given, *payloads)
+        answer = self._timed(stage, method, step_context, *given, *payloads)
         return ([answer], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:
         """Runs the whole loop in this process: the same calls, in the same order, as a driver would make."""
         assert call.partner is not None
-        opener, answerer = self.stages[call.stage], self.stages[call.partner]
-        messages = self._timed(call, opener, inputs if call.payloads_per_block else call.blocks, method="open")
+        opener, answerer, at = call.stage, call.partner, call.step_context
+        messages = self._timed(opener, "open", at, inputs if call.payloads_per_block else call.blocks)
         for step in range(call.chunk_steps):
-            step_context = replace(call.step_context, chunk_step=step)
-            answers = self._timed(
-                call, answerer, messages, method="step", stage_name=call.partner, step_context=step_context
-            )
-            messages = self._timed(call, opener, answers, method="step", step_context=step_context)
+            step_context = replace(at, chunk_step=step)
+            answers = self._timed(answerer, "step", step_context, messages)
+            messages = self._timed(opener, "step", step_context, answers)
             if all(message is None for message in messages.values()):
                 break
-        theirs = self._timed(call, answerer, messages, method="close", stage_name=call.partner)
-        ours = self._timed(call, opener, dict.fromkeys(call.blocks), method="close")
+        theirs = self._timed(answerer, "close", at, messages)
+        ours = self._timed(opener, "close", at, dict.fromkeys(call.blocks))
         return [output.blocks[block] for output in (ours, theirs) for block in call.blocks], ours.report
 
     def _relay(self, call: Call, opened: Sequence[object], peers: relay.Peers) -> list[object]:
         """Runs a loop's chunk-steps with openers in other workers; returns what they show last."""
-        answerer = self.stages[call.stage]
 
         def answer(step_context: StepContext, messages: dict[int, object]) -> Mapping[int, object]:
             step = replace(call, method="step", step_context=step_context, blocks=tuple(messages))
             with self.state.calling(str(step)):
-                found = self._timed(call, answerer, messages, method="step", step_context=step_context)
+                found = self._timed(call.stage, "step", step_context, messages)
             return found.blocks if isinstance(found, Output) else found
 
         last, receipts = relay.run(call, opened, peers, answer)
         self._spans.extend(span for receipt in receipts if isinstance(receipt, Receipt) for span in receipt.spans)
         return last
 
-    def _timed(
-        self,
-        call: Call,
-        stage: Stage,
-        *arguments: object,
-        method: str = "",
-        stage_name: str = "",
-        step_context: StepContext | None = None,
-    ):
-        method, step_context = method or call.method, step_context or call.step_context
+    def _timed(self, name: str, method: str, step_context: StepContext, *arguments: object) -> Any:
         self.state.require_current(step_context.attempt)
-        start = time.time()
-        with self.state.stepping(f"{stage_name or call.stage}.{method}"):
-            result = getattr(stage, method)(step_context, *arguments)
-        self._note_span(stage_name or call.stage, method, step_context, start)
+        start, step = time.time(), f"{name}.{method}"
+        with self.state.stepping(step):
+            result = getattr(self.stages[name], method)(step_context, *arguments)
+        args = {"iteration": step_context.iteration, "chunk_step": step_context.chunk_step}
+        self._spans.append(Span(step, name, self.spec.worker, self.spec.device, start, time.time(), args))
         return result
 
+    # -------------------------------------------------------------------------------------------------- what stays here
     def _keep(self, call: Call, index: int, value: object) -> LocalRef:
-        step_context, maker = call.step_context, call.makers[index // len(call.blocks)]
-        key = (
-            step_context.iteration,
-            step_context.attempt,
-            maker,
-            call.method,
-            step_context.round,
-            step_context.chunk_step,
-            call.blocks,
-            index,
-        )
-        same = [old for old in self._store if (old[0], *old[2:]) == (key[0], *key[2:])]
-        for old in same:  # of an attempt that was given up
-            del self._store[old]
-        self._store[key] = value
+        at, maker = call.step_context, call.makers[index // len(call.blocks)]
+        key = (at.iteration, maker, call.method, at.round, at.chunk_step, call.blocks, index)
+        self._store[key] = value  # in place of what an attempt that was given up has made
         return LocalRef(self.spec.worker, key)
-
-    def _forget_before(self, step_context: StepContext) -> None:
-        """Drops what earlier iterations left: an iteration consumes only its own data."""
-        oldest = step_context.iteration if step_context.oldest is None else step_context.oldest
-        for key in [key for key in self._store if cast(int, key[0]) < oldest]:
-            del self._store[key]
-
-    def _settle(self, iteration: int) -> None:
-        """Hides from the garbage collector what set-up, and then a first iteration, have made and stays.
-
-        Most of it are modules; each full collection would look through all of them.
-        """
-        if self._alone and iteration not in self._settled and len(self._settled) < 2:
-            self._settled.add(iteration)
-            gc.collect()  # garbage that is frozen stays for good
-            gc.freeze()
 
     def _failure(self, where: str, error: Exception) -> WorkerError:
         own = (self.spec.worker,)

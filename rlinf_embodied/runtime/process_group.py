@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -21,30 +20,23 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from rlinf_embodied.device import has_nccl, synchronize, use
-from rlinf_embodied.errors import ConfigError, HangError, PeerError
+from rlinf_embodied.errors import PeerError
 
 _Result = TypeVar("_Result")
-NEVER_S = 30 * 86400.0  # health checks find the member that the others wait for, however long a healthy one takes
+_NEVER = timedelta(days=30)  # health checks find the member that the others wait for, however long a healthy one takes
 _BACKLOG = 4096  # members of a large group connect at the same time
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # of torch's collectives; torch knows no other way
-_SLACK = 0.9  # a failure this close to the limit is a timeout, whatever the backend calls it
 
 
 class TorchGroup:
-    """One member of a group of processes; see learning/reduce.py for the protocol.
+    """One member of a group of processes; see learning/groups.py for the protocol.
 
-    Others may use `store`, under a separate prefix.  After a HangError or PeerError the group is spent: close it
-    and build a new one with another rendezvous.
+    Others may use `store`, under a separate prefix.  After a PeerError the group is spent: close it and build a new one
+    with another rendezvous.
     """
 
     def __init__(
-        self,
-        rank: int,
-        size: int,
-        rendezvous: str,
-        timeout_s: float = NEVER_S,
-        device: str = "cpu",
-        listener: socket.socket | None = None,
+        self, rank: int, size: int, rendezvous: str, device: str = "cpu", listener: socket.socket | None = None
     ) -> None:
         """Meets the other members.
 
@@ -52,31 +44,27 @@ class TorchGroup:
             rank: of this process, 0 <= rank < size.
             size: number of members.
             rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
-            timeout_s: limit of this meeting and of every later operation.
             device: torch's name; tensors of a kind without NCCL go through the host's memory, by gloo.
             listener: of rank 0, the socket that listens at a tcp rendezvous already, which this takes over; None: it
                 listens there itself.
 
         Raises:
-            HangError: not everyone came in time.
-            ConfigError: a rendezvous of another form.
+            PeerError: a member died before it came.
         """
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
         self.rank, self.size = rank, size
-        self.timeout_s = timeout_s
         self._device = device if has_nccl(device) else "cpu"  # where tensors are sent from and arrive
-        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, timeout_s, listener))
+        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, listener))
         self._backend = self._guarded("rendezvous", self._connect)
 
     def _connect(self) -> dist.ProcessGroup:
-        limit = timedelta(seconds=self.timeout_s)
-        self.store.set_timeout(limit)
+        self.store.set_timeout(_NEVER)
         if has_nccl(self._device):
             options = dist.ProcessGroupNCCL.Options()
-            options._timeout = limit
+            options._timeout = _NEVER
             use(self._device)
             return cast(dist.ProcessGroup, dist.ProcessGroupNCCL(self.store, self.rank, self.size, options))
-        return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, limit))
+        return cast(dist.ProcessGroup, dist.ProcessGroupGloo(self.store, self.rank, self.size, _NEVER))
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         """Gives tensors to all; ranks with fewer of them pad, since the backends gather equal sizes only."""
@@ -110,55 +98,34 @@ class TorchGroup:
 
     def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
         def complete() -> None:
-            start().wait(timedelta(seconds=self.timeout_s))
+            start().wait(_NEVER)
             synchronize(self._device)
 
         self._guarded(operation, complete)
 
     def _guarded(self, operation: str, action: Callable[[], _Result]) -> _Result:
-        """Runs `action`; a timeout becomes a HangError, a lost connection a PeerError."""
-        start = time.monotonic()
+        """Runs `action`; a lost connection becomes a PeerError."""
         try:
             return action()
         except RuntimeError as error:  # torch raises DistError, its child, and the plain one
-            who = f"rank {self.rank} of {self.size}"
-            reason = str(error).splitlines()[0]
-            if "timeout" in reason.lower() or "timed out" in reason.lower() or self._is_late(start):
-                raise HangError(
-                    f"{who} waited {self.timeout_s:g} s for the others in {operation}: one of them hangs, died, or "
-                    f"makes other calls; look at its log, ({reason})"
-                ) from error
             raise PeerError(
-                f"{who} lost the others in {operation}: one of them died; close this group and build a new one "
-                f"({reason})"
+                f"rank {self.rank} of {self.size} lost the others in {operation}: one of them died; close this group "
+                f"and build a new one ({str(error).splitlines()[0]})"
             ) from error
-
-    def _is_late(self, start: float) -> bool:
-        return time.monotonic() - start > _SLACK * self.timeout_s
-
-
-def _store(rank: int, size: int, rendezvous: str, timeout_s: float, listener: socket.socket | None) -> Store:
-    kind, _, place = rendezvous.partition("://")
-    if kind == "file" and place:
-        return dist.FileStore(place, size)  # pyright: ignore[reportPrivateImportUsage]
-    host, _, port = place.rpartition(":")
-    if kind == "tcp" and host and port.isdigit():
-        limit = timedelta(seconds=timeout_s)
-        return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            host,
-            int(port),
-            size,
-            is_master=rank == 0,
-            timeout=limit,
-            master_listen_fd=None if listener is None else listener.detach(),
-        )
-    raise ConfigError(
-        f"the rendezvous is {rendezvous!r}, but it must be file://<path> or tcp://<host>:<port>: "
-        "use file:// on one node"
-    )
 
 
 # ---------------------------------------------------------------------------------------------------------- rendezvous
+def _store(rank: int, size: int, rendezvous: str, listener: socket.socket | None) -> Store:
+    kind, _, place = rendezvous.partition("://")
+    if kind == "file":
+        return dist.FileStore(place, size)  # pyright: ignore[reportPrivateImportUsage]
+    host, _, port = place.rpartition(":")
+    taken = None if listener is None else listener.detach()
+    return dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
+        host, int(port), size, is_master=rank == 0, timeout=_NEVER, master_listen_fd=taken
+    )
+
+
 def listen(host: str) -> tuple[socket.socket, str]:
     """Returns a socket that listens at a free port of one of this machine's addresses, and its rendezvous."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -28,7 +28,7 @@ from ray.experimental import get_object_locations
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import LostNodeError, LostWorkerError
 from rlinf_embodied.runtime import tensor_wire
-from rlinf_embodied.runtime.diagnosis import Limits, Watched
+from rlinf_embodied.runtime.diagnosis import History, Watched
 from rlinf_embodied.runtime.health import Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import here, is_up, lost_nodes, on_node, start_ray, task_variables
@@ -67,7 +67,7 @@ class RaySession:
         self._nodes: dict[int, str] = {}  # of workers that have one, see WorkerSpec
         if self._owns_ray:
             start_ray(object_store_bytes)
-        self._health = Health(self._actors, socket.gethostname(), Limits(hang_after_s, first_progress_s))
+        self._health = Health(self._actors, socket.gethostname(), History(hang_after_s, first_progress_s))
 
     # --------------------------------------------------------------------------------------------------------- workers
     def start(self, workers: Sequence[WorkerSpec]) -> None:

@@ -112,11 +112,11 @@ class _Worker:
                 k: cast("Callable[[Key, object], object]", a.deliver.remote) for k, a in enumerate(members.actors)
             }
             return cast(Group, MailGroup(members.name, rank, deliver, self._mail))
-        from rlinf_embodied.runtime.process_group import NEVER_S, TorchGroup, use_interface_of
+        from rlinf_embodied.runtime.process_group import TorchGroup, use_interface_of
 
         use_interface_of(ray.util.get_node_ip_address())
         listener, self._listener = self._listener, None
-        return TorchGroup(rank, len(members.actors), rendezvous, NEVER_S, device, listener)
+        return TorchGroup(rank, len(members.actors), rendezvous, device, listener)
 
     def clear(self) -> None:
         self.host.clear()

@@ -93,23 +93,10 @@ class Session(Protocol):
     def close(self) -> None: ...
 
 
-class _SerialPeers:
-    """Workers of one process: every call has run when it was asked for."""
-
-    def __init__(self, hosts: dict[int, WorkerHost]) -> None:
-        self._hosts = hosts
-
-    def ask(self, worker: int, call: Call, payloads: Sequence[object]) -> list[Ref]:
-        return self._hosts[worker].invoke(call, payloads)
-
-    def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
-        return list(refs)
-
-
 class SerialSession:
     """All workers in this process, one call at a time: for debuggers and unit tests."""
 
-    relays = True
+    relays = False
 
     def __init__(self, timeout_s: float = 86400.0) -> None:
         """Takes the limit after which collective calls stop waiting for each other."""
@@ -135,8 +122,7 @@ class SerialSession:
         """Runs collective calls in separate threads, and all others immediately in this one."""
         calls = [(worker, self._of_attempt(call), payloads) for worker, call, payloads in calls]
         if not collective or len(calls) == 1:
-            peers = _SerialPeers(self._hosts)
-            return [self._hosts[worker].invoke(call, payloads, peers) for worker, call, payloads in calls]
+            return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
         errors: list[BaseException] = []
 

@@ -1,10 +1,10 @@
-"""Ctrl-C, SIGTERM and SIGHUP: requests to stop, each with its own exit code (128 + number: 130, 143, 129).
+"""Ctrl-C and SIGTERM: requests to stop, each with its own exit code (128 + number: 130, 143).
 
     ends_at_once     the first one raises Stopped where the process is: a checkpoint could hold nothing more
     ends_when_asked  the first one is noted, and what is under way is finished; the second one raises Stopped
     in both          another one while workers are ended and files closed leaves that undone
 
-What is ignored when the process starts stays ignored: `nohup` and shells without job control mean it.
+What is ignored when the process starts stays ignored: shells without job control mean it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 
-_NAMES = {signal.SIGINT: "interrupt", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+_NAMES = {signal.SIGINT: "interrupt", signal.SIGTERM: "SIGTERM"}
 
 
 class Stopped(KeyboardInterrupt):
@@ -35,7 +34,7 @@ class Stopped(KeyboardInterrupt):
 
     def __str__(self) -> str:
         """Returns the end of a sentence."""
-        return "interrupted" if self.number == signal.SIGINT else f"stopped by {_NAMES[signal.Signals(self.number)]}"
+        return "interrupted" if self.number == signal.SIGINT else f"stopped by {signal.Signals(self.number).name}"
 
 
 @dataclass(slots=True)
@@ -60,9 +59,8 @@ def ends_at_once() -> Iterator[None]:
     """Within it a signal raises Stopped in the main thread, so that workers are ended and files closed."""
     raised = False
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: object) -> None:
         nonlocal raised
-        _leave_terminal(number)
         if raised:
             os._exit(128 + number)
         raised = True
@@ -77,20 +75,21 @@ def ends_when_asked() -> Iterator[StopRequest]:
     """Within it the first signal is a request; the second one raises Stopped."""
     request = StopRequest()
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        _leave_terminal(number)
+    def handle(number: int, frame: object) -> None:
         if request.asked:
             raise Stopped(number)
         request.number = number
         name = _NAMES[signal.Signals(number)]
-        _say(f"\n{name}: finishing this iteration, then writing a checkpoint (again: stop at once)\n")
+        text = f"\n{name}: finishing this iteration, then writing a checkpoint (again: stop at once)\n"
+        with contextlib.suppress(OSError, ValueError):  # past the stream's buffer, which may be half written
+            os.write(sys.stdout.fileno(), text.encode())
 
     with _handling(handle):
         yield request
 
 
 @contextmanager
-def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handling(handle: Callable[[int, object], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _NAMES}
     taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     for number in taken:
@@ -100,30 +99,3 @@ def _handling(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]
     finally:
         for number in taken:
             signal.signal(number, before[number])
-
-
-def _say(text: str) -> None:
-    """Prints past the stream's buffer, which the signal may have found half written."""
-    with contextlib.suppress(OSError, ValueError):
-        os.write(sys.stdout.fileno(), text.encode())
-
-
-def _leave_terminal(number: int) -> None:
-    """After a hang-up writes to the terminal fail, and a failed line of text is no reason to lose a run."""
-    if number != signal.SIGHUP:
-        return
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.isatty(stream) or _is_gone(stream):
-                os.dup2(nowhere, stream)
-    os.close(nowhere)
-
-
-def _is_gone(stream: int) -> bool:
-    """Whether a stream is a terminal that was hung up: it is no longer one by `isatty`, and its writes fail."""
-    try:
-        os.write(stream, b"")
-    except OSError:
-        return True
-    return False

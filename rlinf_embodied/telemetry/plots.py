@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,24 +112,22 @@ def plot_curve(folder: Path) -> Path:
 
 
 # -------------------------------------------------------------------------------------------------------- what ran when
-def gantt(activities: Mapping[str, Sequence[Span]]) -> Figure:
-    """Returns one chart below the other by title, with common colours and a common axis of seconds since each start."""
-    stages = list(dict.fromkeys(span.stage for spans in activities.values() for span in spans))
-    rows = {title: sorted({(s.worker, s.device, s.stage) for s in spans}) for title, spans in activities.items()}
-    heights = [min(len(places), _MOST_ROWS) + 2 for places in rows.values()]
-    figure = _figure((9.0, 0.6 + 0.25 * sum(heights)))
-    plots = figure.subplots(len(rows), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, spans) in zip(plots, activities.items(), strict=True):
-        origin, shown = min((span.start_s for span in spans), default=0.0), rows[title][:_MOST_ROWS]
-        for height, place in enumerate(shown):
-            bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == place]
-            axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=COLOURS[stages.index(place[2]) % len(COLOURS)])
-        axes.set_yticks(range(len(shown)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in shown])
-        axes.invert_yaxis()
-        axes.grid(axis="x", alpha=0.3)
-        more = len(rows[title]) - len(shown)
-        axes.set_title(title + (f", {more} rows not drawn" if more else ""), fontsize=9)
-    plots[-1].set(xlabel="seconds")
+def gantt(title: str, spans: Sequence[Span]) -> Figure:
+    """Returns a chart of what ran when: a row per worker and stage, seconds since the first span began."""
+    stages = list(dict.fromkeys(span.stage for span in spans))
+    places = sorted({(span.worker, span.device, span.stage) for span in spans})
+    shown, more = places[:_MOST_ROWS], len(places) - _MOST_ROWS
+    figure = _figure((9.0, 1.1 + 0.25 * len(shown)))
+    axes = figure.add_subplot()
+    origin = min((span.start_s for span in spans), default=0.0)
+    for height, place in enumerate(shown):
+        bars = [(s.start_s - origin, s.duration_s) for s in spans if (s.worker, s.device, s.stage) == place]
+        axes.broken_barh(bars, (height - 0.4, 0.8), facecolors=COLOURS[stages.index(place[2]) % len(COLOURS)])
+    axes.set_yticks(range(len(shown)), [f"worker {worker} ({device}) {stage}" for worker, device, stage in shown])
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title(title + (f", {more} rows not drawn" if more > 0 else ""), fontsize=9)
+    axes.set(xlabel="seconds")
     return figure
 
 

@@ -6,6 +6,7 @@ trace.json  videos/  checkpoints/  .lock
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -14,12 +15,11 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError, writing
-from rlinf_embodied.telemetry.process_lock import ProcessLock
 
 _PACKAGES = ("torch", "ray", "mani_skill", "sapien", "gymnasium", "timm", "transformers", "numpy", "omegaconf")
 
@@ -60,41 +60,29 @@ class RunFolder:
         Raises:
             ConfigError: it cannot be written, or another process has it locked.
         """
-        self.path = path
-        self._lock = ProcessLock(path / ".lock")
+        self.path, self.checkpoints, self.videos = path, path / "checkpoints", path / "videos"
+        self.best = path / "best"  # the checkpoint of the best check
+        self._lock: TextIO | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
                 pass
-            holder = self._lock.take() if locked else None
+            if locked:
+                self._lock = (path / ".lock").open("a+", encoding="utf-8")
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the kernel frees it when the process is gone
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"run.dir is {str(path)!r}, but another run writes it: wait for its end, or use another run.dir"
+            ) from error
         except OSError as error:
             raise ConfigError(
                 f"run.dir is {str(path)!r}, but it cannot be written ({error.strerror}): use another run.dir"
             ) from error
-        if holder is not None:
-            raise ConfigError(
-                f"run.dir is {str(path)!r}, but another run writes it ({holder}): wait for its end, or use another "
-                "run.dir"
-            )
 
     def unlock(self) -> None:
         """Lets others have the folder."""
-        self._lock.release()
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
-        """Where the checkpoint of the best check lies."""
-        return self.path / "best"
-
-    @property
-    def videos(self) -> Path:
-        """Where videos lie."""
-        return self.path / "videos"
+        if self._lock is not None:
+            self._lock.close()
 
     def write_text(self, name: str, text: str) -> Path:
         """Writes a small file so that readers see the old one or the new one, never half of it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +30,7 @@ class Run:
     """A run folder; {} and () stand for what is not there."""
 
     folder: Path
-    state: str  # "finished", "running" or "stopped"
+    finished: bool
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     plan: Mapping[str, Any]
@@ -93,11 +92,11 @@ def read_run(folder: Path) -> Run:
     missing: list[str] = []
     config, manifest, plan, plan_report, summary, trace = (_read(folder / name, missing) for name in _FILES)
     metrics = read_metrics(folder)
-    trained = max((int(row["iteration"] or 0) for row in metrics), default=0)
+    trained = max((int(row["iteration"]) for row in metrics), default=0)
     is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
     return Run(
         folder=folder.resolve(),
-        state="running" if is_locked(folder / ".lock") else "finished" if is_over else "stopped",
+        finished=is_over,
         config=config,
         manifest=manifest,
         plan=plan,
@@ -109,16 +108,6 @@ def read_run(folder: Path) -> Run:
         after=summary.get("after") or {} if is_over else {},
         missing=tuple(missing),
     )
-
-
-def is_locked(path: Path) -> bool:
-    """Returns whether a process of this machine holds a lock file; Linux lists the locks, so nothing is touched."""
-    try:
-        inode, locks = os.stat(path).st_ino, Path("/proc/locks").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    held = [line.split() for line in locks.splitlines()]
-    return any("FLOCK" in words and any(word.endswith(f":{inode}") for word in words) for words in held)
 
 
 def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 
 
@@ -19,46 +16,15 @@ def text_table(rows: Sequence[Mapping[str, str]], title: str = "") -> str:
     return "\n".join([*([title] if title else []), head, "-" * len(head), *map(line, rows)])
 
 
-def described_table(
-    rows: Sequence[Mapping[str, str]], long: Sequence[str], title: str = "", width: int | None = None
-) -> str:
-    """Returns numbered rows as a table of their short columns; below each row, what is too long for a column.
-
-    Args:
-        rows: of the same columns.
-        long: names of the columns that get a separate line.
-        title: above the table.
-        width: at which these lines are wrapped, in letters; None: they are not.
-    """
-    numbered = [{"#": str(k + 1), **row} for k, row in enumerate(rows)]
-    short = [{name: text for name, text in row.items() if name not in long} for row in numbered]
+def described_table(rows: Sequence[Mapping[str, str]], long: Sequence[str], title: str = "") -> str:
+    """Returns numbered rows as a table of their short columns; `long` names those that get a line below each row."""
+    short = [{"#": str(k + 1)} | {key: row[key] for key in row if key not in long} for k, row in enumerate(rows)]
     head, *lines = text_table(short).splitlines()
     label, indent = max(map(len, long)), " " * (len(str(len(rows))) + 2)
     printed = [*([title] if title else []), head, *lines[:1]]
     for line, row in zip(lines[1:], rows, strict=True):
-        printed.append(line)
-        printed += [wrapped(f"{indent}{name:<{label}}  ", row[name], width) for name in long]
+        printed += [line, *(f"{indent}{name:<{label}}  {row[name]}".rstrip() for name in long)]
     return "\n".join(printed)
-
-
-def wrapped(head: str, text: str, width: int | None) -> str:
-    """Returns text behind a head, further lines below the text's beginning; None: one line, however long."""
-    if width is None:
-        return f"{head}{text}".rstrip()
-    room = max(width, len(head) + 20)
-    return textwrap.fill(
-        text,
-        room,
-        initial_indent=head,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def terminal_width() -> int | None:
-    """Returns the columns of the terminal that standard output is, None where it is a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

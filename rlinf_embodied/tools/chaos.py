@@ -145,21 +145,17 @@ def report(chaos: Chaos, folder: Path) -> str:
     """Returns a table of what each fault cost, and the median and the largest cost."""
     path = folder / "recoveries.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows, costs = [], []
-    for fault, following in zip(chaos.come, [*chaos.come[1:], None], strict=True):
-        until = following.at if following else float("inf")
-        own = [record for record in records if fault.at <= record["at"] < until]
-        detected_s = min((record["at"] for record in own), default=fault.at) - fault.at
-        lost_s, recovery_s = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
-        costs.append(lost_s + recovery_s)
-        row = {"fault": fault.kind, "phase": fault.phase, "worker and call": fault.met}
-        seconds = {"detected after": detected_s, "work lost": lost_s, "recovery": recovery_s}
-        rows.append(row | {f"{key} s": f"{value:.1f}" for key, value in seconds.items()})
     last = f"{len(chaos.come)} of {len(chaos.faults)} faults came, {len(records)} recoveries"
-    if not rows:
-        return last
-    lost = f"seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
-    return f"{text_table(rows, 'faults:')}\n{last}; {lost}"
+    rows, costs, ends = [], [], [fault.at for fault in chaos.come[1:]] + [float("inf")]
+    for fault, until in zip(chaos.come, ends, strict=False):
+        own = [record for record in records if fault.at <= record["at"] < until]
+        costs.append(sum(record["lost_s"] + record["recovery_s"] for record in own))
+        detected_s = min((record["at"] for record in own), default=fault.at) - fault.at
+        seconds = {"detected after s": f"{detected_s:.1f}", "lost s": f"{costs[-1]:.1f}"}
+        rows.append({"fault": fault.kind, "phase": fault.phase, "worker and call": fault.met, **seconds})
+    if rows:
+        last += f"; seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
+    return f"{text_table(rows, 'faults:')}\n{last}"
 
 
 def compare(own: Options, overrides: Sequence[str], root: Path) -> int:

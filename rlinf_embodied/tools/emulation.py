@@ -10,11 +10,11 @@ import statistics
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import place_text, to_dict
+from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
@@ -50,21 +50,6 @@ class Emulated:
     def late_s(self) -> float:
         """By how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement."""
         return max(measured - due for measured, due in zip(self.measured_s, self.due_s, strict=True))
-
-    @property
-    def error(self) -> float:
-        """Of the prediction, as a share of the measurement: positive where it promised too much time."""
-        return self.predicted_s / self.median_s - 1.0
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns everything as JSON-ready data."""
-        return {
-            **asdict(self),
-            "plan": to_dict(self.plan),
-            "median_s": self.median_s,
-            "late_s": self.late_s,
-            "error": self.error,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +88,10 @@ class Emulator:
         self._pricer, self._session = pricer, session
         self._iteration = 0  # over all plans
 
-    def predicted_s(self, plan: Plan) -> float:
-        """Returns the seconds per iteration that the planner predicts."""
-        return simulate(plan, self._pricer).iteration_s
-
     def time_scale(self, plan: Plan) -> float:
         """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
         found = simulate(plan, self._pricer)
         return max(LEAST_S, found.calls * S_PER_CALL) / found.iteration_s
-
-    def workflow(self, run: str) -> Workflow:
-        """Returns the workflow with every stage replaced by one that sleeps, for a run of that name."""
-        return emulated_workflow(self._pricer, f"{run} {uuid.uuid4().hex[:8]}")
 
     def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
         """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
@@ -129,7 +106,7 @@ class Emulator:
         """
         scale = scale or self.time_scale(plan)
         self._session.clear()  # or stages of the plan before would be switched out for those of this one
-        executor = Executor(self.workflow(plan.name), plan, self._session, self._pricer.cluster)
+        executor = Executor(emulated_workflow(self._pricer, plan.name), plan, self._session, self._pricer.cluster)
         clock_s, start = 0.0, time.time()
         done: list[Iterated] = []
         for number in range(1 + plan.staleness + num_iterations):
@@ -141,7 +118,7 @@ class Emulator:
         counted = done[1 + plan.staleness :]
         return Emulated(
             plan=plan,
-            predicted_s=self.predicted_s(plan),
+            predicted_s=simulate(plan, self._pricer).iteration_s,
             measured_s=tuple((max(span.end_s for span in one.spans) - one.begin.wall_s) / scale for one in counted),
             due_s=tuple(one.end_s - one.begin.begin_s for one in counted),
             peak_bytes=max(one.peak_bytes for one in counted),
@@ -151,8 +128,8 @@ class Emulator:
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
-    """Returns the workflow with every stage replaced by one that sleeps; `run` keeps apart what shares workers."""
-    workflow = pricer.workflow
+    """Returns the workflow with every stage replaced by one that sleeps, for a run of that name."""
+    workflow, run = pricer.workflow, f"{run} {uuid.uuid4().hex[:8]}"  # keeps apart what shares workers
     stages = {
         name: replace(
             spec,
@@ -202,14 +179,12 @@ class Rounds:
 def row(result: Emulated) -> dict[str, str]:
     """Returns a plan's line of the table that is printed."""
     low, high = min(result.measured_s), max(result.measured_s)
-    places = result.plan.places().items()
-    devices = " ".join(f"{stage} {place_text(place.devices, place.blocks)}" for stage, place in places)
     return {
         "plan": result.plan.name,
-        "devices": devices,
+        "devices": to_text(result.plan),
         "predicted s": f"{result.predicted_s:.2f}",
         "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
-        "error": f"{result.error:+.1%}",
+        "error": f"{result.predicted_s / result.median_s - 1.0:+.1%}",
         "memory": f"{result.peak_bytes / 1e9:.1f} GB",
         "late": f"{result.late_s / result.median_s:.1%}",
         "scale": f"{result.scale:.3g}",

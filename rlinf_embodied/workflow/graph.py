@@ -14,13 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import PlanError
 
-WHOLE = 0  # a granularity: all blocks of the iteration at once
 CORES = ("cpu",)  # the kinds of a stage that runs on cores only
-
-
-def _may_be(size: int, num_blocks: int, granularities: tuple[int, ...]) -> bool:
-    """Returns whether a chunk may have this number of blocks."""
-    return size == num_blocks or not granularities or size in granularities
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +26,20 @@ class StageSpec:
     config: object
     collective: bool = False  # its workers exchange data among themselves, so their calls start together
     kinds: tuple[str, ...] = ()  # device kinds that it can run on; (): whatever its profile knows
-    granularities: tuple[int, ...] = ()  # blocks per call that it accepts, WHOLE among them; (): any
+    whole: bool = False  # it is called once, for all blocks of a worker
     at_once: bool = False  # works on all its blocks together and hands each on when it is finished (long tails)
     waits: bool = False  # for something that is none of the cluster's: it takes no longer where it has no core
     blocks_per_batch: int = 1  # this many neighbouring blocks are one batch, in one worker
 
-    def accepts(self, blocks_per_chunk: int, num_blocks: int) -> bool:
-        """Returns whether it may be called for this number of blocks at a time."""
-        return _may_be(blocks_per_chunk, num_blocks, self.granularities)
-
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Data of `source` that `target` consumes, one payload per block.
-
-    `granularities` are the chunks, in blocks, in which the data may flow on; `target` needs all of it where only WHOLE
-    is allowed, and any divisor of the number of blocks is allowed where the tuple is empty.
-    """
+    """Data of `source` that `target` consumes, one payload per block."""
 
     source: str
     target: str
     bytes_per_item: float = 0.0  # an estimate; a profile's measured value takes its place
-    granularities: tuple[int, ...] = (WHOLE,)
-
-    def allows(self, blocks_per_chunk: int, num_blocks: int) -> bool:
-        """Returns whether data may flow in chunks of this number of blocks."""
-        return _may_be(blocks_per_chunk, num_blocks, self.granularities)
+    whole: bool = True  # `target` starts when it has all blocks; False: chunk by chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +135,6 @@ class Workflow:
         for what, stage in ends:
             if stage not in self.stages:
                 yield f"{what} names the stage {stage!r}, but there are only {sorted(self.stages)}: declare it"
-        for edge in self.edges:
-            if any(size < 0 or (size and self.num_blocks % size) for size in edge.granularities):
-                yield (
-                    f"edge {edge.source} -> {edge.target} has granularities {edge.granularities}, but chunks divide "
-                    f"the {self.num_blocks} blocks (or are WHOLE): correct the edge"
-                )
         for loop in self.loops.values():
             yield from self._problems_of(loop)
         if repeat is not None and repeat.decided_by not in (upstream := self.repeated()):
@@ -166,16 +142,13 @@ class Workflow:
                 f"repeat {repeat.name} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: "
                 f"let one decide of {sorted(upstream)}"
             )
-        if repeat is not None and repeat.before:
-            yield from self._problems_behind(f"repeat {repeat.name}", repeat.before)
-
-    def _problems_behind(self, where: str, before: str) -> Iterator[str]:
-        if self.stages[before].granularities != (WHOLE,) or self.loop_of(before) is not None:
-            yield f"{where}: {before} waits for all rounds: give it granularities=(WHOLE,), and leave it out of loops"
-        if aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
+        before = repeat.before if repeat else None
+        if before and (not self.stages[before].whole or self.loop_of(before) is not None):
+            yield f"repeat {repeat.name}: {before} waits for all rounds: give it whole=True, and leave it out of loops"
+        if before and (aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before)):
             yield (
-                f"{where}: {sorted(aside)} are neither before nor behind {before}, so that it is open whether they are "
-                "repeated: lead an edge from or to them"
+                f"repeat {repeat.name}: {sorted(aside)} are neither before nor behind {before}, so that it is open "
+                "whether they are repeated: lead an edge from or to them"
             )
 
     def _problems_of(self, loop: Loop) -> Iterator[str]:
@@ -212,15 +185,21 @@ class Workflow:
         return tuple(edge.source for edge in self.edges if edge.target == stage)
 
     def downstream(self, *stages: str) -> set[str]:
-        """Returns the stages that data of these reaches, themselves not included."""
-        return _reached([(edge.source, edge.target) for edge in self.edges], set(stages)).difference(stages)
+        """Returns the stages that data of these reaches, themselves not included; both sides of a loop, or neither."""
+        return self._reached(set(stages)).difference(stages)
 
     def upstream(self, stage: str) -> set[str]:
         """Returns the stages whose data reaches this one, itself not included; both sides of a loop, or neither."""
-        return _reached([(edge.target, edge.source) for edge in self.edges] + self._hops(), {stage}) - {stage}
+        return self._reached({stage}, backwards=True) - {stage}
 
-    def _hops(self) -> list[tuple[str, str]]:
-        return [hop for loop in self.loops.values() for hop in loop.hops()]
+    def _reached(self, start: set[str], backwards: bool = False) -> set[str]:
+        pairs = [(edge.source, edge.target) for edge in self.edges]
+        pairs += [hop for loop in self.loops.values() for hop in loop.hops()]
+        pairs = [(b, a) for a, b in pairs] if backwards else pairs
+        found = set(start)
+        while new := {b for a, b in pairs if a in found} - found:
+            found |= new
+        return found
 
     def back(self) -> frozenset[str]:
         """Returns the stages that learn and all that data of these reaches: the second part of an iteration.
@@ -230,7 +209,7 @@ class Workflow:
         """
         found = {edge.source for edge in self.weight_edges}
         found |= {name for name, spec in self.stages.items() if spec.collective} if found else set()
-        return frozenset(_reached([(edge.source, edge.target) for edge in self.edges] + self._hops(), found))
+        return frozenset(self._reached(found))
 
     def rounds(self, reports: Mapping[str, Sequence[Sequence[object]]]) -> dict[str, int]:
         """Returns how often each repeated stage ran, from an iteration's reports by stage."""
@@ -248,18 +227,15 @@ class Workflow:
         within = min(max(expected, 1.0), most)
         return replace(self, repeat=replace(self.repeat, max_rounds=most, expected_rounds=within))
 
-    def most_devices(self, stage: str, blocks: int = WHOLE) -> int:
-        """Returns how many devices can share a stage that is called for this number of blocks; WHOLE: for all."""
+    def most_devices(self, stage: str, blocks: int = 0) -> int:
+        """Returns how many devices can share a stage that is called for this number of blocks; 0: for all."""
         size = self.stages[stage].blocks_per_batch
         return (blocks or self.num_blocks) if size == 1 else self.num_blocks // size
 
-    def blocking(self, first: Sequence[str], second: Sequence[str], blocks_per_chunk: int) -> list[str]:
-        """Returns the edges that keep `second` from starting on a chunk before `first` has finished all."""
-        return [
-            f"edge {edge.source} -> {edge.target}"
-            for edge in self.edges
-            if edge.source in first and edge.target in second and not edge.allows(blocks_per_chunk, self.num_blocks)
-        ]
+    def blocking(self, stages: Sequence[str]) -> list[str]:
+        """Returns the edges among some stages that keep them from streaming to each other."""
+        inside = [edge for edge in self.edges if edge.source in stages and edge.target in stages]
+        return [f"edge {edge.source} -> {edge.target}" for edge in inside if edge.whole]
 
     def order(self) -> tuple[str, ...]:
         """Returns the stages sorted along the data edges.
@@ -276,11 +252,3 @@ class Workflow:
                 raise PlanError(f"workflow {self.name}: the edges among {left} form a cycle: declare it as a loop")
             done.extend(ready)
         return tuple(done)
-
-
-def _reached(pairs: Sequence[tuple[str, str]], start: set[str]) -> set[str]:
-    """Returns all that can be reached from `start` along pairs (from, to), `start` included."""
-    found = set(start)
-    while new := {target for source, target in pairs if source in found} - found:
-        found |= new
-    return found

@@ -88,13 +88,6 @@ def test_chunks_unfold_in_the_order_of_env_steps():
     assert torch.equal(A.chunk_major(steps, 4), chunks)
 
 
-def test_final_values_stand_in_the_chunk_and_row_of_their_episode():
-    spread = A.spread_final_values(torch.tensor([[1, 0], [0, 2]]), torch.tensor([5.0, 7.0]), (2, 3, 2))
-    assert spread[1, 0].tolist() == [5.0, 5.0]
-    assert spread[0, 2].tolist() == [7.0, 7.0]
-    assert spread.sum() == 24
-
-
 def test_a_chunk_is_a_discounted_sum_and_its_bootstrap_is_discounted_by_its_length():
     rewards = torch.tensor([[[1.0, 2.0, 4.0], [1.0, 2.0, 9.0], [9.0, 9.0, 9.0]]])
     valid = torch.tensor([[[True, True, True], [True, True, False], [False, False, False]]])

@@ -201,7 +201,6 @@ def test_a_path_that_holds_no_demonstrations_is_refused(recording: Path, tmp_pat
 # ------------------------------------------------------------------------------------------------------ LeRobot folders
 def dataset(folder: Path, config: TrainConfig, video: bool = False, **change) -> Path:
     """Writes what point_reach's expert does and sees, frame by frame."""
-    pytest.importorskip("pyarrow")
     from rlinf_embodied.data.lerobot import LeRobotEpisode
     from rlinf_embodied.data.lerobot_writer import write_dataset
 

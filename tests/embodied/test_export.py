@@ -10,8 +10,6 @@ import pytest
 import torch
 from runs import TINY, clone, tiny
 
-pytest.importorskip("pyarrow")
-
 from envs.point_reach import REACHED
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import ExportConfig

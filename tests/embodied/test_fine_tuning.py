@@ -92,7 +92,6 @@ def learned(config: TrainConfig, devices: int) -> tuple[str, dict[str, float]]:
 
 
 def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(recording: Path, tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     export_dataset(
         compose_export(
             [f"{k}={v}" for k, v in TINY.items() if k.startswith("env")]

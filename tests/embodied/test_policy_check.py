@@ -168,7 +168,11 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
         ),
         ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
         ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
-        ("policies.openvla.policy.OpenVLAPolicy", {"top_k": -1}, r"policy.options.top_k is -1, but it counts tokens"),
+        (
+            "policies.openvla.policy.OpenVLAPolicy",
+            {"prompt_length": 1},
+            r"policy.options.prompt_length is 1, but a prompt is longer",
+        ),
         (f"{__name__}.Wider", {"width": "wide"}, r"policy.options.width is 'wide', but .*Integer.*Width"),
     ],
 )

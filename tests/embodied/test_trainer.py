@@ -140,7 +140,7 @@ def score_checks(monkeypatch, scores: Sequence[float | None]) -> list[float | No
         if self.stage != "check_policy":
             return result
         told.append(best)
-        return replace(result, reached=False, score=next(given))
+        return replace(result, score=next(given))
 
     monkeypatch.setattr(Evaluation, "run", scored)
     return told
@@ -211,7 +211,7 @@ def test_resume_from_what_is_no_checkpoint_is_refused(straight, tmp_path, nothin
         tmp_path / "nowhere/latest": "does not exist",
         tmp_path / "empty": "is not a training checkpoint of this project",
         clone(tiny()): "is not a training checkpoint of this project",  # a policy without training state
-        straight(): r"is incomplete .*give a folder such as <run.dir>/checkpoints/latest",
+        straight(): r"is needed .*give a folder such as <run.dir>/checkpoints/latest",
     }
     for path, reason in cases.items():
         with pytest.raises(CheckpointError, match=reason):

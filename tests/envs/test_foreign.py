@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import libero_stand_in
@@ -18,11 +18,12 @@ from envs.libero import LiberoOptions
 
 # ---------------------------------------------------------------------------------------------------------------- wire
 def test_a_message_arrives_as_it_was_sent_whatever_its_size() -> None:
-    ours, theirs = os.pipe()
+    ours, theirs = Pipe()
     arrays = {
         "images": np.arange(3 * 400 * 400, dtype=np.int32).reshape(3, 400, 400),  # many times a pipe's buffer
         "none": np.zeros((0, 7), dtype=np.float32),
         "success": np.array([True, False]),
+        "scalar": np.array(1.5),
     }
     sender = threading.Thread(target=wire.send, args=(theirs, Message("step", {"rows": [0, 2]}, arrays)))
     sender.start()
@@ -32,14 +33,9 @@ def test_a_message_arrives_as_it_was_sent_whatever_its_size() -> None:
     for name, array in arrays.items():
         assert got.arrays[name].dtype == array.dtype
         np.testing.assert_array_equal(got.arrays[name], array)
-
-
-def test_half_a_message_is_waited_for_no_longer_than_allowed() -> None:
-    ours, theirs = os.pipe()
-    os.write(theirs, wire.pack(Message("step"))[:-1])
     with pytest.raises(TimeoutError):
         wire.receive(ours, 0.05)
-    os.close(theirs)
+    theirs.close()
     with pytest.raises(EOFError):
         wire.receive(ours, 60)
 
@@ -99,6 +95,3 @@ def test_an_expert_acts_for_the_rows_that_are_asked_for() -> None:
     rows = Rows(Counting(), [], 4)
     reset(rows, r0=3, r1=5)
     assert rows.run(Message("expert", {"rows": [1, 0]})).arrays["actions"].tolist() == [[5, 5], [3, 3]]
-
-
-# ------------------------------------------------------------------------------------------------------------ renderer

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from envs.foreign.adapter import missing, python_of
+from envs.foreign.adapter import folder_of
 from envs.foreign.env import make_env
 from envs.foreign.process import environment_of
 from rlinf_embodied.compose import compose_evaluate
@@ -24,12 +24,13 @@ from rlinf_embodied.interfaces.envs import VectorEnv
 from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "libero_reference.py"
+PYTHON = folder_of("libero") / "bin/python"
 STEPS, CHUNK = 5, 5
 TRAINING = 1 << 30
 
 
 pytestmark = [
-    pytest.mark.skipif(bool(missing("libero")), reason=missing("libero")),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign libero"),
     pytest.mark.timeout(1800),  # a task takes seconds to build
 ]
 
@@ -58,17 +59,7 @@ def run(env: VectorEnv, seed: int, actions: Tensor) -> tuple[np.ndarray, np.ndar
 def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_path: Path) -> None:
     """Bit for bit, for its first three initial states, in another order, with episodes of training in between."""
     out = tmp_path / "reference.npz"
-    command = [
-        str(python_of("libero")),
-        "-P",
-        str(REFERENCE),
-        str(out),
-        "libero_10",
-        "3",
-        "3",
-        str(STEPS),
-        "7",
-    ]
+    command = [str(PYTHON), "-P", str(REFERENCE), str(out), "libero_10", "3", "3", str(STEPS), "7"]
     done = subprocess.run(command, env=environment_of(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     theirs = np.load(out)

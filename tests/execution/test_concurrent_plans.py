@@ -13,7 +13,7 @@ from threads import ThreadSession
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, StageSpec, Workflow
 
 CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
 
@@ -23,7 +23,7 @@ def workflow(names: str, edges: Sequence[tuple[str, str]], **more) -> Workflow:
         name: StageSpec(name, "any_plan.Fake", {"name": name, "number": number, "collective": False, "ends": ()})
         for number, name in enumerate(names.split())
     }
-    return Workflow("w", 4, stages, tuple(Edge(a, b, granularities=()) for a, b in edges), **more)
+    return Workflow("w", 4, stages, tuple(Edge(a, b, whole=False) for a, b in edges), **more)
 
 
 def require_equal(work: Workflow, devices: int, most: int = 60) -> None:
@@ -50,7 +50,7 @@ def test_two_loops_are_repeated_together_until_the_second_has_enough() -> None:
     loops = {"one": Loop("one", "o1", "a1", 2), "two": Loop("two", "o2", "a2", 2)}
     again = Repeat("again", "last", "o2", lambda rounds: replace(decide(rounds), enough=len(rounds) == 2), 3)
     work = workflow("o1 a1 o2 a2 last", edges, loops=loops)
-    whole = replace(work.stages["last"], granularities=(WHOLE,))
+    whole = replace(work.stages["last"], whole=True)
     work = replace(work, stages={**work.stages, "last": whole}, repeat=again)
     assert [it[f"{name} rounds"] for it in alone(work)[:1] for name in ("o1", "o2")] == [{0: 2}, {0: 2}]
     require_equal(work, 2)

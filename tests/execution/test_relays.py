@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
+from threads import ThreadSession
 
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
 from rlinf_embodied.errors import HangError, LostWorkerError
@@ -15,17 +16,17 @@ from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.ray_worker import from_wire, to_wire
 from rlinf_embodied.runtime.relay import Part, shards_of
-from rlinf_embodied.runtime.session import Ref, SerialSession
+from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 EVEN, ODD = {0, 2}, {1, 3}
 
 
-class Counting(SerialSession):
+class Counting(ThreadSession):
     """Knows what the driver submitted, and whether its workers may relay."""
 
     def __init__(self, relays: bool = True) -> None:
-        super().__init__()
+        super().__init__(seed=0)
         self.relays, self.calls = relays, []
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -78,7 +79,7 @@ def test_a_shard_to_which_nothing_is_shown_is_over() -> None:
     stages = {name: StageSpec(name, "counted_runs.Sparing", last) for name, last in (("env", 0), ("policy", 9))}
     small = Workflow("small", 4, stages, (), (), workflow().loops)
     plan = Plan("apart", 2, (Item((Place("env", (0,)), Place("policy", (1,))), shards=2),))
-    result = Executor(small, plan, SerialSession(), Cluster("test", "cpu", 2, 2, 0)).run(StepContext(0))
+    result = Executor(small, plan, Counting(), Cluster("test", "cpu", 2, 2, 0)).run(StepContext(0))
     assert result.reports == {side: [[2, 2]] for side in ("env", "policy")}  # a step per shard, of three
 
 

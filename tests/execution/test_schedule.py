@@ -11,7 +11,7 @@ from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 def work(at_once: str = "") -> Workflow:
     stages = {name: StageSpec(name, f"fakes.{name}", None, at_once=name == at_once) for name in "abc"}
-    return Workflow("chain", 4, stages, tuple(Edge(s, t, granularities=()) for s, t in (("a", "b"), ("b", "c"))))
+    return Workflow("chain", 4, stages, tuple(Edge(s, t, whole=False) for s, t in (("a", "b"), ("b", "c"))))
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,13 @@ import pytest
 from plan_cases import parse
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning import search
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.drift import replan
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 DEVICES, EXPORT_S, INSTALL_S = 3, 0.25, 0.5
 
@@ -200,7 +199,7 @@ def random_plan(seed: int) -> tuple[Pricer, Oracle, Plan]:
         first, target = ["env", "policy"], draw.choice(["policy", target])
     collective = {name for name in names if draw.random() < 0.3}
     specs = {n: StageSpec(n, "fake", None, collective=n in collective) for n in (*first, *names)}
-    flowing = tuple(Edge(a, b, granularities=(WHOLE,) if a in first else ()) for a, b in edges)
+    flowing = tuple(Edge(a, b, whole=a in first) for a, b in edges)
     work = Workflow("ahead", blocks, specs, flowing, (WeightEdge(source, target),), loops)
     times = {name: (draw.choice([0.0, 0.5, 2.0]), draw.choice([0.25, 1.0, 1.5])) for name in specs}
     entries = {name: planning.stage(*numbers, loop=name in first) for name, numbers in times.items()}
@@ -315,12 +314,6 @@ def flat(actor_s: float = 40.0) -> Pricer:
     return Pricer(work, measured, planning.cluster(2))
 
 
-@pytest.fixture
-def few_moves(monkeypatch) -> None:
-    """Searches of a few moves, which suffice for two devices."""
-    monkeypatch.setattr(search, "MOST_MOVES", 400)
-
-
 def test_a_plan_that_runs_ahead_is_found_where_it_pays(few_moves) -> None:
     # rollout: 4 * (5 + 5) = 40 s, actor 40 s; one after the other 80 s, ahead of each other 40 s
     fresh, stale = rank(flat()).best, rank(flat(), max_staleness=1).best
@@ -361,7 +354,7 @@ def test_a_better_plan_keeps_the_staleness(few_moves) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- rules
 def test_rounds_that_need_new_weights_cannot_run_ahead() -> None:
-    stages = {n: StageSpec(n, "fake", None, granularities=(WHOLE,)) for n in "abc"}
+    stages = {n: StageSpec(n, "fake", None, whole=True) for n in "abc"}
     decide = lambda rounds: RepeatDecision(True)  # noqa: E731
     again = Repeat("r", "c", "b", decide, 2)
     work = Workflow("w", 2, stages, (Edge("a", "b"), Edge("b", "c")), (WeightEdge("b", "a"),), repeat=again)

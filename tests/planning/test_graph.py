@@ -7,7 +7,6 @@ from plan_cases import graph
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.workflow.graph import (
-    WHOLE,
     Edge,
     Loop,
     Repeat,
@@ -41,19 +40,6 @@ def test_a_broken_workflow_is_refused_with_the_reason(changes: dict, message: st
         graph(tuple(changes.pop("stages", "ab")), **{"edges": (), **changes})
 
 
-def test_chunks_divide_the_blocks() -> None:
-    stages = {name: StageSpec(name, "fakes.x", None) for name in "ab"}
-    with pytest.raises(PlanError, match=r"granularities \(3,\), but chunks divide the 8 blocks"):
-        Workflow("w", 8, stages, (Edge("a", "b", granularities=(3,)),))
-
-
-def test_an_edge_allows_what_it_lists_and_always_the_whole() -> None:
-    assert not Edge("a", "b").allows(2, 8)
-    assert Edge("a", "b", granularities=(WHOLE, 2)).allows(2, 8)
-    assert Edge("a", "b", granularities=()).allows(4, 8)
-    assert Edge("a", "b").allows(8, 8)
-
-
 def stages(**changes: dict) -> dict[str, StageSpec]:
     return {name: StageSpec(name, "fakes.x", None, **changes.get(name, {})) for name in "abc"}
 
@@ -73,15 +59,15 @@ CHAIN = (Edge("a", "b"), Edge("b", "c"))
             r"is decided by c, whose data does not reach c: let one decide of \['a', 'b'\]",
         ),
         (ENOUGH, {}, CHAIN[1:], r"\['a'\] are neither before nor behind c"),
-        (ENOUGH, {"c": {}}, CHAIN, r"c waits for all rounds: give it granularities=\(WHOLE,\)"),
+        (ENOUGH, {"c": {}}, CHAIN, "c waits for all rounds: give it whole=True"),
     ],
 )
 def test_a_repeat_is_refused_with_the_reason(repeat: Repeat, changes: dict, edges: tuple, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        Workflow("w", 4, stages(**{"c": {"granularities": (WHOLE,)}, **changes}), edges, repeat=repeat)
+        Workflow("w", 4, stages(**{"c": {"whole": True}, **changes}), edges, repeat=repeat)
 
 
 def test_what_comes_before_the_stage_is_counted_by_rounds() -> None:
-    work = Workflow("w", 4, stages(c={"granularities": (WHOLE,)}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
+    work = Workflow("w", 4, stages(c={"whole": True}), CHAIN, repeat=ENOUGH).with_rounds(1.5)
     assert work.expected_rounds() == {"a": 1.5, "b": 1.5}
     assert work.rounds({"b": [[1], [2]]}) == {"a": 2, "b": 2}

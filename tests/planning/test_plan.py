@@ -13,7 +13,7 @@ from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import resolve, resolve_on, to_dict, to_text
 from rlinf_embodied.planning.plan import Item, Kind, Place, collocated, owners
-from rlinf_embodied.workflow.graph import WHOLE, Edge, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 WORK, _ = planning.embodied((1, 0), (1, 0), (1, 0), blocks=8)
 CHAIN = planning.graph("abcd", [("a", "b"), ("b", "c"), ("c", "d")], blocks=8)
@@ -82,8 +82,8 @@ def test_blocks_are_contiguous_within_a_chunk() -> None:
     assert owners(Place("a", (0, 1)), 6, 1, blocks_per_batch=2) == (0, 0, 0, 0, 1, 1)
 
 
-WHOLE_EDGE = Workflow("w", 4, {n: StageSpec(n, "x", None) for n in "ab"}, (Edge("a", "b", granularities=(WHOLE,)),))
-TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, granularities=(WHOLE,)) for n in "a"})
+WHOLE_EDGE = Workflow("w", 4, {n: StageSpec(n, "x", None) for n in "ab"}, (Edge("a", "b", whole=True),))
+TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, whole=True) for n in "a"})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, granularities=(WHOLE,)) f
         (WORK, "env+policy on all", [r"add \['actor'\]"]),
         (WORK, "env+policy on all > actor on all > judge on all", [r"remove \['judge'\], or mark them optional"]),
         (WORK, "env+policy on all > actor on all > actor on all", [r"place \['actor'\] once"]),
-        (WORK, "env on 0 > policy on 1 > actor on all", ["loop rollout is an item of env and policy alone"]),
+        (WORK, "env on 0 > policy on 1 > actor on all", ["a loop .rollout. is an item of its two sides"]),
         (WORK, "actor on all > env+policy on all", ["has actor before policy", "swap them"]),
         (WORK, "env+policy on 0-8 > actor on all", ["has the devices '0-8', .* of the devices 0-3 of the cluster"]),
         (WORK, "env+policy on 0,0 > actor on all", ["needs each one once"]),
@@ -109,8 +109,8 @@ TOO_FEW = Workflow("w", 4, {n: StageSpec(n, "x", None, granularities=(WHOLE,)) f
         (CHAIN, "a on 0-3 | b on 0 in 4 chunks > c+d on 0", ["only 2 blocks per call, so some get none"]),
         (CHAIN, "a on 0-1 (5:3) | b on 2 in 2 chunks > c+d on 0", ["use multiples of 2"]),
         (CHAIN, "a+b+c+d on 0 in 2 shards", ["only loops have shards"]),
-        (WHOLE_EDGE, "a+b on 0 in 2 chunks", ["edge a -> b passes all blocks on at once"]),
-        (TOO_FEW, "a on 0 in 2 chunks", [r"a accepts \(0,\) blocks per call"]),
+        (WHOLE_EDGE, "a+b on 0 in 2 chunks", ["edge a -> b needs all blocks at once"]),
+        (TOO_FEW, "a on 0 in 2 chunks", ["a needs all blocks at once"]),
     ],
 )
 def test_what_cannot_run_is_refused_with_what_to_do(work: Workflow, text: str, parts: list[str]) -> None:

@@ -30,7 +30,7 @@ from rlinf_embodied.planning.probes import (
 )
 from rlinf_embodied.planning.profile import Profile, WeightProfile, parse_profile
 from rlinf_embodied.telemetry.trace import Span
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Repeat, RepeatDecision, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Edge, Repeat, RepeatDecision, StageSpec, Workflow
 
 
 def workflow(blocks: int = 8, steps: int = 20, episode: int = 0) -> Workflow:
@@ -38,9 +38,9 @@ def workflow(blocks: int = 8, steps: int = 20, episode: int = 0) -> Workflow:
     return replace(work, loops={n: replace(o, typical_steps=episode) for n, o in work.loops.items()})
 
 
-def chain(blocks: int = 8, granularities: tuple[int, ...] = (0,), **stages: StageSpec) -> Workflow:
+def chain(blocks: int = 8, whole: bool = True, **stages: StageSpec) -> Workflow:
     specs = {name: StageSpec(name, f"fakes.{name}", None) for name in "ba"} | stages
-    return Workflow("chain", blocks, specs, (Edge("a", "b", granularities=granularities),))
+    return Workflow("chain", blocks, specs, (Edge("a", "b", whole=whole),))
 
 
 def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
@@ -74,7 +74,7 @@ def test_several_nodes_are_measured_together_and_one_by_itself() -> None:
 def test_a_chain_has_no_disaggregated_probe() -> None:
     names = ["collocated on 2", "few on 2", "collocated on 1"]
     assert [probe.name for probe in probes(chain(), cluster(2))] == names
-    assert [probe.name for probe in probes(chain(granularities=()), cluster(2))] == [*names, "one block"]  # may stream
+    assert [probe.name for probe in probes(chain(whole=False), cluster(2))] == [*names, "one block"]  # may stream
     waiting = chain(b=StageSpec("b", "fakes.b", None, waits=True))
     last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
@@ -84,7 +84,7 @@ def test_few_blocks_are_whole_batches() -> None:
     batched = chain(32, a=StageSpec("a", "fakes.a", None, blocks_per_batch=8))
     assert {probe.cell("a")[0] for probe in probes(batched, cluster(2))} == {8, 16}
     assert with_blocks(batched, 3).stages["a"].blocks_per_batch == 1
-    assert with_blocks(chain(granularities=(4, 0)), 3).edges[0].granularities == (0,)
+    assert with_blocks(chain(whole=False), 3).edges[0].whole
 
 
 def unlike(kind: str = "gpu", speed: float = 1.0, node: int | None = None) -> Cluster:
@@ -163,7 +163,7 @@ def test_the_time_of_a_stage_behind_a_rollout_is_a_line_through_two_lengths(shor
 
 def test_a_shortened_rollout_is_not_repeated() -> None:
     repeat = Repeat("resample", "actor", "env", lambda rounds: RepeatDecision(True), 3, 2.0)
-    actor = replace(workflow().stages["actor"], granularities=(WHOLE,))
+    actor = replace(workflow().stages["actor"], whole=True)
     whole = replace(workflow(), stages={**workflow().stages, "actor": actor}, repeat=repeat)
     assert shortened(whole, 20) == whole
     shorter = shortened(whole, 5)

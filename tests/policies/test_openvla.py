@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from policies.openvla.actions import ActionTokens, range_of
-from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
+from policies.openvla.decoding import TokenDistribution, decode, predicting_states
 from policies.openvla.prompt import rows_of
 from rlinf_embodied.errors import ConfigError
 
@@ -24,39 +24,26 @@ def uniforms(rows: int = 3) -> torch.Tensor:
     return torch.rand(rows, NUM_TOKENS, generator=torch.Generator().manual_seed(2))
 
 
-def score(network, rows, pixels, tokens, distribution):
-    hidden = predicting_states(network, rows, pixels, tokens)
-    return action_log_probs(hidden, network.output_layer, tokens, distribution)
-
-
-def test_decoding_with_a_cache_equals_the_forward_without_one(network):
-    done = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, TokenDistribution(), uniforms())
-    with torch.no_grad():
-        whole = network.output_layer(predicting_states(network, toys.rows(), toys.pixels(3), done.tokens))
-        cached = network.output_layer(done.hidden)
-    assert (whole - cached).abs().max() <= 1e-5 * whole.abs().max()
-
-
-@pytest.mark.parametrize("columns", [None, ACTIONS])
-def test_log_probs_of_decoding_are_those_of_scoring(network, columns):
-    distribution = TokenDistribution(temperature=1.6, columns=columns)
-    done = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, distribution, uniforms())
-    scored, entropy = score(network, toys.rows(), toys.pixels(3), done.tokens, distribution)
-    torch.testing.assert_close(scored, done.log_probs, atol=1e-5, rtol=0)
+def test_decoding_with_a_cache_equals_the_forward_without_one_and_its_tokens_can_be_drawn(network):
+    distribution = TokenDistribution(ACTIONS, temperature=1.6)
+    tokens, states = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, distribution, uniforms())
+    whole = predicting_states(network, toys.rows(), toys.pixels(3), tokens)
+    torch.testing.assert_close(whole, states, atol=1e-5, rtol=1e-4)
+    scored, entropy = distribution.score(whole, network.output_layer, tokens)
+    torch.testing.assert_close(scored, distribution.score(states, network.output_layer, tokens)[0], atol=1e-5, rtol=0)
     assert scored.requires_grad
     assert bool((entropy > 0).all())
-    if columns is not None:
-        assert bool(((done.tokens >= columns.start) & (done.tokens < columns.stop)).all())
+    assert bool(((tokens >= ACTIONS.start) & (tokens < ACTIONS.stop)).all())
 
 
 def test_a_row_does_not_depend_on_its_neighbours_or_its_padding(network):
-    distribution = TokenDistribution()
-    together = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, distribution, uniforms())
+    distribution = TokenDistribution(ACTIONS)
+    tokens, states = decode(network, toys.rows(), toys.pixels(3), NUM_TOKENS, distribution, uniforms())
     for row in range(3):
         images, draws = toys.pixels(3)[row : row + 1], uniforms()[row : row + 1]
-        alone = decode(network, toys.one_row(row), images, NUM_TOKENS, distribution, draws)
-        assert torch.equal(alone.tokens[0], together.tokens[row])
-        torch.testing.assert_close(alone.hidden[0], together.hidden[row], atol=1e-4, rtol=0)
+        alone, state = decode(network, toys.one_row(row), images, NUM_TOKENS, distribution, draws)
+        assert torch.equal(alone[0], tokens[row])
+        torch.testing.assert_close(state[0], states[row], atol=1e-4, rtol=0)
 
 
 def test_the_image_and_the_instruction_decide(network):
@@ -69,57 +56,19 @@ def test_the_image_and_the_instruction_decide(network):
     assert (states(toys.one_row(0), toys.pixels(1, seed=9)) - base).abs().max() > 0.01
 
 
-@pytest.mark.parametrize(
-    "distribution",
-    [
-        TokenDistribution(),
-        TokenDistribution(temperature=0.7, columns=slice(30, 50)),
-        TokenDistribution(temperature=1.6, columns=slice(10, 60), top_k=45),
-    ],
-)
-def test_log_probs_in_pieces_equal_naive_ones_with_their_gradients(distribution):
-    generator = torch.Generator().manual_seed(0)
-    layer = torch.nn.Linear(8, 60, bias=False)
-    states = torch.randn(2, 5, 8, generator=generator)
-    with torch.no_grad():
-        allowed = distribution.allowed(layer(states)).isfinite()
-    tokens = torch.multinomial(allowed.flatten(0, 1).float(), 1, generator=generator).view(2, 5)
-
-    def naive(hidden):
-        masked = layer(hidden).masked_fill(~allowed, -1e9) / distribution.temperature
-        log_probs = masked.log_softmax(-1)
-        entropy = -(log_probs.exp() * log_probs).sum(-1)
-        return log_probs.gather(-1, tokens[..., None])[..., 0], entropy
-
-    def with_gradients(function):
-        hidden = states.clone().requires_grad_()
-        log_probs, entropy = function(hidden)
-        gradients = torch.autograd.grad((log_probs + 0.3 * entropy).sum(), [hidden, layer.weight])
-        return (log_probs, entropy, *gradients)
-
-    pieces = with_gradients(lambda hidden: action_log_probs(hidden, layer, tokens, distribution, positions_at_once=3))
-    for mine, theirs in zip(pieces, with_gradients(naive), strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-4)
-
-
-def test_tokens_are_chosen_among_those_that_can_be_drawn_as_from_all_logits():
+def test_tokens_are_chosen_and_scored_as_among_all_logits_of_which_only_some_count():
     generator = torch.Generator().manual_seed(0)
     layer, states = torch.nn.Linear(8, 60, bias=False), torch.randn(200, 8, generator=generator)
-    uniforms = torch.rand(200, generator=generator)
-    for distribution in (TokenDistribution(), TokenDistribution(columns=slice(30, 50)), TokenDistribution(top_k=4)):
-        every = distribution.allowed(layer(states))
-        assert torch.equal(distribution.choose(states, layer, None), every.argmax(-1))
-        cumulated = every.double().softmax(-1).cumsum(-1)
-        drawn = torch.searchsorted(cumulated, uniforms.double()[:, None], right=True)[:, 0]
-        assert torch.equal(distribution.choose(states, layer, uniforms), drawn)
-
-
-def test_a_token_that_cannot_be_drawn_has_no_probability(network):
-    tokens = torch.tensor([[31743, 31744]])
-    distribution = TokenDistribution(columns=ACTIONS)
-    log_probs, _ = score(network, toys.one_row(0), toys.pixels(1), tokens, distribution)
-    assert log_probs[0, 0] == -torch.inf
-    assert log_probs[0, 1] > -torch.inf
+    uniforms, distribution = torch.rand(200, generator=generator), TokenDistribution(slice(30, 50), temperature=1.6)
+    outside = torch.ones(60, dtype=torch.bool)
+    outside[30:50] = False
+    every = (layer(states).double() / 1.6).masked_fill(outside, -torch.inf).softmax(-1)
+    tokens = distribution.choose(states, layer, uniforms)
+    assert torch.equal(distribution.choose(states, layer, None), every.argmax(-1))
+    assert torch.equal(tokens, torch.searchsorted(every.cumsum(-1), uniforms.double()[:, None], right=True)[:, 0])
+    log_probs, entropy = distribution.score(states, layer, tokens)
+    torch.testing.assert_close(log_probs.double(), every.gather(-1, tokens[:, None])[:, 0].log(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy.double(), -every.xlogy(every).sum(-1), atol=1e-5, rtol=0)
 
 
 def test_the_256_bins_are_the_last_ids_and_the_lowest_value_is_the_highest_id():
@@ -128,8 +77,8 @@ def test_the_256_bins_are_the_last_ids_and_the_lowest_value_is_the_highest_id():
     assert tokens.encode(0.0) == 32000 - 128
     values = np.linspace(-1, 1, 1000)
     assert np.abs(tokens.decode(tokens.encode(values)) - values).max() <= 1 / 255 + 1e-12
-    assert tokens.decode(31744) == tokens.decode(31745) == tokens.decode(5) == tokens.centers[-1]
-    assert tokens.decode(40000) == tokens.centers[0]
+    assert tokens.decode(31744) == tokens.decode(31745) == tokens.decode(5) == pytest.approx(1 - 1 / 255)
+    assert tokens.decode(40000) == tokens.decode(31999) == pytest.approx(-1 + 1 / 255)
 
 
 def test_actions_are_scaled_where_the_mask_says_so():

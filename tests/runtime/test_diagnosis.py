@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rlinf_embodied.runtime.diagnosis import History, Limits, Pending, Trouble, Watched, diagnose
+from rlinf_embodied.runtime.diagnosis import History, Pending, Trouble, Watched, diagnose
 from rlinf_embodied.runtime.worker_state import Membership, Status
 
-LIMITS = Limits(hang_after_s=30.0, first_progress_s=600.0)
 NOW = 1000.0
 
 
@@ -18,8 +17,12 @@ def worker(number: int, status: Status | None, silent_s: float | None = None) ->
 
 
 def asked(pending: list[Pending], workers: list[Watched], **longest: float) -> Trouble | None:
-    history = History({name.replace("_", "."): seconds for name, seconds in longest.items()})
-    return diagnose(pending, {of.worker: of for of in workers}, history, LIMITS, NOW)
+    history = history_of(**longest)
+    return diagnose(pending, {of.worker: of for of in workers}, history, NOW)
+
+
+def history_of(**longest: float) -> History:
+    return History(30.0, 600.0, {name.replace("_", "."): seconds for name, seconds in longest.items()})
 
 
 def stepping(seconds: float, longest_s: float | None = 0.5) -> Status:
@@ -99,11 +102,10 @@ def test_a_worker_that_does_not_begin_is_late_only_when_nobody_keeps_it_waiting(
 
 
 def test_a_method_that_was_given_up_gets_more_time_the_next_time() -> None:
-    history = History({"env.step": 2.0})
-    history.suspect([stepping(40.0)])
-    assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
-    history.suspect([stepping(1.0), Status()])
-    assert history.limit(stepping(0.0), LIMITS) == 30.0 + 2 * 40.0
+    history = history_of(env_step=2.0)
+    for step, seconds in (("env.step", 40.0), ("env.step", 1.0), ("", 90.0), ("env.step", None)):
+        history.note(step, seconds)
+    assert history.limit(stepping(0.0)) == 30.0 + 2 * 40.0
 
 
 RELAY = Pending(3, 1, "policy.relay (iteration 2)", NOW - 900)
@@ -120,8 +122,8 @@ def test_a_worker_that_waits_for_one_that_it_called_is_not_at_fault_and_the_mess
 
 
 def test_workers_that_all_wait_for_each_other_hang_when_nothing_changes() -> None:
-    history, workers = History(), {1: worker(1, Status("policy.relay", awaits=(0,))), 0: worker(0, Status())}
-    asked_at = lambda now: diagnose([RELAY, CLOSE], workers, history, LIMITS, now)  # noqa: E731
+    history, workers = history_of(), {1: worker(1, Status("policy.relay", awaits=(0,))), 0: worker(0, Status())}
+    asked_at = lambda now: diagnose([RELAY, CLOSE], workers, history, now)  # noqa: E731
     assert asked_at(NOW) is None
     assert asked_at(NOW + 599) is None
     found = asked_at(NOW + 601)

@@ -14,7 +14,7 @@ import ray
 
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import StaleCallError
-from rlinf_embodied.runtime.diagnosis import Limits
+from rlinf_embodied.runtime.diagnosis import History
 from rlinf_embodied.runtime.health import Health
 from rlinf_embodied.runtime.host import Call, StageContext, StepContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
@@ -147,7 +147,7 @@ def test_what_a_stranger_sends_to_any_port_ends_nothing(ray_cluster) -> None:
 
 @pytest.mark.ray
 def test_answers_that_nobody_fetches_are_forgotten(ray_cluster) -> None:
-    health = Health({}, "here", Limits())
+    health = Health({}, "here", History())
     results = [ray.put(k) for k in range(2000)]
     for k in range(0, 2000, 2):
         health.note(results[k], 0, "call", (), [results[k + 1]])

@@ -56,7 +56,7 @@ def test_the_trace_is_what_perfetto_reads(tmp_path):
 
 def test_an_empty_run_has_an_empty_trace_and_plot(tmp_path):
     assert trace_events([])["traceEvents"] == []
-    gantt({"": []}).savefig(tmp_path / "empty.png")
+    gantt("", []).savefig(tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 1000
 
 

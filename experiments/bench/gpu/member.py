@@ -20,7 +20,7 @@ class Answers(Protocol):
 def member(rank: int, size: int, rendezvous: str, answers: Answers, kind: str = "cuda") -> None:
     """Sums blocks with the others and puts (rank, error of the exact sum, error of the fast one) into `answers`."""
     device = f"cuda:{rank}" if kind == "cuda" else "cpu"
-    group = TorchGroup(rank, size, rendezvous, timeout_s=120, device=device)
+    group = TorchGroup(rank, size, rendezvous, device=device)
     owners = [block * size // 8 for block in range(8)]
     draw = torch.Generator().manual_seed(1)
     blocks = {block: torch.randn(1 << 20, generator=draw) for block in range(8)}

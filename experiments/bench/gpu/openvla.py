@@ -24,7 +24,7 @@ from experiments.bench.harness import seconds_of
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json
 from policies.openvla.config import WHOLE, OpenVLAConfig, config_of
-from policies.openvla.decoding import TokenDistribution, action_log_probs, decode, predicting_states
+from policies.openvla.decoding import TokenDistribution, decode, predicting_states
 from policies.openvla.folder import empty_network
 from policies.openvla.images import CHANNELS_PER_IMAGE
 from policies.openvla.network import OpenVLA
@@ -156,8 +156,7 @@ def loss(network: OpenVLA, work: Work, rows: int, place: str) -> Tensor:
     columns = work.config.action_columns
     tokens = torch.full((rows, work.action_dim), columns.start, device=place)
     hidden = predicting_states(network, *inputs(work, rows, place), tokens)
-    distribution = TokenDistribution(columns=columns)
-    log_probs, entropy = action_log_probs(hidden, network.output_layer, tokens, distribution)
+    log_probs, entropy = TokenDistribution(columns).score(hidden, network.output_layer, tokens)
     return (log_probs + entropy).sum()
 
 
@@ -167,7 +166,7 @@ def rollouts(work: Work, place: str) -> dict[str, object]:
     """Returns what policy calls take: OpenVLA's, token by token, and OpenVLA-OFT's, a chunk at once."""
     network, rows = random_network(work, place), work.rollout_rows
     prompts, pixels = inputs(work, rows, place)
-    distribution = TokenDistribution(columns=work.config.action_columns)
+    distribution = TokenDistribution(work.config.action_columns)
     oft = OpenVLAOFT(network, work.chunk, work.action_dim)
     seen = network.vision_backbone.num_patches + work.prompt_tokens
 
@@ -183,7 +182,11 @@ def rollouts(work: Work, place: str) -> dict[str, object]:
         "autoregressive": measured(
             one, seen + one - 1, lambda drawn: decode(network, prompts, pixels, one, distribution, drawn)
         ),
-        "parallel": measured(chunk, seen + chunk + 1, lambda drawn: oft.decode(prompts, pixels, distribution, drawn)),
+        "parallel": measured(
+            chunk,
+            seen + chunk + 1,
+            lambda drawn: distribution.choose(oft.hidden(prompts, pixels), network.output_layer, drawn),
+        ),
     }
 
 

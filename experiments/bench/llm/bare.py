@@ -77,7 +77,8 @@ def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own:
     for rows, batch in microbatches(sequences, own.tokens_per_microbatch, policy.spec.pad_id):
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
-        policy_loss(found, old[rows, : mask.shape[1]], advantages[rows], mask, own.clip, own.clip).loss.backward()
+        clips, weights = (own.clip, own.clip), torch.ones(len(mask))
+        policy_loss(found, old[rows, : mask.shape[1]], advantages[rows], mask, *clips, weights).loss.backward()
 
 
 if __name__ == "__main__":

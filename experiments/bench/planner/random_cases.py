@@ -7,7 +7,7 @@ import random
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import FORMAT, parse_profile
-from rlinf_embodied.workflow.graph import WHOLE, Edge, Loop, StageSpec, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, StageSpec, WeightEdge, Workflow
 
 GB = 1e9
 
@@ -38,7 +38,7 @@ def random_case(seed: int, most_stages: int, most_devices: int) -> Pricer:
     elif draw.random() < 0.3:
         stages[names[0]]["finish_quantiles"] = [[0.0, 0.0], [0.5, 0.2], [1.0, 1.0]]
     specs = {name: StageSpec(name, f"random.{name}", None) for name in stages}
-    joined = [Edge(a, b, 0.0, () if a != "policy" and draw.random() < 0.7 else (WHOLE,)) for a, b in edges]
+    joined = [Edge(a, b, whole=not (a != "policy" and draw.random() < 0.7)) for a, b in edges]
     work = Workflow(f"random {seed}", draw.choice([4, 6, 8, 12]), specs, tuple(joined), weights, loops)
     data = {
         "format": FORMAT,
