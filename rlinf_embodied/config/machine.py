@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
+_LINKS = {"within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s", "submit_s"}
 _LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
 
 
@@ -35,24 +37,15 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         require_numbers(self, "plan", "profile_budget_s", "search_s", low=0, above=True)
-        require(
-            self.is_auto or bool(self.variants) or self.file is not None,
-            "plan",
-            self.name,
-            "a plan needs items",
-            "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
-        )
+        known = self.is_auto or bool(self.variants) or self.file is not None
+        action = "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>"
+        require(known, "plan", self.name, "a plan needs items", action)
         require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
     def is_auto(self) -> bool:
         """Whether the plan is still to be found."""
         return self.name == "auto" and not self.variants and self.file is None
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit() and 0 < int(port) < 1 << 16
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +67,6 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
-    speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
     waiting_devices: int = 0  # additional workers without a core, for stages that wait (env.control_hz, reward.waits)
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
@@ -87,49 +79,25 @@ class ClusterConfig:
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
-    links: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)  # what differs from Links of cluster/hardware.py
 
     def __post_init__(self) -> None:
         require_numbers(self, "cluster", "num_devices", low=1)
+        rule = f"its keys are {', '.join(sorted(_LINKS))}, its values positive numbers"
+        valid = _LINKS.issuperset(self.links) and all(value > 0 for value in self.links.values())
+        require(valid, "cluster.links", self.links, rule, "correct it")
         require_numbers(self, "cluster", "cpu_devices", low=0)
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
         require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)
         require_one_of(self, "cluster", "session", "ray", "serial")
-        require(
-            self.waiting_devices == 0 or (self.waiting_devices > 0 and self.address is None and self.session == "ray"),
-            "cluster.waiting_devices",
-            self.waiting_devices,
-            "it is for workers on this machine (cluster=local), and not negative",
-            "use 0",
-        )
-        require(
-            all(0 < speed < float("inf") for speed in self.speeds),
-            "cluster.speeds",
-            self.speeds,
-            "a device's speed is a positive share of the others'",
-            "use for example [1.0, 0.5], or leave it out",
-        )
-        require(
-            not self.speeds or self.address is None,
-            "cluster.speeds",
-            self.speeds,
-            "it is for the devices of this machine (cluster=local)",
-            "leave it out",
-        )
-        require(
-            self.address is None or self.address == "auto" or _is_address(self.address),
-            "cluster.address",
-            self.address,
-            "it is auto or host:port",
-            "use cluster=ray cluster.address=auto on a machine where `ray start` ran",
-        )
-        require(
-            self.address is None or self.session == "ray",
-            "cluster.address",
-            self.address,
-            "one process (cluster.session=serial) joins no Ray",
-            "leave cluster.address out, or use cluster=ray",
-        )
+        here = self.address is None
+        rule = "it is for workers on this machine (cluster=local), and not negative"
+        some = self.waiting_devices > 0 and here and self.session == "ray"
+        require(self.waiting_devices == 0 or some, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
+        valid = self.address in (None, "auto") or re.fullmatch(r".+:\d+", self.address) is not None
+        rule = "it is auto, or host:port of a running Ray (cluster.session=ray)"
+        action = "use cluster=ray cluster.address=auto on a machine where `ray start` ran"
+        require(valid and (here or self.session == "ray"), "cluster.address", self.address, rule, action)
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:
@@ -138,7 +106,5 @@ def require_no_cores(cluster: ClusterConfig) -> None:
     Raises:
         ConfigError: they are.
     """
-    rule = (
-        "only training and evaluation in simulators (train_vla.py, evaluate.py) use cores in addition to accelerators"
-    )
+    rule = "only training and evaluation in simulators use cores in addition to accelerators"
     require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

@@ -1,16 +1,7 @@
 """Which runs measure a workflow, and how what they show becomes a profile.
 
-A probe has `few` or twice as many blocks on each of its devices, however much work there is in all:
-
-    collocated on all    twice as many blocks on each device (at most its share), every device at work
-    disaggregated        of workflows with loops: each loop on two devices, few blocks per call, the other stages on
-                         the first one; what leaves its worker can be counted here
-    few on all           of workflows without loops
-    collocated on one    of workflows without loops, twice as many blocks; of each other kind of device in any case
-    one block            where blocks flow one by one
-    collocated on a node where there are several: collectives within a node
-
-Each shows every stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
+A probe has `few` or twice as many blocks on each of its devices, however much work there is in all.  Each shows every
+stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
 
 1. Along the items of the number of devices with most cells (of all numbers together where none has two): linear, by the
    last slope beyond; in proportion to the items where there is one cell (bytes: constant).
@@ -32,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
+from rlinf_embodied.cluster.hardware import WAITING, Cluster
 from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
@@ -62,21 +53,24 @@ class Probe:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks on the busiest device."""
         return max(-(-self.workflow.num_blocks // self.cell(stage)[1]) for stage in self.workflow.stages)
 
 
 def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     """Returns the runs that measure a workflow for a cluster."""
     num, groups = min(cluster.num_computing, workflow.num_blocks), cluster.node_groups()
-    few, twice, cores = *_few(workflow, num), cluster.cores_beside if workflow.of_cores() else ()
+    few = max(1, min(-(-workflow.num_blocks // num), _MOST_BLOCKS) // 2)  # per device; at most twice as many
+    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
+    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few  # whole batches
+    twice, cores = min(2 * few, workflow.num_blocks), cluster.cores_beside if workflow.of_cores() else ()
     every = workflow if twice * num >= workflow.num_blocks else with_blocks(workflow, twice * num)
     single, one_core, found = with_blocks(workflow, twice), cores[:1], list[Probe]()
 
     def add(name: str, work: Workflow, devices: int, on: Devices = cores) -> None:
         found.append(Probe(name, work, collocated(work, devices, cores=on), cluster))
 
-    add(f"collocated on {num}", every, num)
+    add(f"collocated on {num}", every, num)  # every device at work
+    # each loop on two devices, the other stages on the first one: what leaves its worker can be counted
     if workflow.loops and (cluster.num_computing > 1 or cores):
         most = min(max(loop.shards) for loop in workflow.loops.values())
         plan = disaggregated(single, min(most, twice // few), one_core)
@@ -107,15 +101,6 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     return found
 
 
-def _few(workflow: Workflow, devices: int) -> tuple[int, int]:
-    """Returns how many blocks per device are few, and twice as many: at most a device's share, in whole batches."""
-    share = -(-workflow.num_blocks // devices)
-    few = max(1, min(share, _MOST_BLOCKS) // 2)
-    batch = max(spec.blocks_per_batch for spec in workflow.stages.values())
-    few = max(few, batch) if few % batch and 2 * batch <= workflow.num_blocks else few
-    return few, min(2 * few, workflow.num_blocks)
-
-
 def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
     """Returns the plan with each loop's answerer on device 1 and everything else on device 0.
 
@@ -130,7 +115,6 @@ def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
 
 
 def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
-    """Returns the plan with the stages in the order of the edges, one after the other."""
     on = {stage: Place(stage, devices[: workflow.most_devices(stage)]) for stage, devices in places.items()}
     number = 1 + max(device for place in on.values() for device in place.devices)
     return Plan(name, number, in_order(workflow, on, shards))
@@ -188,7 +172,6 @@ class Measurements:
     weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
     chunk_steps: int = 1  # that were run of a loop
-    links: Links | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -224,29 +207,26 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
         one: an iteration.
         short: another one with still shorter loops, for the stages behind them; None: these grow in proportion.
     """
-    speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
     run, found = one.run, dict[str, float]()
     for stage in run.stages:
         loop = run.loop_of(stage)
         if loop is None:
-            found[stage] = _behind_loops(stage, whole, one, short, speeds)
+            found[stage] = _behind_loops(stage, whole, one, short)
             continue
         most, episode = whole.loops[loop.name].chunk_steps, loop.typical_steps
         longer, opens = most / loop.chunk_steps, 1.0  # per rollout
         if episode:  # beyond the resets inside the steps that were run
             opens = max(1.0, most / episode - loop.chunk_steps // episode * longer)
         sides = loop.sides if probe.plan.is_fused(loop, probe.workflow) else (stage,)
-        seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0}, speeds)
+        seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0})
         calls = most * probe.plan.shards(stage, probe.workflow) * one.rounds.get(loop.opener, 1)
         found[stage] = seconds[stage] / calls
     return found
 
 
-def _behind_loops(
-    stage: str, whole: Workflow, one: Iteration, short: Iteration | None, speeds: Sequence[float]
-) -> float:
+def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration | None) -> float:
     """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
-    seconds, *shorter = (_call_s(stage, each, speeds) for each in (one, short) if each is not None)
+    seconds, *shorter = (_call_s(stage, each) for each in (one, short) if each is not None)
     loops = {n: loop for n, loop in one.run.loops.items() if not one.run.upstream(stage).isdisjoint(loop.sides)}
     longer = max((whole.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items()), default=1.0)
     if short is None or longer == 1.0:
@@ -256,25 +236,18 @@ def _behind_loops(
     return seconds + (longer - 1.0) * min(max(slope, seconds / 3), seconds)
 
 
-def _call_s(stage: str, one: Iteration, speeds: Sequence[float]) -> float:
-    if one.run.stages[stage].collective:  # its workers wait for the slowest of them
-        speeds = [min(speeds[span.worker] for span in one.spans if span.stage == stage)] * len(speeds)
-    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)}, speeds)[stage]
+def _call_s(stage: str, one: Iteration) -> float:
+    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)})[stage]
 
 
-def _critical(
-    spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float], speeds: Sequence[float]
-) -> dict[str, float]:
-    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all.
-
-    They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
-    """
+def _critical(spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
+    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all."""
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         weight = weights.get(span.name.removeprefix(f"{span.stage}."))
         if span.stage in stages and weight is not None:
             seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
-            seconds[span.stage] += weight * span.duration_s * speeds[span.worker]
+            seconds[span.stage] += weight * span.duration_s
     return max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
 
 
@@ -301,7 +274,6 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
         ),
         sources=measured.sources,
-        links=measured.links,
     )
 
 
@@ -332,7 +304,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
     )
     factors = dict[str, float]()
     for kind, cells in shown.other_kinds.items():
-        ratios = [statistics.median(s) / max(float(result.call_s(*cell)), 1e-9) for cell, s in cells.items()]
+        ratios = [statistics.median(s) / max(result.call_s(*cell), 1e-9) for cell, s in cells.items()]
         factors[kind] = statistics.median(ratios)
     return replace(result, kind_factors=factors | dict.fromkeys((*spec.kinds, *[WAITING] * spec.waits), 1.0))
 

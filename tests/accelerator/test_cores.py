@@ -16,8 +16,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import resolve_on
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 pytestmark = pytest.mark.accelerator
@@ -33,7 +32,7 @@ def executor(plan: PlanConfig, devices: int, session: Session) -> Executor:
     config = tiny(*EXACT)
     workflow = training_workflow(config, str(clone(config)))
     places = cluster(devices)
-    return Executor(workflow, resolve_on(places, plan.name, plan.variants, workflow), session, places)
+    return Executor(workflow, resolve(plan.name, plan.variants, places, workflow), session, places)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,6 @@ def preset(name: str) -> PlanConfig:
     ("name", "devices", "policy", "actor"),
     [
         ("collocated", 1, [0], [0]),
-        ("disaggregated", 1, [0], [0]),
         ("disaggregated", 2, [0], [1]),
         ("hybrid", 2, [0, 1], [0, 1]),
     ],
@@ -64,16 +62,6 @@ def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devi
     iterate(made, 2)
     assert digest(made) == of_the_cpu
     assert all(sim.memory_allocated(k) > 0 for k in range(devices))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_of_their_own_process_are_on_cores_and_accelerators(of_the_cpu, ray_session) -> None:
-    made = executor(preset("hybrid"), 1, ray_session)
-    iterate(made, 2)
-    assert digest(made) == of_the_cpu
-    spans = made.run(StepContext(2)).spans
-    assert {(span.stage, span.device) for span in spans} == {("env", "cpu"), ("policy", "sim:0"), ("actor", "sim:0")}
 
 
 @pytest.mark.ray
@@ -105,13 +93,13 @@ def test_what_is_placed_otherwise_is_refused() -> None:
     config = tiny(*EXACT)
     workflow, places = training_workflow(config, "nowhere"), cluster(1)
     with pytest.raises(PlanError, match=r"has env on the devices \[0\], but .* run on cores, which are \[1, 2\]"):
-        resolve_on(places, "own", trees([0], [0], [0]), workflow)
+        resolve("own", trees([0], [0], [0]), places, workflow)
     with pytest.raises(PlanError, match=r"has actor on the devices \[1\], .* and other stages do not"):
-        resolve_on(places, "own", trees([1], [0], [1]), workflow)
-    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).places()["env"].devices == (1, 2)
+        resolve("own", trees([1], [0], [1]), places, workflow)
+    assert resolve("own", trees([1, 2], [0], [0]), places, workflow).places()["env"].devices == (1, 2)
     own = [{"cores": True, **trees("cores", "all", "all")[0]}]
     with pytest.raises(PlanError, match="is for cores beside accelerators: set cluster"):
-        resolve_on(replace(places, groups=(), num_devices=1), "own", own, workflow)
+        resolve("own", own, replace(places, groups=(), num_devices=1), workflow)
 
 
 @pytest.mark.parametrize(
