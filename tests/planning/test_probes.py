@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from plan_cases import cluster, embodied
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
-from rlinf_embodied.execution.meter import Reading, without_waiting
+from rlinf_embodied.cluster.hardware import Cluster, with_waiting
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
@@ -173,30 +172,6 @@ def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
     assert shown(probe, shortened(whole, 10), spans)["env"] == pytest.approx((2.0 + 2.0) / 20)
 
 
-def test_time_that_workers_waited_for_a_core_does_not_count() -> None:
-    spans = [span("env.step", 0, 2.0), span("actor.run", 0, 2.0), span("actor.run", 1, 2.0), span("env.step", 1, 0.0)]
-    found = without_waiting(spans, {0: 1.0, 1: 90.0}, ["actor"])
-    assert [one.duration_s for one in found] == pytest.approx([1.5, 0.2, 0.2, 0.0])
-
-
-def test_only_threads_that_work_wait_for_a_core() -> None:
-    before = Reading(0, 0, 0, {"main": (5.0, 1.0), "network": (0.1, 9.0)})
-    after = Reading(0, 0, 0, {"main": (9.0, 2.0), "network": (0.2, 19.0), "new": (2.0, 0.5)})
-    assert after.waited_since(before) == pytest.approx(1.5)
-
-
-def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
-    """Its 6 s are 3 s of an alike device, which is less than the 4 s of worker 0, unless that only waits for it."""
-    actor = workflow().stages["actor"]
-    for collective, first_s, found_s in ((False, 4.0, 4.0), (True, 6.0, 3.0)):
-        stages = {**workflow().stages, "actor": replace(actor, collective=collective)}
-        graph = replace(workflow(), stages=stages)
-        probe = replace(on(graph, 2), cluster=unlike(speed=0.5, node=0))
-        spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
-        spans += [span("actor.run", 0, first_s), span("actor.run", 1, 6.0)]
-        assert shown(probe, graph, spans)["actor"] == pytest.approx(found_s)
-
-
 # ------------------------------------------------------------------------------------------------------------ the cells
 def test_cells_are_kept_and_the_others_filled() -> None:
     # on one device 4 s at 4 items and 6 s at 8; two at once are a quarter slower
@@ -237,7 +212,6 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     measured = measurements(offloaded_bytes=5.0, offload_s=0.25, onload_s=0.5)
     measured.stages["env"].resident, measured.stages["env"].working = {(4, 1): 100.0}, {(4, 1): 7.0}
     measured.rounds, measured.edge_bytes_per_item = [1, 2], {("env", "policy"): 12.0}
-    measured.links = Links(latency_s=0.002, within_node_bytes_per_s=1e8)
     measured.chunk_steps = 20
     profile = parse_profile(made(measured).to_dict())
     env, actor = profile.stages["env"], profile.stages["actor"]
@@ -246,7 +220,6 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
-    assert profile.links == measured.links
 
 
 def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
