@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
-from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
@@ -51,19 +50,3 @@ def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> Non
     sections = {name: asdict(getattr(config, name)) for name in _SECTIONS}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
     (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def trained_on(folder: Path) -> dict[str, dict[str, object]]:
-    """Returns the sections of what the policy in a folder was trained on.
-
-    Raises:
-        CheckpointError: the folder is missing, foreign, or damaged.
-    """
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return {name: dict(content[name]) for name in _SECTIONS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint is {str(folder)!r}, but its {FILE} cannot be used ({error!r}): give a checkpoint folder of "
-            "this workflow, for example <run.dir>/checkpoints/latest"
-        ) from error

@@ -98,9 +98,8 @@ def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
 @pytest.mark.parametrize(
     ("variant", "plan"),
     [
-        ("grpo, several steps", "hybrid on 2"),
+        ("ppo, several steps, reference", "hybrid on 2"),
         pytest.param("dapo", "disaggregated on 2", marks=pytest.mark.slow),
-        ("ppo", "collocated on 2"),
     ],
 )
 def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
