@@ -148,7 +148,8 @@ def sampled_result(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
 
     pass@k is the share of problems that one of k answers solves.
     """
-    size, found = len(correct[0]), {"num_samples": len(correct[0])}
+    size = len(correct[0])
+    found: dict[str, float] = {"num_samples": size}
     for k in sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size}):
         missed = [math.comb(size - sum(row), k) / math.comb(size, k) for row in correct]
         found[f"pass@{k}"] = 1.0 - sum(missed) / len(missed)

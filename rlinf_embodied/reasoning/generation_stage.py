@@ -146,10 +146,9 @@ class LogProbStage(LanguageStage):
         """Returns the LogProbs of each block."""
         algorithm, version, made = self._config.algorithm, self._shared.version, {}
         settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
+        if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
+            return Output(dict.fromkeys(inputs, LogProbs(None, version)))
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
-                made[block] = LogProbs(None, version)
-                continue
             with computing(algorithm.precision, self._device):
                 found = all_log_probs(self._shared.policy, Sequences.of(completions.groups), *settings)
             made[block] = LogProbs(found, version)

@@ -17,9 +17,6 @@ from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-FILE = "evaluation.json"
-_SECTIONS = ("data", "policy", "generation", "reward")
-
 
 @dataclass(frozen=True, slots=True)
 class StageConfig:
@@ -47,6 +44,6 @@ def load_policy(
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
-    sections = {name: asdict(getattr(config, name)) for name in _SECTIONS}
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
-    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

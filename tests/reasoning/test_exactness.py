@@ -61,7 +61,8 @@ def trained(variant: str, plan: str, session: Session) -> Trained:
     devices, trees = PLANS[plan]
     config = tiny_math(*VARIANTS[variant][0])
     executor = math_executor(config, trees, devices, session)
-    metrics = iterate_math(config, executor, 3)
+    # a second iteration is sampled with new weights; the first of PPO trains the critic alone
+    metrics = iterate_math(config, executor, 3 if variant.startswith(("ppo", "dapo")) else 2)
     return digest(executor), metrics
 
 
