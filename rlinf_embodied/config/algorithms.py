@@ -143,7 +143,7 @@ class OnPolicyConfig(AlgorithmConfig):
     bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
     value_lr: float = 1e-3  # of what only the critic has
     value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
-    value_max_grad_norm: float = 1.0
+    value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
     critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use

@@ -43,7 +43,6 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
-from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
@@ -143,7 +142,6 @@ class EmbodiedJob:
         kind = cluster.kind
         require_env_target(config.env)
         require_precision(config.algorithm.precision, cluster)
-        require_compiler(config.algorithm.compile, cluster)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -157,7 +155,6 @@ class EmbodiedJob:
         require_policy_class(config.policy, clones)
         if config.hierarchy.on:
             require_precision(config.hierarchy.algorithm.precision, cluster)
-            require_compiler(config.hierarchy.algorithm.compile, cluster)
             with within("hierarchy"):
                 require_policy_class(config.hierarchy.policy, cloned=False)
         self._require_algorithm()

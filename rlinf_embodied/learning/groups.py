@@ -30,18 +30,11 @@ class Group(Protocol):
         Args:
             tensors: `counts[rank]` tensors; over all ranks of one shape and dtype.
             counts: how many each rank gives, at least one; known to everyone, so that nothing is negotiated.
-
-        Raises:
-            HangError: a worker did not take part within the timeout.
         """
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Returns the sum over ranks, in an order of the backend's choice; `tensor` is left as it is.
-
-        Raises:
-            HangError: a worker did not take part within the timeout.
-        """
+        """Returns the sum over ranks, in an order of the backend's choice; `tensor` is left as it is."""
         ...
 
 
@@ -85,9 +78,7 @@ class ThreadGroup:
         self.abort()
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        assert counts[self.rank] == len(tensors), (
-            f"rank {self.rank} gives {len(tensors)} of {counts[self.rank]} tensors"
-        )
+        assert counts[self.rank] == len(tensors), f"rank {self.rank} gives {len(tensors)} tensors, not {counts}"
         return self._meet(list(tensors), "exchange")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:

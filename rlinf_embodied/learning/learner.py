@@ -67,9 +67,6 @@ class Learner:
             group: the name of the first group.
             more: further groups by name, in the order of the gradient.
             compile: see `compiled` for what this asks of passes.
-
-        Raises:
-            ObjectiveError: see FlatOptimizer.
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
@@ -88,19 +85,13 @@ class Learner:
 
     def start(self) -> None:
         """Begins an iteration: forgets what one that failed has left."""
-        self._sum: BlockSum | None = None
-        self._added: set[int] = set()
+        self._sum = BlockSum(self.reducer)
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """Takes a block of the next step as soon as it is there.
-
-        Its gradient depends on nothing but the block, so it is computed while others arrive.
-        """
-        if self._sum is None:
-            self._sum = self.reducer.start_sum()
+        """Takes a block of the next step as soon as it is there: its gradient depends on nothing but the block."""
         made = passes(block, rows) if len(rows) else ()
-        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
-        self._added.add(block)
+        parameters, number = self._optimizer.parameters, len(self.statistics)
+        self._sum.add(block, block_sums(made, parameters, number, self._differentiate))
 
     def step(
         self,
@@ -117,9 +108,8 @@ class Learner:
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-        for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
+        for block in sorted(set(rows) - self._sum.added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
-        assert self._sum is not None, "a worker owns a block"
         total = self._sum.total()
         self.start()
         weight, *sums = total[self._size :].tolist()
@@ -145,7 +135,7 @@ class Learner:
 
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
-        return self._optimizer.export_state() if self.reducer.rank == 0 else {}
+        return self._optimizer.export_state() if self.reducer.group.rank == 0 else {}
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns a copy of this worker's part of the state; nothing is exchanged."""
@@ -153,8 +143,7 @@ class Learner:
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the state of which all workers together returned these parts."""
-        (state,) = parts
-        return state
+        return parts[0]
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `export_state` returned, of any learner and number of workers.

@@ -7,19 +7,8 @@
     *_snapshot     the same, kept in memory from the start of an iteration
     export_weights, weights_digest, offload, onload, earlier_weights
 
-All workers of a group make the same calls; the first one writes and answers for them.
-
-    class MyLearner(LearnerStage):
-        user = "my learner"                        # of the worker's copy of the model
-
-        def setup(self, context):
-            shared = context.share(name, ...)  # a SharedPolicy
-            learner = Learner(shared.policy.parameters(), settings, ("loss",), reducer)
-            self.hold(shared, context.group.rank, context.device, {"optimizer": learner})
-
-        def write_policy(self, folder): ...        # the model's own files
-
-        def run(self, step_context, inputs): ...   # ends with self.shared.version = step_context.iteration + 1
+All workers of a group make the same calls; the first one writes and answers for them.  A subclass's `run` ends with
+self.shared.version = step_context.iteration + 1.
 """
 
 from __future__ import annotations
@@ -53,9 +42,7 @@ class Moment(Protocol):
     """What of a StepContext counts here."""
 
     @property
-    def iteration(self) -> int:
-        """The iteration that is under way, or to come."""
-        ...
+    def iteration(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +58,7 @@ class LearnerStage:
     """Holds a model, its optimizers and the networks that only training uses; see the module."""
 
     user = "learner"  # of the worker's copy of the model
-    sends_frozen = (
-        False  # whether messages and snapshots hold weights that are frozen now, since they are trained at other times
-    )
+    sends_frozen = False  # whether messages and snapshots hold weights that are frozen now, but trained at other times
 
     def hold(
         self,
@@ -90,7 +75,7 @@ class LearnerStage:
             shared: the worker's copy of the model, which stays on the device while this stage works.
             rank: the worker's number in its group.
             device: torch's name.
-            learners: optimizers by their names in a checkpoint; the mapping may change between calls.
+            learners: optimizers by their names in a checkpoint.
             modules: networks other than the model, by their names in a checkpoint.
             policy: whose weights they are, where those who receive them hold several.
         """
@@ -107,7 +92,6 @@ class LearnerStage:
         if self.rank == 0:
             self.write_policy(Path(folder))
 
-    # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, step_context: Moment) -> None:
         """Leaves the device's memory; the weights stay if another stage of the worker uses them."""
         self.shared.leave(self.user)
@@ -124,7 +108,6 @@ class LearnerStage:
         for learner in self.learners.values():
             learner.move_state(device)
 
-    # -------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: Moment) -> WeightsMessage:
         """Returns the weights that training may change, or all, with their version and checksum."""
         shared, whole = self.shared, self.sends_frozen
@@ -140,7 +123,6 @@ class LearnerStage:
         folder, number, version = asked
         return read_earlier(Path(folder), number, version) if self.rank == 0 else None
 
-    # ---------------------------------------------------------------------------------------------------- checkpoints
     def export_training(self) -> Groups:
         """Returns networks and moments by name; learners' are {} in workers but the first, and all take part."""
         networks = {name: dict(module.state_dict()) for name, module in self.modules.items()}
@@ -163,12 +145,11 @@ class LearnerStage:
         if self.rank != 0:
             return
         root, step, keep, first = argument
-        added = [first, *(part for part in parts if isinstance(part, StagePart))]
-        messages = [part for part in parts if isinstance(part, WeightsMessage)]
-        earlier, values = earlier_to_save(messages)
-        state: dict[str, object] = {}
-        for part in (*added, StagePart(earlier, values)):
-            state = {**state, **part.state}
+        earlier = earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
+        added = [first, *(part for part in parts if isinstance(part, StagePart)), StagePart(*earlier)]
+        state: dict[str, object] = {"version": self.shared.version}
+        for part in added:
+            state |= part.state
             for name, group in part.tensors.items():
                 tensors[name] = {**tensors.get(name, {}), **group}
 
@@ -178,7 +159,6 @@ class LearnerStage:
                 for name, content in part.files.items():
                     (folder / name).write_bytes(content)
 
-        state["version"] = self.shared.version
         checkpoint.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
 
     def state_part(self, step_context: Moment) -> StagePart | None:
@@ -198,7 +178,6 @@ class LearnerStage:
             learner.import_state(load_tensors(Path(folder), name))
         self.shared.version = step_context.iteration
 
-    # ------------------------------------------------------------------------------------------------------ snapshots
     def export_snapshot(self, step_context: Moment) -> StageState | None:
         """Returns a copy of weights, networks and moments; None in workers but the first.
 

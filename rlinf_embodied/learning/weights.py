@@ -85,21 +85,15 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
 
 
 def require_version(sampled: Collection[int], learner: int, staleness: int) -> None:
-    """Checks which weights made the samples.
-
-    Args:
-        sampled: the versions that they name.
-        learner: the version that is to be trained.
-        staleness: by how many versions they may be, and are, behind.
+    """Checks that the versions that samples name are the learner's, or exactly `staleness` behind it.
 
     Raises:
-        ObjectiveError: others made them.
+        ObjectiveError: other weights made them.
     """
     if set(sampled) != {learner - staleness}:
-        behind = f", {staleness} behind" if staleness else ""
         raise ObjectiveError(
             f"samples come from weights of version {sorted(sampled)}, but the learner has {learner} and expects "
-            f"{learner - staleness}{behind}: the weights were not installed"
+            f"{learner - staleness} (a staleness of {staleness}): the weights were not installed"
         )
 
 
@@ -118,7 +112,6 @@ class StageState:
     groups: Groups
 
 
-# ---------------------------------------------------------------- earlier versions, which data under way was begun with
 def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[str, object]]:
     """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
     if not messages:

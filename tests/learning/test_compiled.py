@@ -14,10 +14,8 @@ import sys
 import pytest
 from runs import SFT, cluster, digest, executor_for, iterate, tiny, trees
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -61,8 +59,6 @@ def test_what_compiled_passes_do_not_go_with_is_named() -> None:
     ):
         with pytest.raises(ConfigError, match=rf"algorithm\.compile is True, .*{said}"):
             tiny("algorithm.compile=true", *words)
-    with pytest.raises(ConfigError, match=r"algorithm\.compile is true, .*of the kind npu: use algorithm.compile=f"):
-        require_compiler(compile=True, cluster=Cluster("test", "npu", 1, 1, 0))
 
 
 if __name__ == "__main__":
