@@ -172,14 +172,9 @@ def standardized(
 
 
 def overlong_penalty(lengths: Int[Tensor, " B"], longest: int, margin: int, penalty: float) -> Float[Tensor, " B"]:
-    """Returns what each completion loses for its length: nothing up to longest - margin, then linearly `penalty`.
+    """Returns what completions lose for their lengths in tokens: nothing up to longest - margin, then up to `penalty`.
 
-    (Soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13.)
-
-    Args:
-        lengths: tokens.
-        longest: tokens at which a completion is cut off.
-        margin: tokens before that over which the penalty rises; at least 1.
-        penalty: at `longest`.
+    It rises linearly over `margin` (at least 1) up to `longest`, where completions are cut off.  (Soft overlong
+    punishment of DAPO, arXiv 2503.14476, eq. 13.)
     """
     return ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * penalty

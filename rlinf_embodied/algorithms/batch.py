@@ -94,11 +94,9 @@ class TrainingBlock:
     rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
 
     def __len__(self) -> int:
-        """Returns the number of samples M."""
         return len(self.old_log_probs)
 
     def rows(self, index: Tensor) -> TrainingBlock:
-        """Returns these samples."""
         return _each(lambda parts: parts[0][index], self)
 
     def padded(self, size: int) -> TrainingBlock:
@@ -135,13 +133,7 @@ def training_block(
 ) -> TrainingBlock:
     """Returns the samples of one rollout that have a valid action and a weight.
 
-    Args:
-        policy: the policy's columns.
-        env: the simulator's columns, with the same H and B.
-        advantages: float32 [H, B, C].
-        weights: float32 [H, B, C], 0 where an action shall not count.
-        values: float32 [H, B, C] or None.
-        returns: float32 [H, B, C] or None.
+    Other tensors are float32 [H, B, C]; weights are 0 where an action shall not count.
     """
     assert policy.log_probs.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
     scored = policy.old_log_probs

@@ -13,17 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, critic_loss, joined, loss_sums
-from rlinf_embodied.algorithms.transitions import (
-    ACTION,
-    NEXT_STATE,
-    REWARD,
-    STATE,
-    TERMINATED,
-    Columns,
-    each_update,
-    step_on,
-)
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, joined, loss_sums
+from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, step_on
 from rlinf_embodied.config import IQLConfig
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.runtime.host import StepContext
@@ -92,12 +83,9 @@ class IQL(CriticsAlgorithm):
     def _critic_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
             after = self._value(columns[NEXT_STATE])[0]
-            targets = columns[REWARD] + self.algorithm.gamma * (1 - columns[TERMINATED]) * after
-        values = self._critics(joined(columns[STATE], columns[ACTION]))
-        return loss_sums(critic_loss(values, targets), len(targets), values.detach().mean(0).sum())
+        return self._fit_sums(columns, after)
 
 
-# ----------------------------------------------------------------------------------------------------------- losses
 def expectile_loss(advantages: Float[Tensor, " M"], expectile: float) -> Float[Tensor, ""]:
     """Returns sum_m |tau - 1(u < 0)| u^2 of u = Q - V, equation 5: at its minimum V is the expectile tau of Q."""
     weights = torch.where(advantages < 0, 1 - expectile, expectile)

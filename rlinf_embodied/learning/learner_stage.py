@@ -147,7 +147,7 @@ class LearnerStage:
         root, step, keep, first = argument
         earlier = earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
         added = [first, *(part for part in parts if isinstance(part, StagePart)), StagePart(*earlier)]
-        state: dict[str, object] = {"version": self.shared.version}
+        state: dict[str, object] = {}
         for part in added:
             state |= part.state
             for name, group in part.tensors.items():
@@ -159,6 +159,7 @@ class LearnerStage:
                 for name, content in part.files.items():
                     (folder / name).write_bytes(content)
 
+        state["version"] = self.shared.version
         checkpoint.save(Path(root), step, policy_writer=write, tensors=tensors, state=state, keep=keep)
 
     def state_part(self, step_context: Moment) -> StagePart | None:

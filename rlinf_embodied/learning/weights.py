@@ -116,8 +116,8 @@ def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[st
     """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
     if not messages:
         return {}, {}
-    tensors = {f"{n}/{name}": t for n, message in enumerate(messages) for name, t in message.tensors.items()}
-    return {_EARLIER: tensors}, {_VERSIONS: [message.version for message in messages]}
+    groups = {f"{_EARLIER}_{n}": message.tensors for n, message in enumerate(messages)}
+    return groups, {_VERSIONS: [message.version for message in messages]}
 
 
 def earlier_versions(state: Mapping[str, object]) -> list[int]:
@@ -127,7 +127,5 @@ def earlier_versions(state: Mapping[str, object]) -> list[int]:
 
 def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:
     """Returns one of the older weights that a checkpoint holds."""
-    prefix = f"{number}/"
-    found = load_tensors(folder, _EARLIER)
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    tensors = load_tensors(folder, f"{_EARLIER}_{number}")
     return WeightsMessage(version, tensors, checksum(tensors))

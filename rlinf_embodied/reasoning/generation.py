@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.log_probs import (
-    greedy_tokens,
     inverse_cdf,
     log_softmax,
 )
@@ -134,7 +133,7 @@ class _Decoding:
     def _draw(self, logits: Tensor, rows: Tensor, place: Tensor) -> Tensor:
         every = log_softmax(logits, self.sampling.temperature or 1.0)
         greedy = self.sampling.temperature == 0
-        tokens = greedy_tokens(every) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        tokens = every.argmax(-1) if greedy else inverse_cdf(every, self.uniforms[rows, place])
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         return tokens
 
