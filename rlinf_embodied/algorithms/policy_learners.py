@@ -81,16 +81,10 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     algorithm, context, view = training.algorithm, training.context, training.policy
     critic = _critic(view, algorithm)
     disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
-    rule = f"run.exact needs sums in a fixed order, and those of {context.group.size} sharded workers are not"
-    action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
-    keeps, missed = isinstance(view, HasRunningStatistics), "the policy's running statistics would miss the sliced copy"
-    whole = "the critic shares parameters with the policy, and is trained whole"
-    for holds, why, way_out in (
-        (not keeps, missed, "use none"),
-        (context.group.size == 1 or not training.exact, rule, action),
-        (disjoint, whole, "set policy.critic=privileged"),
-    ):
-        require(holds, "algorithm.sharding", algorithm.sharding.value, why, way_out)
+    path, keeps = "algorithm.sharding", isinstance(view, HasRunningStatistics)
+    require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
+    rule = "the critic shares parameters with the policy, and is trained whole"
+    require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
     policy, (main, value) = training.copy(), _settings(algorithm)
     root = Scored(policy)
     learner = ShardedLearner(
@@ -99,6 +93,7 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
         precision=algorithm.precision,
         group=context.group,
         device=context.device,
+        exact=training.exact,
     )
     made: dict[str, Learner] = {POLICY: learner}
     if critic:

@@ -20,6 +20,7 @@ from rlinf_embodied.config import (
 )
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require, within
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.evaluation import (
     Evaluation,
     EvaluationEnvConfig,
@@ -44,7 +45,6 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
@@ -141,7 +141,7 @@ class EmbodiedJob:
         config, cluster = self.config, find_cluster(self.config.cluster)
         kind = cluster.kind
         require_env_target(config.env)
-        require_precision(config.algorithm.precision, cluster)
+        require_precision(config.algorithm.precision, kind, cluster.device_module)
         require(
             not (config.env.carry_over and config.env.runs_on_gpu(kind)),
             "env.carry_over",
@@ -154,7 +154,7 @@ class EmbodiedJob:
         clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_nothing)
         require_policy_class(config.policy, clones)
         if config.hierarchy.on:
-            require_precision(config.hierarchy.algorithm.precision, cluster)
+            require_precision(config.hierarchy.algorithm.precision, kind, cluster.device_module)
             with within("hierarchy"):
                 require_policy_class(config.hierarchy.policy, cloned=False)
         self._require_algorithm()

@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlinf_embodied.config import Precision
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
@@ -47,9 +48,6 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
 
     It becomes the process's default group, as torch shards over registered groups only; the one that stages of an
     earlier plan left there is closed.
-
-    Raises:
-        ConfigError: the group's members are threads of one process.
     """
     store = dist.HashStore() if group.size == 1 else getattr(group, "store", None)  # pyright: ignore[reportPrivateImportUsage]
     if store is None:
@@ -104,6 +102,7 @@ class ShardedLearner(Learner):
         group: Group,
         device: str,
         precision: Precision = Precision.float32,
+        exact: bool = False,
     ) -> None:
         """Shards `module`, which is the learner's alone from now on; starts with moments of zero.
 
@@ -117,10 +116,14 @@ class ShardedLearner(Learner):
             group: the workers.
             device: torch's name.
             precision: that the passes compute in.
+            exact: whether equal bits are promised, which one worker alone can give.
 
         Raises:
-            ConfigError: the group's members are threads of one process.
+            ConfigError: several workers whose bits are to be equal, or that are threads of one process.
         """
+        rule = f"run.exact needs sums in a fixed order, and those of {group.size} sharded workers are not"
+        action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
+        require(group.size == 1 or not exact, "algorithm.sharding", "fsdp2", rule, action)
         self.rates = {"main": settings.lr}
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
         self._group, self._device, self._zero_loss, self.shares = group, device, zero_loss, group.size
@@ -267,10 +270,8 @@ class ShardedLearner(Learner):
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Returns a worker's slice: the memory itself."""
-    return cast(DTensor, tensor).to_local()
+    return cast(DTensor, tensor).to_local()  # a worker's slice: the memory itself
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Returns the full tensor; every worker takes part and gets it."""
-    return cast(DTensor, tensor).full_tensor()
+    return cast(DTensor, tensor).full_tensor()  # every worker takes part

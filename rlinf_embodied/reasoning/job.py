@@ -12,12 +12,12 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.batch import ScoredGroup
@@ -103,7 +103,8 @@ class ReasoningJob:
             DataError: a file cannot be used.
         """
         config = self.config
-        require_precision(config.algorithm.precision, find_cluster(config.cluster))
+        cluster = find_cluster(config.cluster)
+        require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = self._reference_of(checkpoint)
             self._require_reference()
