@@ -43,7 +43,6 @@ class Manifest:
     files: dict[str, tuple[int, str]]  # relative path -> bytes, SHA-256
 
 
-# --------------------------------------------------------------------------------------------------------------- write
 def step_folder(root: Path, step: int) -> Path:
     """Returns where the checkpoint of a step lies below a folder of checkpoints."""
     return root / f"step_{step:06d}"
@@ -178,7 +177,6 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# ---------------------------------------------------------------------------------------------------------------- read
 def find_latest(root: Path) -> Path | None:
     """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
     found = complete(root)
@@ -285,7 +283,6 @@ def _refusal(path: Path, wrong: str) -> CheckpointError:
     return CheckpointError(f"checkpoint {path} {wrong}: {others if found else none}")
 
 
-# ----------------------------------------------------------------------------------------------------------- checksums
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes."""
     with path.open("rb") as file:

@@ -17,8 +17,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.compiled import compiled
-from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
+from rlinf_embodied.learning.gradients import Passes, block_sums, compiled, differentiated
 from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
 

@@ -147,8 +147,8 @@ def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> No
     expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:
         raise CheckpointError(
-            f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: the "
-            "checkpoint is of another policy or algorithm; resume with its own configuration, or use resume=never"
+            f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: it is of another "
+            "policy or algorithm; resume with its own configuration, or use resume=never"
         )
 
 

@@ -102,15 +102,6 @@ def fit(
     return fitted
 
 
-def exceeds_kl(limit: float | None) -> EarlyStop:
-    """Returns what stops at a minibatch whose approximate KL lies above a limit; None: nothing does."""
-
-    def early_stop(step: Step) -> bool:
-        return limit is not None and step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit
-
-    return early_stop
-
-
 def policy_metrics(fitted: Fitted) -> dict[str, float]:
     """Returns what every policy update reports; each mean has its own denominator."""
     return {
@@ -123,5 +114,4 @@ def policy_metrics(fitted: Fitted) -> dict[str, float]:
 
 
 def value_metrics(fitted: Fitted, explained_variance: float) -> dict[str, float]:
-    """Returns what every critic's update reports."""
     return {"losses/value_loss": fitted.loss, "losses/explained_variance": explained_variance}
