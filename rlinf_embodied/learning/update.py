@@ -114,4 +114,5 @@ def policy_metrics(fitted: Fitted) -> dict[str, float]:
 
 
 def value_metrics(fitted: Fitted, explained_variance: float) -> dict[str, float]:
+    """Returns what every critic's update reports."""
     return {"losses/value_loss": fitted.loss, "losses/explained_variance": explained_variance}
