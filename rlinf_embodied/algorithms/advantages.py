@@ -158,8 +158,7 @@ def standardized(
 
     Args:
         blocks: advantages of each block of this worker, and which entries are valid, of one shape.
-        sum_blocks: adds up what each block gives over all workers, in a fixed order (`Reducer.sum_blocks`), so that the
-            result has the same bits however the blocks are spread.
+        sum_blocks: sums over all workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
         eps: keeps equal advantages from dividing by 0.
     """
     kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}

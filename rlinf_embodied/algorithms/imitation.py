@@ -152,17 +152,18 @@ class FineTuning(_Imitating):
         algorithm, epoch = self.algorithm, step_context.iteration
         whole = epoch < algorithm.epochs
         if whole:
-            self._features, loss = {}, self._whole_loss
+            self._features = {}
             name, epochs, size, peak = _WHOLE, algorithm.epochs, algorithm.batch_size, algorithm.lr
         else:
-            epoch, loss = epoch - algorithm.epochs, self._head_loss
+            epoch -= algorithm.epochs
             name, epochs, size, peak = _HEAD, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr
             if not self._features:
                 self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
         number = max(1, sum(self.sizes(data).values()) // size)
         shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
         fitted, learner = Fitted(), self.learners[name]
-        passes = lambda b, index: [Pass(float(len(index)), partial(loss, data[b], epoch, b, index))]  # noqa: E731
+        sums = partial(self._sums, whole, epoch)
+        passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
         for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
@@ -177,26 +178,21 @@ class FineTuning(_Imitating):
         if measure:
             self._set_statistics("vision", {b: self._policy.pooled(features) for b, features in self._features.items()})
 
-    def _whole_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
-        positions = data.object_positions
-        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
-        observation = data.observation.rows(index.tolist()).to(self._device)
-        jittered = observation.proprio + self._jitter(data, epoch, block, index)
-        features = self._policy.encode_trainable(observation.with_proprio(jittered))
-        targets |= self._noise("flow", epoch, block, index.numpy())
-        return self._loss(features, data.actions[index].to(self._device), targets)
-
-    def _head_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
-        features = {name: value[index] for name, value in self._features[block].items()}
-        if "proprio" in features:
-            features["proprio"] = features["proprio"] + self._jitter(data, epoch, block, index)
-        noise = self._noise("flow", epoch, block, index.numpy())
-        return self._loss(features, data.actions[index].to(self._device), noise)
-
-    def _jitter(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> Tensor:
-        shape = tuple(data.observation.proprio.shape[1:])
+    def _sums(self, whole: bool, epoch: int, data: Demonstrations, block: int, index: Tensor) -> LossSums:
+        targets = self._noise("flow", epoch, block, index.numpy())
+        shape, positions = tuple(data.observation.proprio.shape[1:]), data.object_positions
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        return torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+        if whole:
+            observation = data.observation.rows(index.tolist()).to(self._device)
+            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+            if positions is not None:
+                targets["object_position"] = positions[index].to(self._device)
+        else:
+            features = {name: value[index] for name, value in self._features[block].items()}
+            if "proprio" in features:
+                features["proprio"] = features["proprio"] + jitter
+        return self._loss(features, data.actions[index].to(self._device), targets)
 
     @torch.no_grad()
     def held_out(self, data: Mapping[int, Demonstrations | None]) -> dict[str, float]:

@@ -6,7 +6,7 @@ V <-- expectile of the targets' Q(s, a)      Q <-- r + gamma V(s')      policy <
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -43,11 +43,7 @@ class IQL(CriticsAlgorithm):
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
         fitted = self._fitted()
-        order: dict[str, Callable[[Columns], LossSums]] = {
-            _VALUE: self._value_sums,
-            _POLICY: self._policy_sums,
-            _CRITICS: self._critic_sums,
-        }
+        order = {_VALUE: self._value_sums, _POLICY: self._policy_sums, _CRITICS: self._critic_sums}
         for batch in each_update(data):
             for name, sums in order.items():
                 fitted[name].add(step_on(self.learners[name], batch, sums))

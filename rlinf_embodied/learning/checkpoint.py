@@ -59,15 +59,9 @@ def save(
 ) -> None:
     """Writes <root>/step_<step>, which replaces one of that name; returns when it has reached the disk.
 
-    `latest` then points at it, and all but the `keep` newest, by the time of writing, are dropped.
-
-    Args:
-        root: folder of all checkpoints of a run.
-        step: number of finished iterations.
-        policy_writer: writes the policy's files into the folder that it is given.
-        tensors: groups of named tensors, for example {"policy_optimizer": {"mean": ...}}.
-        state: plain values that JSON can hold.
-        keep: how many checkpoints stay, at least one.
+    It holds what `policy_writer` writes into the folder that it is given, groups of named `tensors`, as
+    {"policy_optimizer": {"mean": ...}}, and a `state` of plain values.  `latest` then points at it, and all but the
+    `keep` (at least one) that were written last are dropped.
 
     Raises:
         CheckpointWriteError: it cannot be written.
@@ -179,8 +173,7 @@ def _sync(path: Path) -> None:
 
 def find_latest(root: Path) -> Path | None:
     """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
-    found = complete(root)
-    return found[-1][0] if found else None
+    return next((path for path, _ in reversed(complete(root))), None)
 
 
 def verify(path: Path) -> Manifest:

@@ -70,12 +70,10 @@ class ThreadGroup:
         return [ThreadGroup(rank, slots, barrier, timeout_s) for rank in range(size)]
 
     def abort(self) -> None:
-        """Ends the wait of every member, now and later: one of them failed."""
+        """Ends the wait of every member, now and later: one of them failed, or left."""
         self._barrier.abort()
 
-    def close(self) -> None:
-        """Leaves, which ends the group."""
-        self.abort()
+    close = abort
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
         assert counts[self.rank] == len(tensors), f"rank {self.rank} gives {len(tensors)} tensors, not {counts}"
@@ -104,5 +102,5 @@ class ThreadGroup:
 
 
 def _copied(value: Tensor | float, like: Tensor) -> Tensor:
-    """Returns a separate tensor on this rank's device; plain numbers (of emulated stages) nobody can change."""
+    # plain numbers (of emulated stages) nobody can change
     return cast("Tensor", value) if isinstance(value, (float, int)) else value.to(like.device, copy=True)

@@ -3,7 +3,6 @@
     Pass (gradients.py)     from the workflow: a part of a block's rows, its loss as a sum, weight, statistics
     Learner                 every worker holds all weights; sums of gradients over blocks, along one fixed tree
     ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
-    Step                    the result, the same in every worker
     fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
 
 All workers of a group make the same calls in the same order.
@@ -43,7 +42,7 @@ class Learner:
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
     shares = 1  # number of workers that hold the state together; 1: each holds all of it
-    statistics: tuple[str, ...]  # names of the values that passes sum in addition to the loss, in their order
+    statistics: tuple[str, ...]  # names of what passes add up beyond the loss, in their order
 
     def __init__(
         self,
@@ -58,14 +57,8 @@ class Learner:
     ) -> None:
         """Starts with moments of zero.
 
-        Args:
-            parameters: of the first group.
-            settings: of the first group.
-            statistics: names of what passes add up beyond the loss.
-            reducer: sums over the blocks of all workers.
-            group: the name of the first group.
-            more: further groups by name, in the order of the gradient.
-            compile: see `compiled` for what this asks of passes.
+        `parameters` with their `settings` are the first `group`, `more` are further ones; see `compiled` for what
+        `compile` asks of passes.
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer

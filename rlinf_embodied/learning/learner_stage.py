@@ -69,22 +69,16 @@ class LearnerStage:
         modules: Mapping[str, nn.Module] | None = None,
         policy: str = WHOLE_STAGE,
     ) -> None:
-        """Takes what is trained.
+        """Takes the worker's copy of the model, optimizers and other networks by their names in a checkpoint.
 
-        Args:
-            shared: the worker's copy of the model, which stays on the device while this stage works.
-            rank: the worker's number in its group.
-            device: torch's name.
-            learners: optimizers by their names in a checkpoint.
-            modules: networks other than the model, by their names in a checkpoint.
-            policy: whose weights they are, where those who receive them hold several.
+        `policy` is whose weights they are, where those who receive them hold several.
         """
         self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
         self.learners, self.modules = learners, modules or {}
         shared.enter(self.user)
 
     def write_policy(self, folder: Path) -> None:
-        """Writes the model's own files; a subclass's."""
+        """Writes the model's own files."""
         raise NotImplementedError
 
     def save_policy(self, step_context: Moment, folder: str) -> None:
@@ -138,7 +132,7 @@ class LearnerStage:
 
         Args:
             step_context: of the iteration that is to come.
-            argument: (root, step, how many are kept, what the driver adds: JSON state, and tensors).
+            argument: (root, step, how many are kept, what the driver adds).
             parts: what other stages add, and the weights that rollouts under way were begun with.
         """
         tensors = self.export_training()  # all take part

@@ -111,7 +111,7 @@ class ShardedLearner(Learner):
             parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
             view: another copy, which other stages read.
             settings: of Adam.
-            statistics: names of the values that passes sum in addition to the loss.
+            statistics: see Learner.
             zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
             group: the workers.
             device: torch's name.
@@ -131,8 +131,8 @@ class ShardedLearner(Learner):
         shard(module, self._mesh, precision)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
         chosen = {id(parameter) for parameter in parameters()}
-        named = [(name, p) for name, p in module.named_parameters() if id(p) in chosen]
-        self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
+        self._named = {name: p for name, p in module.named_parameters() if id(p) in chosen}
+        self._parameters = list(self._named.values())
         constants = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
         self._optimizer = torch.optim.AdamW(self._parameters, **constants, weight_decay=settings.weight_decay)
         for parameter in self._parameters:  # before the first step too, so that states are exported alike
@@ -189,8 +189,7 @@ class ShardedLearner(Learner):
         for parameter in self._parameters:
             if parameter.grad is None:  # moments decay all the same
                 parameter.grad = torch.zeros_like(parameter)
-        total = nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
-        norm = float(_whole(total))
+        norm = float(_whole(nn.utils.clip_grad_norm_(self._parameters, self._max_norm)))
         if norm == 0 or not math.isfinite(norm):
             self._optimizer.zero_grad()
             if norm == 0:
@@ -207,7 +206,7 @@ class ShardedLearner(Learner):
     @torch.no_grad()
     def publish(self) -> None:
         """Gathers what is trained, 4 P bytes over the wire per worker and iteration."""
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        for name, parameter in self._named.items():
             self._view[name].copy_(_whole(parameter))
 
     @torch.no_grad()
@@ -225,13 +224,11 @@ class ShardedLearner(Learner):
     @torch.no_grad()
     def export_state(self) -> dict[str, Tensor]:
         """In full, in the memory of the first worker's CPU; all take part."""
-        first = self._group.rank == 0
-        parts: dict[str, list[Tensor]] = {name: [] for name in _MOMENTS}
-        for parameter in self._parameters:
-            for name, key in _MOMENTS.items():
-                whole = _whole(self._optimizer.state[parameter][key])
-                parts[name] += [whole.reshape(-1).cpu()] if first else []
-        return {"steps": self._steps()} | {name: torch.cat(found) for name, found in parts.items()} if first else {}
+        first, state = self._group.rank == 0, {"steps": self._steps()}
+        for name, key in _MOMENTS.items():
+            wholes = (_whole(self._optimizer.state[parameter][key]).reshape(-1) for parameter in self._parameters)
+            state[name] = torch.cat([whole.cpu() if first else whole[:0] for whole in wholes])
+        return state if first else {}
 
     def _steps(self) -> Tensor:
         return torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
@@ -239,7 +236,7 @@ class ShardedLearner(Learner):
     def export_part(self) -> dict[str, Tensor]:
         """Returns the slices of this worker, by moment and parameter."""
         parts = {"steps": self._steps()}
-        for parameter, label in zip(self._parameters, self._names, strict=True):
+        for label, parameter in self._named.items():
             for name, key in _MOMENTS.items():
                 parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).to("cpu", copy=True)
         return parts
@@ -247,7 +244,7 @@ class ShardedLearner(Learner):
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         joined = {"steps": parts[0]["steps"]}
         for name in _MOMENTS:
-            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._names]
+            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._named]
             joined[name] = torch.cat([whole.reshape(-1) for whole in wholes])
         return joined
 

@@ -53,14 +53,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 def export_weights(
     module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, share: tuple[int, int] = (0, 1)
 ) -> WeightsMessage:
-    """Returns a copy of a module's state as a message.
+    """Returns a copy of a module's state as a message; with a share (k, n) every n-th tensor from the k-th on.
 
-    Args:
-        module: what is sent.
-        version: of its weights.
-        whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
-        policy: whose they are, where the receiver holds several.
-        share: (k, n) for every n-th tensor from the k-th on.
+    It is not whole where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
     """
     chosen = module.state_dict() if whole else _changing(module)
     tensors = {name: chosen[name].detach().cpu().clone() for name in [*chosen][share[0] :: share[1]]}
