@@ -49,7 +49,6 @@ setup: $(DEV_STAMP) vulkan
 
 vulkan: | $(STAMP)
 	@$(BIN)/python -m experiments.setup.vulkan
-	@$(BIN)/python -m experiments.setup.gpu_physics
 
 demo: $(STAMP) vulkan
 	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo $(DEMO_CLONE) run.dir=runs/demo $(DEMO_ARGS)

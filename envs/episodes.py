@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,16 +23,6 @@ from rlinf_embodied.interfaces.envs import (
     RunningEpisode,
     features_of,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What one env step gave; entries of rows that did not step are zero / False."""
-
-    reward: Tensor  # float32 [N]
-    terminated: Tensor  # bool [N]
-    truncated: Tensor  # bool [N]
-    success: Tensor  # bool [N]
 
 
 class EpisodeEnv:
@@ -110,39 +100,35 @@ class EpisodeEnv:
         self, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None = None
     ) -> ChunkResult:
         """Runs a chunk's first E env steps; see VectorEnv."""
-        self._check_seeds(next_seeds)
+        if next_seeds is not None and len(next_seeds) != self.spec.num_envs:
+            raise SimulatorError(
+                f"next_seeds has {len(next_seeds)} entries for {self.spec.num_envs} rows: give one per row, or None"
+            )
         whole = self._checked(actions, (self.spec.chunk,)) if isinstance(actions, Tensor) else None
-        started = self._running.clone()
-        valid, columns, privileged = [], [], []
+        steps, last_images = [], dict[int, dict[str, Tensor]]()
         for k in range(self.spec.executed):
-            mask = self._running.clone()
-            valid.append(mask)
-            privileged.append(torch.where(mask[:, None], self._privileged(), 0.0))
+            valid = self._running.clone()
+            columns = {"valid": valid, "privileged": torch.where(valid[:, None], self._privileged(), 0.0)}
             action = self._checked(actions(k), ()) if whole is None else whole[:, k]
-            columns.append(self._step(action, mask))
-            self._running &= ~(columns[-1].terminated | columns[-1].truncated)
-        final = (started & ~self._running).nonzero()[:, 0].tolist()
+            steps.append(columns | self._step(action, valid))
+            ended = (steps[-1]["terminated"] | steps[-1]["truncated"]).nonzero()[:, 0].tolist()
+            self._running[ended] = False
+            images = self._rendered(ended) if self._render_final and ended and self._images else {}
+            last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
+        final = sorted(last_images)
         episodes = tuple(self._episode_end(row) for row in final)
-        final_observation = self._observe_final(final) if final else None
+        final_observation = self._observe_final(last_images) if final else None
         if final and next_seeds is not None:
             self._begin(final, [next_seeds[row] for row in final])
+        rest = [{name: torch.zeros_like(column) for name, column in steps[0].items()}]
+        steps += rest * (self.spec.chunk - len(steps))  # sub-steps that are not executed
         return ChunkResult(
-            rewards=self._columns([column.reward for column in columns]),
-            terminated=self._columns([column.terminated for column in columns]),
-            truncated=self._columns([column.truncated for column in columns]),
-            valid=self._columns(valid),
-            success=self._columns([column.success for column in columns]),
-            privileged=self._columns(privileged),
+            **{name: torch.stack([step[name] for step in steps], 1) for name in steps[0]},
             final_rows=tuple(final),
             final_observation=final_observation,
             observation=self._observe(),
             episodes=episodes,
         )
-
-    def _columns(self, steps: list[Tensor]) -> Tensor:
-        """Returns the sub-steps as [N, C, ...]; those that are not executed are zero / False."""
-        nothing = torch.zeros_like(steps[0])
-        return torch.stack(steps + [nothing] * (self.spec.chunk - len(steps)), 1)
 
     def running(self) -> list[RunningEpisode | None]:
         """Returns the running episode of each row, None for frozen rows."""
@@ -162,17 +148,17 @@ class EpisodeEnv:
             raise SimulatorError(f"restore got {len(episodes)} entries for {self.spec.num_envs} rows: give one per row")
         rows = [row for row, episode in enumerate(episodes) if episode is not None]
         lengths = torch.tensor([0 if e is None else len(e.actions) for e in episodes], device=self._steps.device)
-        if int(lengths.max()) >= self.spec.horizon:
+        longest = int(lengths.max())
+        if longest >= self.spec.horizon:
             raise SimulatorError(
-                f"restore got an episode of {int(lengths.max())} actions, but episodes end after {self.spec.horizon}: "
+                f"restore got an episode of {longest} actions, but episodes end after {self.spec.horizon}: "
                 "restore running episodes only"
             )
         if rows and not getattr(self._sim, "history_free", True):
             raise SimulatorError(
                 f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
-                "to be a function of seed and actions, so that a replay may differ: use env.carry_over=false, or an "
-                "env that can be replayed (ManiSkill: env.backend=batched; Gymnasium, if it is true of the env: "
-                "env.options.history_free=true)"
+                "to be a function of seed and actions: use env.carry_over=false, or an env that can be replayed "
+                "(ManiSkill: env.backend=batched; Gymnasium, if it is true of the env: env.options.history_free=true)"
             )
         self._running[:] = False
         if rows:
@@ -180,7 +166,7 @@ class EpisodeEnv:
         replay = torch.zeros_like(self._history)
         for row in rows:
             replay[row, : len(episodes[row].actions)] = episodes[row].actions.to(replay.device)
-        for k in range(int(lengths.max())):
+        for k in range(longest):
             self._step(replay[:, k], lengths > k)
         return self._observe()
 
@@ -188,10 +174,9 @@ class EpisodeEnv:
         """Returns the scripted expert's next single action for every row [N, A]; see VectorEnv."""
         if self._sim.expert is None:
             raise SimulatorError(
-                f"env.task={self.spec.task} with env.options={self._config.options} has no scripted expert: "
-                "use warm_start.demonstrations or warm_start.checkpoint, begin with random weights "
-                "(warm_start.from_nothing=true, as policy=state does; docs/warm_start.md), or take a task, control "
-                "mode and robot of envs/tasks.py"
+                f"env.task={self.spec.task} with env.options={self._config.options} has no scripted expert: use "
+                "warm_start.demonstrations, warm_start.checkpoint or warm_start.from_nothing=true "
+                "(docs/warm_start.md), or a task, control mode and robot of envs/tasks.py"
             )
         return self._sim.expert()
 
@@ -232,12 +217,16 @@ class EpisodeEnv:
             self._seeds[row] = int(seed)
         self._unseen.update(rows)
 
-    def _step(self, actions: Tensor, mask: Tensor) -> _Outcome:
-        """Runs one env step of the rows in `mask` [N] and updates the episodes' statistics."""
+    def _step(self, actions: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Runs one env step of the rows in `mask` [N] and updates the episodes' statistics.
+
+        Returns the columns of a ChunkResult, each [N]; entries of other rows are zero / False.
+        """
         rows = mask.nonzero()[:, 0].tolist()
         nothing = torch.zeros_like(mask)
         if not rows:
-            return _Outcome(torch.zeros_like(self._return), nothing, nothing, nothing)
+            rewards = torch.zeros_like(self._return)
+            return {"rewards": rewards, "terminated": nothing, "truncated": nothing, "success": nothing}
         if len(rows) == len(mask):
             self._history[self._each, self._steps] = actions
         else:
@@ -260,8 +249,10 @@ class EpisodeEnv:
         ends_solved = (terminated | truncated) & state.success
         reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
-        self._keep_frames(rows)
-        return _Outcome(reward, terminated, truncated, state.success & mask)
+        if filmed := [row for row in self._film_rows if row in rows]:
+            for row, image in self._sim.film(filmed, self._film_size).items():
+                self._frames.setdefault(row, []).append(image)
+        return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": state.success & mask}
 
     def _measured(self, actions: Tensor) -> Measurement:
         return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
@@ -283,12 +274,6 @@ class EpisodeEnv:
         solved = {"success_once": once, "success_at_end": at_end} if self.spec.has_success else {}
         metrics = solved | {"return": total, "episode_len": float(length), "reward": total / length}
         return EpisodeEnd(row=row, seed=self._seeds[row], task=self._tasks()[row].name, metrics=metrics)
-
-    def _keep_frames(self, rows: list[int]) -> None:
-        filmed = [row for row in self._film_rows if row in rows]
-        if filmed:
-            for row, image in self._sim.film(filmed, self._film_size).items():
-                self._frames.setdefault(row, []).append(image)
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _vectors_of(self, config: EnvConfig, simulator: Simulator) -> dict[str, slice]:
@@ -333,11 +318,13 @@ class EpisodeEnv:
         self._unseen.update(row for row in range(len(runs)) if not runs[row])
         return replace(self.state(), images={name: images.clone() for name, images in self._images.items()})
 
-    def _observe_final(self, rows: list[int]) -> Observation:
+    def _observe_final(self, images: Mapping[int, Mapping[str, Tensor]]) -> Observation:
+        """Returns the last observation of rows whose episodes ended, with the images of that moment by row."""
+        rows, several = list(images), list(images.values())
         return Observation(
             state=self._split(self._state.proprio[rows]),
             instruction=self._told(rows),
-            images=self._rendered(rows) if self._render_final and self.spec.cameras else {},
+            images={name: torch.stack([seen[name] for seen in several]) for name in several[0]},
             privileged=self._privileged()[rows],
         )
 
@@ -378,9 +365,3 @@ class EpisodeEnv:
         actions = actions.to(self._running.device, torch.float32)
         check_finite(actions, self._running)
         return actions
-
-    def _check_seeds(self, next_seeds: Sequence[int] | None) -> None:
-        if next_seeds is not None and len(next_seeds) != self.spec.num_envs:
-            raise SimulatorError(
-                f"next_seeds has {len(next_seeds)} entries for {self.spec.num_envs} rows: give one per row, or None"
-            )

@@ -7,12 +7,11 @@ ManiSkill steps all rows together, and a reset of some of them touches the other
                  step, of finished episodes (envs/scene.py 757-780)
     ResetValues  the parts of an episode's start that `set_state_dict` does not copy (envs/sapien_env.py 1293-1305):
                  the targets of controllers, values that the task has drawn
-    RestStates   the poses, joints and targets of rows at rest, which the physics continues to move
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -96,60 +95,6 @@ def _rowwise(owners: Sequence[object], num_rows: int) -> Iterator[tuple[tuple[in
             tensor = value.raw_pose if isinstance(value, Pose) else value
             if isinstance(tensor, Tensor) and tensor.shape[:1] == (num_rows,):
                 yield (number, name), tensor
-
-
-class RestStates:
-    """The state of bodies, joints and controllers in rows at rest."""
-
-    def __init__(self, task: BaseEnv) -> None:
-        self._task = task
-        self._states: dict[str, dict[str, Tensor]] = {}
-        self._targets: dict[tuple[int, str], Tensor] = {}
-
-    def keep(self, rows: Collection[int]) -> None:
-        mask, fresh = self._mask(rows), self._task.scene.get_sim_state()
-        for kind, name, struct in self._structs():
-            kept, now = self._states.setdefault(kind, {}), fresh[kind][name]
-            kept[name] = torch.where(_of(struct, mask)[:, None], now, kept.get(name, now))
-        for key, now in self._controlled():
-            self._targets[key] = torch.where(mask[:, None], now, self._targets.get(key, now))
-
-    def put_back(self, rows: Collection[int]) -> None:
-        if not rows:
-            return
-        mask, states = self._mask(rows), {}
-        for kind, name, struct in self._structs():
-            chosen = _of(struct, mask)
-            if chosen.any():
-                states.setdefault(kind, {})[name] = self._states[kind][name][chosen]
-        self._task.set_state_dict(states, mask.nonzero()[:, 0])
-        for key, now in self._controlled():
-            if key in self._targets:
-                now[mask] = self._targets[key][mask]
-
-    def _controlled(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
-        """Yields the values that controllers keep between steps, of joints and poses, float32 [N, D]."""
-        leaves = leaf_controllers(self._task.agent)
-        return ((key, value) for key, value in _rowwise(leaves, self._task.num_envs) if value.ndim == 2)
-
-    def _mask(self, rows: Iterable[int]) -> Tensor:
-        mask = torch.zeros(self._task.num_envs, dtype=torch.bool, device=self._task.device)
-        mask[torch.as_tensor(sorted(rows), device=mask.device)] = True
-        return mask
-
-    def _structs(self) -> Iterator[tuple[str, str, BaseStruct]]:
-        """Yields the structs in ManiSkill's states: (kind, name, struct)."""
-        registry = self._task.scene.state_dict_registry
-        by_kind: Mapping[str, Mapping[str, BaseStruct]] = {
-            "actors": {name: actor for name, actor in registry.actors.items() if actor.px_body_type != "static"},
-            "articulations": registry.articulations,
-        }
-        return ((kind, name, struct) for kind, structs in by_kind.items() for name, struct in structs.items())
-
-
-def _of(struct: BaseStruct, mask: Tensor) -> Tensor:
-    """Returns the entries of a mask of rows [N] for each object of a struct."""
-    return mask[struct._scene_idxs.long()]
 
 
 def require_alike(task: BaseEnv) -> None:

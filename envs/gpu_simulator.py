@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from envs.batched.seeds import FIRST_SEED
-from envs.gpu_rows import ResetValues, RestStates, RowResets, require_alike
+from envs.gpu_rows import ResetValues, RowResets, require_alike
 from envs.maniskill import ManiskillOptions
 from envs.simulator import Measurement
 from envs.simulators import OneTask, hidden_actors, sensors_of
@@ -24,7 +24,8 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 class GpuSimulator(OneTask):
     """One batched physx_cuda env; tensors stay on the device.
 
-    All rows are stepped together, including those at rest, which report the state in which they came to rest.
+    All rows are stepped together.  Those at rest report the measurement with which they came to rest; images and
+    object positions of theirs are not defined.
     """
 
     backend = "physx_cuda"
@@ -42,10 +43,8 @@ class GpuSimulator(OneTask):
         if not options.show_goal:
             require_hideable(task_id, self._view.goal)
         task._hidden_objects = hidden_actors(self._view, options.show_goal)
-        self._resets, self._rest = RowResets(task), RestStates(task)
+        self._resets = RowResets(task)
         self._seeds = [FIRST_SEED] * self.num_rows
-        self._resting: set[int] = set()
-        self._moved: set[int] = set()  # rows at rest that were stepped since they came to rest
         self._rests = torch.zeros(self.num_rows, dtype=torch.bool, device=self.device)
         self._shown: Measurement | None = None
 
@@ -63,9 +62,8 @@ class GpuSimulator(OneTask):
             require_alike(self._task)
         for row, seed in seed_of.items():
             self._seeds[row] = seed
-        self._set_resting(self._resting.difference(rows))
-        self._moved.difference_update(rows)
         index, written = self._index(seed_of), ResetValues(self._task)
+        self._rests[index] = False
         self._resets.begin(index)
         drawn = [next(iter(seed_of.values())), *self._seeds[1:]]
         self._task.reset(seed=drawn, options={"env_idx": index})
@@ -80,46 +78,29 @@ class GpuSimulator(OneTask):
 
     # ------------------------------------------------------------------------------------------------------------ step
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
-        resting = set(range(self.num_rows)).difference(rows)
-        self._put_back(self._resting - resting)
-        if begins := resting - self._resting:
-            self._rest.keep(begins)
-        self._set_resting(resting)
+        self._rests[:] = True
+        self._rests[self._index(rows)] = False
         self._task._step_action(task_actions(self._task, actions))
         self._resets.stepped()
-        self._moved = set(resting)
 
     def measure(self, actions: Tensor) -> Measurement:
         measured = super().measure(actions)
-        if self._resting and self._shown is not None:
-            measured = _joined(self._rests, self._shown, measured)
+        if self._shown is not None:
+            columns = {}
+            for name in (each.name for each in fields(Measurement)):
+                old, new = getattr(self._shown, name), getattr(measured, name)
+                rests = None if new is None else self._rests.view(-1, *[1] * (new.ndim - 1))
+                columns[name] = None if new is None else torch.where(rests, old, new)
+            measured = Measurement(**columns)
         self._shown = measured
         return measured
 
-    def object_positions(self) -> Tensor | None:
-        self._put_back(self._moved)
-        return super().object_positions()
-
-    def _set_resting(self, rows: set[int]) -> None:
-        if rows != self._resting:
-            self._resting = rows
-            self._rests[:] = False
-            self._rests[self._index(rows)] = True
-
-    def _put_back(self, rows: Collection[int]) -> None:
-        """Restores the state in which these rows came to rest."""
-        moved = self._moved.intersection(rows)
-        self._rest.put_back(moved)
-        self._moved -= moved
-
     # ---------------------------------------------------------------------------------------------------------- images
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        self._put_back(rows)
         seen, index = colour_images(self._task), self._index(rows)
         return {name: seen[name][index] for name in self._cameras}
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        self._put_back(rows)
         shown = self._film_images()
         for actor in self._task._hidden_objects:  # ManiSkill leaves them shown where there is one camera only
             actor.hide_visual()
@@ -149,15 +130,6 @@ class GpuSimulator(OneTask):
 
     def _index(self, rows: Iterable[int]) -> Tensor:
         return torch.as_tensor(list(rows), dtype=torch.long, device=self.device)
-
-
-def _joined(rests: Tensor, before: Measurement, now: Measurement) -> Measurement:
-    """Returns `before` for the rows that rest [N] and `now` for the others."""
-    columns = {}
-    for name in (each.name for each in fields(Measurement)):
-        old, new = getattr(before, name), getattr(now, name)
-        columns[name] = None if new is None else torch.where(rests.view(-1, *[1] * (new.ndim - 1)), old, new)
-    return Measurement(**columns)
 
 
 def require_hideable(task_id: str, goal: Actor | None) -> None:

@@ -10,12 +10,10 @@ make_env              config -> simulator -> EpisodeEnv
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf_embodied.config import EnvConfig, EnvOptions
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.options import typed
 
 if TYPE_CHECKING:
@@ -32,24 +30,10 @@ class ManiskillOptions(EnvOptions):
     control_mode: str = CONTROL_MODE
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
-    camera_eye: list[float] | None = None  # where the first camera is, metres; None: as the task has it
-    camera_target: list[float] | None = None  # what it looks at, metres
-    decimate: bool | None = None  # lighter visual meshes; None: where a CPU renders
+    decimate: bool = True  # lighter visual meshes, where a CPU renders
     show_goal: bool = False  # whether goal markers are seen in images
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
     objects_in_proprio: bool = False  # whether it holds the positions of the task's objects, as a tracker reports them
-
-    def __post_init__(self) -> None:
-        require(
-            (self.camera_eye is None) == (self.camera_target is None),
-            "env.options.camera_eye",
-            self.camera_eye,
-            f"env.options.camera_target is {self.camera_target!r}, and a camera needs both or neither",
-            "give both, for example env.options.camera_eye=[0.3,0,0.6] env.options.camera_target=[-0.1,0,0.1]",
-        )
-        for name in ("camera_eye", "camera_target"):
-            point, rule = getattr(self, name), "a point has x, y and z"
-            require(point is None or len(point) == 3, f"env.options.{name}", point, rule, "give three numbers")
 
     def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
         """Returns what an evaluation must share with the training.
@@ -61,9 +45,7 @@ class ManiskillOptions(EnvOptions):
             "control_mode": self.control_mode,
             "robot": self.robot or "default",
             "camera_fov": self.camera_fov,
-            "camera_eye": self.camera_eye if sees else None,
-            "camera_target": self.camera_target if sees else None,
-            "decimate": sees and not on_gpu and self.decimate is not False,
+            "decimate": sees and not on_gpu and self.decimate,
             "show_goal": sees and self.show_goal,
             "goal_in_proprio": self.goal_in_proprio,
             "objects_in_proprio": self.objects_in_proprio,
@@ -81,9 +63,7 @@ def why_no_expert(config: EnvConfig) -> str | None:
     Robots are not looked at: whether one has an arm with a gripper is known when it is built.
     """
     if config.task not in EXPERT_TASKS:
-        close = difflib.get_close_matches(config.task, EXPERT_TASKS, n=1, cutoff=0.9)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        return f"env.task is {config.task!r}{meant}, but scripted experts are for {', '.join(EXPERT_TASKS)} only"
+        return f"env.task is {config.task!r}, but scripted experts are for {', '.join(EXPERT_TASKS)} only"
     mode = read_options(config).control_mode
     if mode != CONTROL_MODE:
         return f"env.options.control_mode is {mode!r}, but scripted experts act in {CONTROL_MODE} only"

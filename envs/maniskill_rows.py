@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import zipfile
+from pathlib import Path
 
 import mani_skill.envs  # noqa: F401  registers the tasks
 import torch
 from mani_skill.agents.registration import REGISTERED_AGENTS
 from mani_skill.utils.registration import REGISTERED_ENVS
-from mani_skill.utils.sapien_utils import look_at
+from sapien import physx
 
 from envs.batched.build import known_difference
-from envs.gpu_library import enable_gpu_physics
 from envs.gpu_simulator import GpuSimulator
 from envs.maniskill import ManiskillOptions
 from envs.simulator import Simulator
@@ -42,7 +42,7 @@ def make_rows(config: EnvConfig, options: ManiskillOptions, num_envs: int, devic
         check_name("env.options.robot", options.robot, REGISTERED_AGENTS)
     check_assets("env.task", config.task)
     check_renderer(device)
-    if config.reward is not Reward.sparse and not _has_dense_reward(config.task):
+    if config.reward is not Reward.sparse and reward_mode(config.task) != "normalized_dense":
         raise ConfigError(
             f"env.reward is {config.reward.value}, but {config.task} has no dense reward: use env.reward=sparse"
         )
@@ -52,31 +52,18 @@ def make_rows(config: EnvConfig, options: ManiskillOptions, num_envs: int, devic
     return simulator, config.instruction or instruction_of(config.task)
 
 
-def _has_dense_reward(task_id: str) -> bool:
-    """Returns whether the task defines a normalized dense reward."""
-    cls = REGISTERED_ENVS[task_id].cls
-    return (
-        overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
-        and "normalized_dense" in cls.SUPPORTED_REWARD_MODES
-    )
-
-
 def reward_mode(task_id: str) -> str:
     """Returns how ManiSkill computes the task's own reward: the best of normalized_dense, sparse, none (always 0)."""
-    supported = REGISTERED_ENVS[task_id].cls.SUPPORTED_REWARD_MODES
-    if _has_dense_reward(task_id):
-        return "normalized_dense"
-    return "sparse" if "sparse" in supported else "none"
+    cls = REGISTERED_ENVS[task_id].cls
+    is_dense = overrides(cls, "compute_dense_reward", "compute_normalized_dense_reward")
+    modes = [mode for mode in ("normalized_dense", "sparse") if mode in cls.SUPPORTED_REWARD_MODES]
+    return next((mode for mode in modes if is_dense or mode == "sparse"), "none")
 
 
 def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int, device: str) -> Simulator:
     backend = config.backend
-    if backend is Backend.auto:
-        backend = Backend.gpu if runs_physx(device) else Backend.batched
-    elif backend is Backend.cpu:
-        backend = Backend.batched
-    if options.decimate is None:
-        options = replace(options, decimate=backend is not Backend.gpu)
+    if backend is Backend.auto and runs_physx(device):
+        backend = Backend.gpu
     kwargs = _task_kwargs(config, options)
     attempt = (
         f"env.task={config.task} cannot be built with env.options.robot={options.robot}, env.options.control_mode="
@@ -85,7 +72,7 @@ def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int,
     with explained("env.options.control_mode", attempt):
         if backend is Backend.gpu:
             return _make_gpu(config, num_envs, device, options, kwargs)
-        if backend is Backend.batched and (simulator := _try_batched(config, num_envs, options, kwargs)):
+        if backend is not Backend.stock and (simulator := _try_batched(config, num_envs, options, kwargs)):
             return simulator
         return StockSimulator(config.task, num_envs, config.cameras, options, kwargs)
 
@@ -117,26 +104,35 @@ def _make_gpu(
         raise SimulatorError(
             f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
         )
-    if options.decimate:
-        raise ConfigError(
-            "env.options.decimate is true, but on a GPU images show a task's own meshes: leave it out, or use "
-            "env.backend=batched"
-        )
-    enable_gpu_physics()
+    _enable_gpu_physics()
     index = device.partition(":")[2] or "0"
     backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
     task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)
     return GpuSimulator(config.task, task, config.cameras, options)
 
 
+def _enable_gpu_physics() -> None:
+    """Loads PhysX's library for GPUs, which SAPIEN fetches when it is first needed."""
+    try:
+        physx.enable_gpu()
+    except RuntimeError as error:
+        raise SimulatorError(
+            f"env.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before any "
+            "that a CPU simulates, or in another process"
+        ) from error
+    except (OSError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
+        raise SimulatorError(
+            f"env.backend=gpu cannot fetch or load PhysX's library for GPUs ({type(error).__name__}: {error}): look at "
+            f"the driver (nvidia-smi); without network unzip release {physx.version()} of github.com/sapien-sim/"
+            f"physx-precompiled into {Path.home() / '.sapien/physx' / physx.version()}; or use env.backend=batched"
+        ) from error
+
+
 def _task_kwargs(config: EnvConfig, options: ManiskillOptions) -> dict[str, object]:
     """Returns the arguments of the task class."""
     sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
-    first: dict[str, object] = {} if options.camera_fov is None else {"fov": options.camera_fov}
-    if options.camera_eye is not None and options.camera_target is not None:
-        first["pose"] = look_at(options.camera_eye, options.camera_target)
-    if first and config.cameras:
-        sensors[config.cameras[0]] = first
+    if options.camera_fov is not None and config.cameras:
+        sensors[config.cameras[0]] = {"fov": options.camera_fov}
     kwargs: dict[str, object] = {
         "control_mode": options.control_mode,
         "reward_mode": reward_mode(config.task),

@@ -9,7 +9,6 @@ import sapien
 import torch
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.sensors.base_sensor import BaseSensor
-from mani_skill.sensors.camera import CameraConfig
 from mani_skill.utils.structs import Actor, Link
 from torch import Tensor
 
@@ -22,64 +21,6 @@ from envs.simulator import Measurement
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView, expert_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
-
-
-class Film:
-    """One film camera per filmed row, made when it is first used; nothing here touches the physics."""
-
-    def __init__(
-        self, tasks: Sequence[BaseEnv], swaps: Sequence[Sequence[Swap]], hidden: Sequence[Sequence[sapien.Entity]]
-    ) -> None:
-        """Takes one task with all rows or one task per row, and each row's decimated visuals and hidden entities."""
-        self._tasks, self._swaps, self._hidden = tasks, swaps, hidden
-        self._cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
-
-    def image(self, scene: sapien.Scene, row: int, size: int) -> Tensor:
-        """Renders one row's scene with its original visuals, uint8 [size, size, 3]."""
-        camera = self._camera(scene, row, size)
-        for swap in self._swaps[row]:
-            swap.show_heavy()
-        for entity in self._hidden[row]:
-            set_visible(entity, True)
-        try:
-            return take_images([scene], [[camera]])[0, 0]
-        finally:
-            for entity in self._hidden[row]:
-                set_visible(entity, False)
-            for swap in self._swaps[row]:
-                swap.show_light()
-
-    def _camera(self, scene: sapien.Scene, row: int, size: int) -> sapien.render.RenderCameraComponent:
-        """Returns the row's camera; its entity moves on with the others when the scene is recreated."""
-        if (row, size) not in self._cameras:
-            task, at = (self._tasks[0], row) if len(self._tasks) == 1 else (self._tasks[row], 0)
-            config = _film_config(task)
-            camera = sapien.render.RenderCameraComponent(size, size)
-            camera.set_fovy(float(config.fov), compute_x=True)
-            camera.near, camera.far = float(config.near), float(config.far)
-            camera.local_pose = config.pose.sp
-            with camera_shaders(scene, Pack.colour):
-                if config.mount is None:
-                    entity = sapien.Entity()
-                    entity.add_component(camera)
-                    scene.add_entity(entity)
-                else:
-                    body = config.mount._objs[at]
-                    (body.entity if isinstance(config.mount, Link) else body).add_component(camera)
-            note_pack([camera], Pack.colour)
-            self._cameras[row, size] = camera
-        return self._cameras[row, size]
-
-
-def _film_config(task: BaseEnv) -> CameraConfig:
-    """Returns the task's camera for people, or else its first sensor."""
-    configs = [*task._human_render_camera_configs.values(), *task._sensor_configs.values()]
-    for config in configs:
-        if config.fov is not None and (config.mount is not None or config.entity_uid is None):
-            return config
-    raise SimulatorError(
-        f"{type(task).__name__} has no camera to film with: use eval.record_video=false, or give the task one"
-    )
 
 
 def sensors_of(task: BaseEnv, cameras: Sequence[str]) -> list[BaseSensor]:
@@ -98,41 +39,79 @@ def hidden_actors(view: TaskView, show_goal: bool) -> list[Actor]:
 
 
 class _CpuRenderer:
-    """Images from one CPU scene per row; `tasks` is one batched task, or one stock task per row."""
+    """Images from one CPU scene per row; nothing here touches the physics.
+
+    `views` are of one batched task, or of one stock task per row.  A filmed row gets another camera when it is first
+    filmed, which shows the original meshes and the goal.
+    """
 
     def __init__(self, views: Sequence[TaskView], cameras: Sequence[str], options: ManiskillOptions) -> None:
-        tasks, self._names = [view.env for view in views], cameras
-        self._scene_lists = [
-            task.scene.sub_scenes for task in tasks
-        ]  # the lists stay, scene recreation replaces their items
-        sensors = [sensors_of(task, cameras) for task in tasks]
+        self._names, self._places = cameras, [(v.env, row) for v in views for row in range(v.env.num_envs)]
         self._cameras = [
-            [sensor.camera._render_cameras[row] for sensor in part]
-            for task, part in zip(tasks, sensors, strict=True)
-            for row in range(task.num_envs)
+            [sensor.camera._render_cameras[row] for sensor in sensors_of(task, cameras)] for task, row in self._places
         ]
-        pairs = zip(self._scenes(), self._cameras, strict=True)
-        lighter = options.decimate and bool(cameras)
-        swaps = [decimate_visuals(scene, cameras) if lighter else [] for scene, cameras in pairs]
-        actors = [hidden_actors(view, options.show_goal) for view in views]
-        hidden = [
-            [actor._objs[row] for actor in a] for a, t in zip(actors, tasks, strict=True) for row in range(t.num_envs)
-        ]
-        for entity in (entity for row in hidden for entity in row):
+        self._swaps: list[list[Swap]] = [[] for _ in self._places]
+        if options.decimate and cameras:
+            self._swaps = [decimate_visuals(self._scene(row), seen) for row, seen in enumerate(self._cameras)]
+        hidden = {view.env: hidden_actors(view, options.show_goal) for view in views}
+        self._hidden = [[actor._objs[row] for actor in hidden[task]] for task, row in self._places]
+        for entity in (entity for row in self._hidden for entity in row):
             set_visible(entity, False)
-        self._film = Film(tasks, swaps, hidden)
+        self._film_cameras: dict[tuple[int, int], sapien.render.RenderCameraComponent] = {}
 
-    def _scenes(self) -> list:
-        return [scene for scenes in self._scene_lists for scene in scenes]
+    def _scene(self, row: int) -> sapien.Scene:
+        task, at = self._places[row]  # the list stays, scene recreation replaces its items
+        return task.scene.sub_scenes[at]
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        scenes = self._scenes()
-        seen = take_images([scenes[row] for row in rows], [self._cameras[row] for row in rows])
+        seen = take_images([self._scene(row) for row in rows], [self._cameras[row] for row in rows])
         return dict(zip(self._names, seen.unbind(1), strict=True))
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
-        scenes = self._scenes()
-        return {row: self._film.image(scenes[row], row, size) for row in rows}
+        return {row: self._film(row, size) for row in rows}
+
+    def _film(self, row: int, size: int) -> Tensor:
+        camera = self._film_cameras.get((row, size)) or self._add_film_camera(row, size)
+        for swap in self._swaps[row]:
+            swap.show_heavy()
+        for entity in self._hidden[row]:
+            set_visible(entity, True)
+        try:
+            return take_images([self._scene(row)], [[camera]])[0, 0]
+        finally:
+            for entity in self._hidden[row]:
+                set_visible(entity, False)
+            for swap in self._swaps[row]:
+                swap.show_light()
+
+    def _add_film_camera(self, row: int, size: int) -> sapien.render.RenderCameraComponent:
+        """Adds one like the task's camera for people, or else its first sensor; it moves on when a scene is recreated.
+
+        Raises:
+            SimulatorError: the task has no camera.
+        """
+        task, at = self._places[row]
+        configs = [*task._human_render_camera_configs.values(), *task._sensor_configs.values()]
+        usable = [c for c in configs if c.fov is not None and (c.mount is not None or c.entity_uid is None)]
+        if not usable:
+            raise SimulatorError(
+                f"{type(task).__name__} has no camera to film with: use eval.record_video=false, or give the task one"
+            )
+        config, camera = usable[0], sapien.render.RenderCameraComponent(size, size)
+        camera.set_fovy(float(config.fov), compute_x=True)
+        camera.near, camera.far = float(config.near), float(config.far)
+        camera.local_pose = config.pose.sp
+        with camera_shaders(self._scene(row), Pack.colour):
+            if config.mount is None:
+                entity = sapien.Entity()
+                entity.add_component(camera)
+                self._scene(row).add_entity(entity)
+            else:
+                body = config.mount._objs[at]
+                (body.entity if isinstance(config.mount, Link) else body).add_component(camera)
+        note_pack([camera], Pack.colour)
+        self._film_cameras[row, size] = camera
+        return camera
 
 
 class OneTask:
@@ -186,8 +165,12 @@ class StockSimulator:
     ) -> None:
         self.num_rows = num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
-        for task in self._tasks:
-            _draw_colours_only(task, cameras)
+        for sensor in (sensor for task in self._tasks for sensor in sensors_of(task, cameras)):
+            pack, seen = sensor.config.shader_config.shader_pack, sensor.camera._render_cameras
+            if pack != STOCK:
+                note_pack(seen, Pack(pack))
+            for camera in seen if pack == STOCK else ():
+                give_shaders(camera, Pack.colour)  # faster ones than ManiSkill's default
         self.action_dim = action_dim(self._tasks[0])
         self._views = [TaskView(task, options.goal_in_proprio, options.objects_in_proprio) for task in self._tasks]
         expert = expert_of(task_id, self._views[0])
@@ -220,13 +203,3 @@ class StockSimulator:
     def close(self) -> None:
         for task in self._tasks:
             task.close()
-
-
-def _draw_colours_only(task: BaseEnv, cameras: Sequence[str]) -> None:
-    """Gives the cameras of a stock task that have ManiSkill's default shaders faster ones."""
-    for sensor in sensors_of(task, cameras):
-        if sensor.config.shader_config.shader_pack == STOCK:
-            for camera in sensor.camera._render_cameras:
-                give_shaders(camera, Pack.colour)
-        else:
-            note_pack(sensor.camera._render_cameras, Pack(sensor.config.shader_config.shader_pack))

@@ -8,7 +8,7 @@ python experiments/plan.py model=smolvla
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
 With model=, no stage is planned: the command counts the memory that weights, gradients and optimizer take in training
-and rollouts, without loading weights, and writes the table to memory.md and memory.json.
+and rollouts, without loading weights, and writes the table to memory.md.
 """
 
 from pathlib import Path
@@ -16,23 +16,18 @@ from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
-from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import linked, load_profile, workflow_for
-from rlinf_embodied.tools.plans import (
-    find_cluster,
-    find_model,
-    find_profile,
-    show_plans,
-    write_plans,
-    write_tables,
-)
+from rlinf_embodied.telemetry.tables import markdown_table, text_table
+from rlinf_embodied.tools.plans import find_cluster, find_model, find_profile, show_plans, write_plans
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def plan(config: PlanningConfig) -> None:
+def plan(config: PlanningConfig) -> list[dict[str, str]]:
+    """Writes and prints the table of plans, or of a model's memory, and returns its rows."""
     if config.model is not None:
         return plan_memory(config.model, config)
     profile, cluster = find_profile(config), find_cluster(config.cluster)
@@ -45,10 +40,10 @@ def plan(config: PlanningConfig) -> None:
     folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
     write_plans(folder, ranking, pricer)
     print(f"{folder}/plan.json, plan.png, trace.json")
-    return None
+    return rows(ranking.plans)
 
 
-def plan_memory(name: str, config: PlanningConfig) -> None:
+def plan_memory(name: str, config: PlanningConfig) -> list[dict[str, str]]:
     path, memory = find_model(name).resolve(), config.memory
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
@@ -60,8 +55,13 @@ def plan_memory(name: str, config: PlanningConfig) -> None:
     )
     profile = None if memory.profile is None else load_profile(Path(memory.profile))
     title = f"{model} ({counts} are trained): GB of a device of {memory.device_gb:g}"
-    write_tables(folder, "memory", {title: memory_table(sizes, memory, profile)})
-    print(f"{folder}/memory.json, memory.md")
+    table = memory_table(sizes, memory, profile)
+    print(text_table(table, title))
+    page = markdown_table(list(table[0]), [list(row.values()) for row in table])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.md").write_text(f"{title}\n\n{page}\n", encoding="utf-8")
+    print(f"{folder}/memory.md")
+    return table
 
 
 def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":

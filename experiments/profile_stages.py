@@ -44,9 +44,9 @@ def profile_stages(config: TrainConfig | MathConfig) -> None:
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
     view = LiveView(1)
     with open_session(config.cluster) as session:
-        start = str(job.starting_policy(session, cluster, view.progress, folder.path))
+        start = str(job.starting_policy(session, cluster, view.progress))
         session.clear()
-        profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress, folder.path)
+        profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress)
         folder.write_text("profile.json", path.read_text(encoding="utf-8"))
         view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}, seconds and MB:"))
         view.note(f"{folder.path / 'profile.json'}, kept as {path}")

@@ -57,16 +57,12 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
 
 def _job(config: object) -> Job:
     """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
-    from rlinf_embodied.config import MathConfig, Source, TrainConfig
+    from rlinf_embodied.config import MathConfig, TrainConfig
 
     if isinstance(config, TrainConfig):
         from rlinf_embodied.embodied.starting_point import require_start
 
         require_start(config)
-        if config.algorithm.learns_from is Source.demonstrations:
-            from rlinf_embodied.embodied.fine_tuning_job import FineTuningJob
-
-            return FineTuningJob(config)
         from rlinf_embodied.embodied.job import EmbodiedJob
 
         return EmbodiedJob(config)

@@ -32,11 +32,6 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "env=point_reach env.options.gap=x", ["env.options.gap is 'x'", "PointOptions"]),
     (
         VLA,
-        "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.camera_eye=[0,0,1]",
-        ["env.options.camera_eye is [0.0, 0.0, 1.0]", "needs both or neither", "give both"],
-    ),
-    (
-        VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
         ["env.options.crash is 1", "use one of control_mode"],
     ),

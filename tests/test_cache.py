@@ -1,14 +1,13 @@
-"""The cache may be read-only, or nowhere: said before the work, or the work goes elsewhere."""
+"""The cache may be read-only, or nowhere, which is reported before the work."""
 
 from __future__ import annotations
 
-import logging
 import resource
 from pathlib import Path
 
 import pytest
 
-from rlinf_embodied.cache import cache_root, writable_place
+from rlinf_embodied.cache import cache_root, cached, require_writable
 from rlinf_embodied.errors import ConfigError
 
 
@@ -27,20 +26,21 @@ def test_without_a_home_the_way_out_is_named(monkeypatch) -> None:
     assert cache_root() == Path("/else/where")
 
 
-def test_what_cannot_go_into_the_cache_goes_to_the_spare_place(tmp_path, caplog) -> None:
+def test_a_cache_that_cannot_be_written_is_named_before_the_work(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").write_text("in the way")
-    cached = tmp_path / "file/cache/profiles/x.json"
-    with pytest.raises(
-        ConfigError, match=r"the cache .*profiles cannot be written \(Not a directory\).* would be lost"
-    ):
-        writable_place(cached, None)
-    with caplog.at_level(logging.WARNING):
-        place = writable_place(cached, tmp_path / "run")
-    assert place == tmp_path / "run/cache/profiles/x.json"
-    assert str(place) in caplog.text
-    place.write_text("{}")
-    assert writable_place(cached, tmp_path / "run") == place
-    assert writable_place(tmp_path / "cache/x", None) == tmp_path / "cache/x"
+    result = tmp_path / "file/cache/profiles/x.json"
+    with pytest.raises(ConfigError, match=r"the cache .*profiles cannot be written \(Not a directory\)"):
+        require_writable(result)
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"the cache .* set RLINF_EMBODIED_CACHE"):
+        cached("kinematics/x", lambda path: pytest.fail("made in vain"))
+
+
+def test_what_is_cached_is_made_once(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path))
+    for text in ("first", "second"):
+        assert cached("a/b.txt", lambda path, text=text: path.write_text(text)).read_text() == "first"
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.txt"]
 
 
 def test_a_full_disk_takes_an_empty_file_but_no_clone(tmp_path) -> None:
@@ -48,6 +48,6 @@ def test_a_full_disk_takes_an_empty_file_but_no_clone(tmp_path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))  # as a disk on which so much is left
     try:
         with pytest.raises(ConfigError, match="would be lost"):
-            writable_place(tmp_path / "cache/x", None)
+            require_writable(tmp_path / "cache/x")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -20,6 +20,7 @@ from rlinf_embodied.config import (
     MathConfig,
     TrainConfig,
 )
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 
@@ -50,11 +51,9 @@ def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAns
         ConfigError: as for `compose`; there is no such checkpoint.
     """
     folder = _folder(overrides)
-    if folder is not None and not folder.exists():
-        raise ConfigError(
-            f"checkpoint is {str(folder)!r}, but there is no such folder: give a checkpoint folder, for example "
-            "<run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
-        )
+    action = "give <run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
+    found = folder is None or folder.exists()
+    require(found, "checkpoint", str(folder), "there is no such folder", action)
     return compose_answers(overrides) or compose_evaluate(overrides)
 
 

@@ -151,11 +151,8 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): give the path of an existing YAML file") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
-        where = " ".join(str(error).split())
-        raise ConfigError(f"{path} is no valid YAML: correct the file ({where})") from error
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
+        raise ConfigError(f"{path} is no valid YAML: correct the file ({' '.join(str(error).split())})") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds a {type(data).__name__}, but keys with values are needed: correct the file")
     return data
@@ -249,10 +246,9 @@ def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
         return name
     names = choices(group, schema)
     if value not in names:
-        generic = " (any ManiSkill task: env=maniskill env.task=<id>)" if group == "env" else ""
         raise ConfigError(
             f"{group} is {value!r}, but it must be one of configs/{preset.folder}, or a path to a .yaml file:"
-            f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}{generic}"
+            f"{did_you_mean(value, names, f'{group}=')} choose from {', '.join(names)}"
         )
     return value
 
@@ -261,19 +257,14 @@ def _plan_section(path: Path, data: dict[str, Any]) -> dict[str, Any]:
     """Returns the plan section for a plan file, or for the plan.json of a run."""
     if "items" in data and "variants" not in data:
         data = {"name": data.get("name"), "variants": [stored_variant(data)]}
-    if not data.get("variants"):
-        raise ConfigError(
-            f"plan is {str(path)!r}, but the file has neither `items` nor `variants`: see configs/plan/collocated.yaml"
-        )
+    rule, action = "the file has neither `items` nor `variants`", "see configs/plan/collocated.yaml"
+    require(bool(data.get("variants")), "plan", str(path), rule, action)
     return {**data, "name": data.get("name") or path.stem, "file": str(path.resolve())}
 
 
 def _require_filled(presets: Mapping[str, Any], given: Mapping[str, object]) -> None:
     """Checks that what a preset leaves open (`???`) is given: the default of the schema would be wrong for it."""
-    for group, section in presets.items():
-        for name, value in section.items() if isinstance(section, Mapping) else ():
-            key = f"{group}.{name}"
-            if value == "???" and key not in given:
-                raise ConfigError(
-                    f"{key} is not given, but {group}={given.get(group)} stands for any: give {key}=<name>"
-                )
+    sections = {group: section for group, section in presets.items() if isinstance(section, Mapping)}
+    for key in (f"{group}.{name}" for group in sections for name, value in sections[group].items() if value == "???"):
+        if key not in given:
+            raise ConfigError(f"{key} is not given, and its preset stands for any: give {key}=<name>")

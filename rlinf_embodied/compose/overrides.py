@@ -25,28 +25,44 @@ _ALIASES = {"env.id": "env.task"}  # Gymnasium's name
 _SWITCHES = {"run.exact": {"true": "exact", "false": "off"}}  # enumerations that also take true and false
 
 
+def split_override(text: str) -> tuple[str, str]:
+    """Returns key and text of an override such as `env.num_envs=8`, without quotes around the text."""
+    key, _, value = text.partition("=")
+    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+    return _ALIASES.get(key.strip(), key.strip()), value[1:-1] if quoted else value
+
+
 def read_override(text: str, schema: type, groups: Sequence[str]) -> tuple[str, Any]:
-    """Returns key and value of an override such as `env.num_envs=8`.
+    """Returns key and value of an override.
 
     Raises:
         ConfigError: the key is unknown, or the value cannot be read.
     """
-    key, value = split_override(text)
+    (key, value), raw = split_override(text), text.partition("=")[2]
     if key in groups:
         return key, value
     known = keys(schema)
-    kind = type_of(key, known)
+    open_key = next((k for k, kind in known.items() if key.startswith(f"{k}.") and typing.get_origin(kind) is dict), "")
+    kind = known.get(key) or (typing.get_args(known[open_key])[1] if open_key else None)
     if kind is None:
-        raise unknown_key(key, known, groups)
+        raise _unknown_key(key, known, groups)
     if "=" not in text:
         raise ConfigError(f"{text!r} has no value: use {key}=<value>")
-    return key, _value(key, text.partition("=")[2], kind)
-
-
-def split_override(text: str) -> tuple[str, str]:
-    """Returns key and text of an override, without quotes around it."""
-    key, _, value = text.partition("=")
-    return _ALIASES.get(key.strip(), key.strip()), _unquoted(value)
+    arms = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    if raw == "null" and type(None) in arms:
+        return key, None
+    if [arm for arm in arms if arm is not type(None)] == [str]:
+        return key, value
+    if any(hasattr(arm, "__members__") for arm in arms):
+        return key, _SWITCHES.get(key, {}).get(value.lower(), value)
+    try:
+        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={raw}"]))
+        return key, typing.cast(dict, read)["value"]
+    except yaml.YAMLError as error:
+        why = " ".join(str(error).split())
+        raise ConfigError(
+            f"{key} is {value!r}, which cannot be read ({why}): lists are [a,b], mappings {{a: 1}}"
+        ) from error
 
 
 def names_of(text: str) -> list[str]:
@@ -67,46 +83,11 @@ def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dic
     return {name: cases[name] for name in wanted}
 
 
-def type_of(key: str, known: Mapping[str, object]) -> object:
-    """Returns the type of a key, None if the schema has no such key; a mapping takes any key below its own."""
-    if key in known:
-        return known[key]
-    open_key = next((k for k, kind in known.items() if key.startswith(f"{k}.") and typing.get_origin(kind) is dict), "")
-    return typing.get_args(known[open_key])[1] if open_key else None
-
-
-def _value(key: str, value: str, kind: object) -> Any:
-    arms = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if value == "null" and type(None) in arms:
-        return None
-    if str in arms and len([arm for arm in arms if arm is not type(None)]) == 1:
-        return _unquoted(value)
-    if any(hasattr(arm, "__members__") for arm in arms):
-        return _SWITCHES.get(key, {}).get(value.lower(), _unquoted(value))
-    try:
-        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
-        return typing.cast(dict, read)["value"]
-    except yaml.YAMLError as error:
-        why = " ".join(str(error).split())
-        raise ConfigError(
-            f"{key} is {value!r}, which cannot be read ({why}): lists are [a,b], mappings {{a: 1}}"
-        ) from error
-
-
-def _unquoted(value: str) -> str:
-    quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1] if quoted else value
-
-
 # --------------------------------------------------------------------------------------------------- keys and errors
-def keys(schema: type) -> dict[str, object]:
-    """Returns every key of a schema by its dotted path, with its type; sections are included."""
-    return dict(_keys(schema))
-
-
 @functools.cache  # each override is looked up, and reading the types of all sections takes milliseconds
-def _keys(schema: type) -> tuple[tuple[str, object], ...]:
-    return tuple(_walk(schema, ""))
+def keys(schema: type) -> Mapping[str, object]:
+    """Returns every key of a schema by its dotted path, with its type; sections are included."""
+    return types.MappingProxyType(dict(_walk(schema, "")))
 
 
 def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:
@@ -118,7 +99,7 @@ def _walk(schema: type, prefix: str) -> Iterator[tuple[str, object]]:
             yield from _walk(typing.cast(type, kind), f"{prefix}{entry.name}.")
 
 
-def unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -> ConfigError:
+def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -> ConfigError:
     """Returns the error of a key that no schema has: the likeliest one meant, and what its section has."""
     section = key.rpartition(".")[0]
     while section and not is_dataclass(known.get(section)):
@@ -146,42 +127,18 @@ def explained(error: Exception, schema: type, source: str) -> ConfigError:
         reason = reason.__cause__ or reason.__context__
     if reason is None:
         first_lines = " ".join(line.strip() for line in str(error).splitlines()[:3])
-        if isinstance(error, OverflowError):  # of a key for numbers that may have a fraction
-            first_lines += ": use a number that a float holds, such as 1e6"
-        return ConfigError(f"{source} cannot be composed: {first_lines}")
-    path = str(reason.full_key or source)
+        return ConfigError(f"{source} cannot be composed ({first_lines}): correct it")
+    path, known = str(reason.full_key or source), keys(schema)
     if isinstance(reason, MissingMandatoryValue):
         where = "the command" if source == "the command line" else source
         return ConfigError(f"{path} is not given, but {where} needs it: give {path}=<value>")
-    known = keys(schema)
-    kind = known.get(path) or _item_type(known.get(path.rpartition(".")[0]))
-    message = str(reason.msg or reason).splitlines()[0]
-    rule = f"it must be {_type_name(kind)}" if kind is not None else "the schema in rlinf_embodied/config/ forbids it"
-    neighbour = did_you_mean(path, list(known)).strip() or "correct the key"
-    action = neighbour if kind is None else f"use {_example(kind)}"
-    where = "" if source == "the command line" else f" in {source}"
-    return ConfigError(f"{path} is {reason.value!r}{where}, but {rule} ({message}): {action}")
-
-
-def _item_type(kind: object) -> object:
-    """Returns the type of the values of a dict or list type, None for any other."""
-    return typing.get_args(kind)[-1] if typing.get_origin(kind) in (dict, list) and typing.get_args(kind) else None
-
-
-def _type_name(kind: object) -> str:
-    names = getattr(kind, "__members__", None)
-    if names is not None:
-        return "one of " + ", ".join(names)
-    return kind.__name__ if isinstance(kind, type) and typing.get_origin(kind) is None else str(kind)
-
-
-def _example(kind: object) -> str:
-    """Returns what a value of this type looks like on the command line."""
-    names = getattr(kind, "__members__", None)
-    if names is not None:
-        return " or ".join(names)
-    origin = typing.get_origin(kind)
-    if origin in (list, dict):
-        return "a list such as [a,b]" if origin is list else "keys and values such as {a: 1}"
-    samples = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "null"}
-    return " or ".join(samples.get(arm, "one of its keys") for arm in typing.get_args(kind) or (kind,))
+    message, where = str(reason.msg or reason).splitlines()[0], "" if source == "the command line" else f" in {source}"
+    section = known.get(path.rpartition(".")[0])  # a list or dict whose item it is, or a dataclass
+    kind = known.get(path) or (typing.get_args(section) or (None,))[-1]
+    if kind is None:
+        action = did_you_mean(path, list(known)).strip() or "correct the key"
+        return ConfigError(f"{path} is {reason.value!r}{where}, but no schema has it ({message}): {action}")
+    members = getattr(kind, "__members__", None)
+    plain = isinstance(kind, type) and typing.get_origin(kind) is None
+    name = f"one of {', '.join(members)}" if members else typing.cast(type, kind).__name__ if plain else str(kind)
+    return ConfigError(f"{path} is {reason.value!r}{where}, but it must be {name} ({message}): give such a value")

@@ -122,7 +122,6 @@ class ExportConfig:
     policy: str = "checkpoint"  # checkpoint or expert
     num_episodes: int = 100
     successes_only: bool = True  # false: write episodes that fail, too
-    greedy: bool = True  # false: sample at the checkpoint's policy.temperature
     video: bool = False  # images as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -284,7 +283,6 @@ class EmulationConfig(ProfiledConfig):
     plan: str = "auto"  # auto, all (what plan.py ranks), collocated, disaggregated, hybrid, or a plan file
     probes: bool = False  # profile the emulated devices first as a launch does, and plan with that profile
     time_scale: float | None = None  # wall seconds per emulated second; None: as fast as this machine keeps up with
-    out: str | None = None  # a .json file for the results
     run: RunConfig = field(default_factory=lambda: RunConfig(num_iterations=3))
 
     def __post_init__(self) -> None:

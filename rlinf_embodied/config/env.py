@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -94,53 +93,27 @@ class EnvConfig(Chunking):
     def __post_init__(self) -> None:
         if self.reward is Reward.auto:
             self.reward = Reward.dense_delta if self._target_ == MANISKILL else Reward.dense
-        require(
-            0 <= self.execute_steps <= self.chunk,
-            "env.execute_steps",
-            self.execute_steps,
-            f"a policy call predicts env.chunk={self.chunk} actions",
-            "use at most that many, or 0 for all of them",
-        )
+        executed, rule = self.execute_steps, f"a policy call predicts env.chunk={self.chunk} actions"
+        action = "use at most that many, or 0 for all of them"
+        require(0 <= executed <= self.chunk, "env.execute_steps", executed, rule, action)
         if self.chunks_per_rollout == 0 and self.chunk >= 1:
             self.chunks_per_rollout = self.chunks_per_episode
         counts = ("num_envs", "block_size", "rows_per_call", "obs_size", "chunk", "horizon", "chunks_per_rollout")
         require_numbers(self, "env", *counts, low=1)
-        require(
-            0 <= self.control_hz < math.inf,
-            "env.control_hz",
-            self.control_hz,
-            "it is a number of env steps per second, or 0 for as many as the env can",
-            "use the rate of the robot's controller, often 10 to 50",
-        )
-        require(
-            self.executed <= self.horizon,
-            "env.execute_steps" if self.execute_steps else "env.chunk",
-            self.executed,
-            f"so many steps must fit into an episode of env.horizon={self.horizon} steps",
-            "use a smaller env.chunk or env.execute_steps, or a longer env.horizon",
-        )
+        require_numbers(self, "env", "control_hz")
+        path = "env.execute_steps" if executed else "env.chunk"
+        rule = f"so many steps must fit into an episode of env.horizon={self.horizon} steps"
+        require(self.executed <= self.horizon, path, self.executed, rule, "use a smaller one, or a longer env.horizon")
         self.block_size = min(self.block_size, self.num_envs)
-        require(
-            self.num_envs % self.block_size == 0,
-            "env.num_envs",
-            self.num_envs,
-            f"it must be a multiple of env.block_size={self.block_size}",
-            f"use {max(1, self.num_envs // self.block_size) * self.block_size} or another env.block_size",
-        )
-        require(
-            not (self.carry_over and not self.auto_reset),
-            "env.carry_over",
-            self.carry_over,
-            "episodes are carried over only where they are reset one by one",
-            "set env.auto_reset=true or env.carry_over=false",
-        )
-        require(
-            0 <= self.hold_steps <= self.horizon,
-            "env.hold_steps",
-            self.hold_steps,
-            f"it lies in [0, env.horizon={self.horizon}]",
-            f"use {min(10, self.horizon)}, 1 to end episodes once the task is solved, or 0 to never end them early",
-        )
+        rule = f"it must be a multiple of env.block_size={self.block_size}"
+        action = f"use {max(1, self.num_envs // self.block_size) * self.block_size} or another env.block_size"
+        require(self.num_envs % self.block_size == 0, "env.num_envs", self.num_envs, rule, action)
+        rule = "episodes are carried over only where they are reset one by one"
+        action = "set env.auto_reset=true or env.carry_over=false"
+        require(self.auto_reset or not self.carry_over, "env.carry_over", True, rule, action)
+        held, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
+        action = "use 1 to end episodes once the task is solved, or 0 to never end them early"
+        require(held, "env.hold_steps", self.hold_steps, rule, action)
 
     def on_cores(self, cpu_devices: int) -> None:
         """Keeps the simulators off the GPU where CPU cores are separate devices next to the accelerators.
@@ -148,13 +121,10 @@ class EnvConfig(Chunking):
         Raises:
             ConfigError: the GPU's simulator is asked for.
         """
-        require(
-            not cpu_devices or self.backend is not Backend.gpu,
-            "env.backend",
-            self.backend.value,
-            f"with cluster.cpu_devices={cpu_devices} simulators run on cores",
-            "use env.backend=auto, or leave cluster.cpu_devices out",
-        )
+        rule = f"with cluster.cpu_devices={cpu_devices} simulators run on cores"
+        action = "use env.backend=auto, or leave cluster.cpu_devices out"
+        holds = not cpu_devices or self.backend is not Backend.gpu
+        require(holds, "env.backend", self.backend.value, rule, action)
         if cpu_devices and self.backend is Backend.auto:
             self.backend = Backend.cpu
 

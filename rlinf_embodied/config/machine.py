@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
@@ -35,24 +37,15 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         require_numbers(self, "plan", "profile_budget_s", "search_s", low=0, above=True)
-        require(
-            self.is_auto or bool(self.variants) or self.file is not None,
-            "plan",
-            self.name,
-            "a plan needs items",
-            "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>",
-        )
+        known = self.is_auto or bool(self.variants) or self.file is not None
+        action = "use plan=auto, plan=collocated, plan=disaggregated, or plan=<file.yaml>"
+        require(known, "plan", self.name, "a plan needs items", action)
         require_staleness("plan.max_staleness", self.max_staleness)
 
     @property
     def is_auto(self) -> bool:
         """Whether the plan is still to be found."""
         return self.name == "auto" and not self.variants and self.file is None
-
-
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdigit() and 0 < int(port) < 1 << 16
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,41 +88,17 @@ class ClusterConfig:
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
         require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)
         require_one_of(self, "cluster", "session", "ray", "serial")
-        require(
-            self.waiting_devices == 0 or (self.waiting_devices > 0 and self.address is None and self.session == "ray"),
-            "cluster.waiting_devices",
-            self.waiting_devices,
-            "it is for workers on this machine (cluster=local), and not negative",
-            "use 0",
-        )
-        require(
-            all(0 < speed < float("inf") for speed in self.speeds),
-            "cluster.speeds",
-            self.speeds,
-            "a device's speed is a positive share of the others'",
-            "use for example [1.0, 0.5], or leave it out",
-        )
-        require(
-            not self.speeds or self.address is None,
-            "cluster.speeds",
-            self.speeds,
-            "it is for the devices of this machine (cluster=local)",
-            "leave it out",
-        )
-        require(
-            self.address is None or self.address == "auto" or _is_address(self.address),
-            "cluster.address",
-            self.address,
-            "it is auto or host:port",
-            "use cluster=ray cluster.address=auto on a machine where `ray start` ran",
-        )
-        require(
-            self.address is None or self.session == "ray",
-            "cluster.address",
-            self.address,
-            "one process (cluster.session=serial) joins no Ray",
-            "leave cluster.address out, or use cluster=ray",
-        )
+        here = self.address is None
+        rule = "it is for workers on this machine (cluster=local), and not negative"
+        some = self.waiting_devices > 0 and here and self.session == "ray"
+        require(self.waiting_devices == 0 or some, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
+        rule, action = "each device of this machine has a positive, finite speed", "use [1.0, 0.5], or leave it out"
+        valid = not self.speeds or (here and all(0 < speed < math.inf for speed in self.speeds))
+        require(valid, "cluster.speeds", self.speeds, rule, action)
+        valid = self.address in (None, "auto") or re.fullmatch(r".+:\d+", self.address) is not None
+        rule = "it is auto, or host:port of a running Ray (cluster.session=ray)"
+        action = "use cluster=ray cluster.address=auto on a machine where `ray start` ran"
+        require(valid and (here or self.session == "ray"), "cluster.address", self.address, rule, action)
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:
@@ -138,7 +107,5 @@ def require_no_cores(cluster: ClusterConfig) -> None:
     Raises:
         ConfigError: they are.
     """
-    rule = (
-        "only training and evaluation in simulators (train_vla.py, evaluate.py) use cores in addition to accelerators"
-    )
+    rule = "only training and evaluation in simulators use cores in addition to accelerators"
     require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

@@ -11,7 +11,7 @@ A drawn problem that breaks a bound of its family is None, and the caller draws 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,54 @@ class Draws:
 Draft = tuple[str, list[str], int]  # question, steps of its solution, answer
 
 
+def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
+    """Draws low..high further terms of at most `largest`; no total is negative or above 11 times `largest`."""
+    total = first = draws.integer(1, largest)
+    terms = [("", str(first), first)]
+    for _ in range(draws.integer(low, high)):
+        sign, term = draws.sign(), draws.integer(1, largest)
+        total += term if sign == "+" else -term
+        if not 0 <= total <= 11 * largest:
+            return None
+        terms.append((sign, str(term), term))
+    return _summed_up(terms, [], 11 * largest)
+
+
+def draw_chain(draws: Draws, low: int, high: int) -> Draft | None:
+    """Draws low..high operations on two-digit numbers: products first, then left to right; totals within 0..999."""
+    left, terms, products = draws.integer(low, high), [], []
+    while left >= 0:
+        sign = draws.sign() if terms else ""
+        if left >= 1 and draws.integer(1, 100) <= 35:
+            a, b = draws.integer(11, 99), draws.integer(2, 9)
+            products.append(f"{a}*{b}={a * b}")
+            terms.append((sign, f"{a}*{b}", a * b))
+            left -= 2
+        else:
+            number = draws.integer(2, 99)
+            terms.append((sign, str(number), number))
+            left -= 1
+    return _summed_up(terms, products, _LARGEST_TOTAL)
+
+
+def _summed_up(terms: Sequence[tuple[str, str, int]], steps: list[str], largest: int) -> Draft | None:
+    """Returns the draft of (sign, text, value) of each term, added up step by step after the first `steps`."""
+    total = terms[0][2]
+    for sign, _, value in terms[1:]:
+        after = total + value if sign == "+" else total - value
+        if not 0 <= after <= largest:
+            return None
+        steps.append(f"{total}{sign}{value}={after}")
+        total = after
+    return "".join(sign + text for sign, text, _ in terms) + "=", steps, total
+
+
+_FAMILIES: dict[str, tuple[Callable[..., Draft | None], str]] = {
+    "sum": (draw_sum, "sumLOWEST-HIGHEST-LARGEST (further terms, largest term)"),
+    "chain": (draw_chain, "chainLOWEST-HIGHEST (operations)"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """A family with its sizes: "sum4-6-9" is family "sum", sizes (4, 6, 9)."""
@@ -58,10 +106,6 @@ class Level:
     name: str
     family: str
     sizes: tuple[int, ...]
-
-    def draw(self, draws: Draws) -> Draft | None:
-        """Returns a problem, or None where the numbers drawn break a bound."""
-        return _FAMILIES[self.family][0](draws, *self.sizes)
 
 
 def parse_level(name: str) -> Level:
@@ -71,65 +115,15 @@ def parse_level(name: str) -> Level:
         ConfigError: there is no such family, or its sizes make no sense.
     """
     found = re.fullmatch(r"([a-z]+)([0-9]+(?:-[0-9]+)*)", name)
-    _, form = _FAMILIES.get(found[1], (None, "")) if found else (None, "")
-    sizes = tuple(int(size) for size in found[2].split("-")) if found else ()
-    if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[:1] > sizes[1:2]:
+    family = found[1] if found else ""
+    sizes = [int(size) for size in found[2].split("-")] if found else []
+    _, form = _FAMILIES.get(family, (None, ""))
+    if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
         forms = ", ".join(form for _, form in _FAMILIES.values())
         raise ConfigError(f"data.level is {name!r}, but a level is one of {forms}: choose one, for example sum4-6-9")
-    return Level(name, found[1] if found else "", sizes)
+    return Level(name, family, tuple(sizes))
 
 
-def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
-    """Draws low..high further terms of at most `largest`; no total is negative or above 11 times `largest`."""
-    total = draws.integer(1, largest)
-    question, steps = str(total), []
-    for _ in range(draws.integer(low, high)):
-        sign, term = draws.sign(), draws.integer(1, largest)
-        after = total + term if sign == "+" else total - term
-        if not 0 <= after <= 11 * largest:
-            return None
-        question += f"{sign}{term}"
-        steps.append(f"{total}{sign}{term}={after}")
-        total = after
-    return question + "=", steps, total
-
-
-def draw_chain(draws: Draws, low: int, high: int) -> Draft | None:
-    """Draws low..high operations on two-digit numbers: products first, then left to right; totals within 0..999."""
-    left = draws.integer(low, high)
-    terms, signs, products = [], [], []
-    while left >= 0:
-        signs.append(draws.sign() if terms else "")
-        is_product = left >= 1 and draws.integer(1, 100) <= 35
-        left -= 2 if is_product else 1
-        if not is_product:
-            terms.append((str(number := draws.integer(2, 99)), number))
-            continue
-        a, b = draws.integer(11, 99), draws.integer(2, 9)
-        products.append(f"{a}*{b}={a * b}")
-        terms.append((f"{a}*{b}", a * b))
-    return _summed_up(terms, signs, products)
-
-
-def _summed_up(terms: list[tuple[str, int]], signs: list[str], steps: list[str]) -> Draft | None:
-    question, total = terms[0]
-    for (text, value), sign in zip(terms[1:], signs[1:], strict=True):
-        after = total + value if sign == "+" else total - value
-        if not 0 <= after <= _LARGEST_TOTAL:
-            return None
-        question += sign + text
-        steps.append(f"{total}{sign}{value}={after}")
-        total = after
-    return (question + "=", steps, total) if total <= _LARGEST_TOTAL else None
-
-
-_FAMILIES: dict[str, tuple[Callable[..., Draft | None], str]] = {
-    "sum": (draw_sum, "sumLOWEST-HIGHEST-LARGEST (further terms, largest term)"),
-    "chain": (draw_chain, "chainLOWEST-HIGHEST (operations)"),
-}
-
-
-# -------------------------------------------------------------------------------------------------------------- streams
 class GeneratedProblems:
     """Endless streams of problems of some levels; a problem's level is drawn with it.
 
@@ -146,8 +140,7 @@ class GeneratedProblems:
         Raises:
             ConfigError: there is no such level.
         """
-        self._levels = [parse_level(name.strip()) for name in levels.split(",")]
-        self._seed = seed
+        self._levels, self._seed = [parse_level(name.strip()) for name in levels.split(",")], seed
 
     def size(self, split: Split) -> None:
         """Returns None: there is always a next problem."""
@@ -164,20 +157,16 @@ class GeneratedProblems:
         return [self._problem(split, position, key) for position, key in zip(positions.tolist(), keys, strict=True)]
 
     def _problem(self, split: Split, position: int, key: int) -> Problem:
+        """Draws until a problem keeps its family's bounds and its question belongs to the split."""
         draws = Draws(key)
         level = self._levels[draws.integer(0, len(self._levels) - 1)]
-        question, steps, answer = _draft(level, split, draws)
-        solution, identity = "".join(f"{step};" for step in steps), problem_id(split, position)
-        return Problem(identity, question, str(answer), solution, level.family, level.name)
-
-
-def _draft(level: Level, split: Split, draws: Draws) -> Draft:
-    """Draws until a problem keeps its family's bounds and its question belongs to the split."""
-    for _ in range(_MOST_DRAWS):
-        draft = level.draw(draws)
-        if draft is not None and split_of(draft[0]) is split:
-            return draft
-    raise ConfigError(
-        f"data.level is {level.name!r}, but {_MOST_DRAWS} draws gave no question for the split {split.value!r}: "
-        "choose larger sizes, so that there are more questions"
-    )
+        for _ in range(_MOST_DRAWS):
+            draft = _FAMILIES[level.family][0](draws, *level.sizes)
+            if draft is not None and split_of(draft[0]) is split:
+                question, steps, answer = draft
+                solution = "".join(f"{step};" for step in steps)
+                return Problem(problem_id(split, position), question, str(answer), solution, level.family, level.name)
+        raise ConfigError(
+            f"data.level is {level.name!r}, but {_MOST_DRAWS} draws gave no question for the split {split.value!r}: "
+            "choose larger sizes, so that there are more questions"
+        )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +45,48 @@ class LeRobotEpisode:
         return len(self.actions)
 
 
-@dataclass(frozen=True, slots=True)
-class LeRobotInfo:
-    """What meta/info.json says."""
+class LeRobotDataset:
+    """A dataset folder; nothing but its descriptions is read until episodes are asked for."""
 
-    fps: float
-    num_episodes: int
-    features: Mapping[str, Mapping[str, Any]]
+    def __init__(self, folder: Path, named: str) -> None:
+        """`named`: the config path that gave the folder, for errors.
+
+        Raises:
+            DataError: it is no LeRobot v3 folder, or holds no episode.
+        """
+        self._folder, self._where = folder, f"{named} is {str(folder)!r}"
+        path = folder / "meta/info.json"
+        try:
+            described = json.loads(path.read_text(encoding="utf-8"))
+            version, self.fps = str(described["codebase_version"]), float(described["fps"])
+            self.features: dict[str, dict[str, Any]] = dict(described["features"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(
+                f"{self._where}, but {path} cannot be read ({error!r}): give the folder of a LeRobot dataset"
+            ) from error
+        if not version.startswith("v3"):
+            raise DataError(
+                f"{self._where}, but its codebase_version is {version!r} and v3 is needed: convert it with "
+                "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
+            )
+        self._paths = {key: described.get(key) or path for key, path in PATHS.items()}
+        # the words of a task are pandas' index, whose column has no fixed name
+        rows = self._table(folder / "meta/tasks.parquet").to_pylist()
+        self._tasks = {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
+        tables = [self._table(path).to_pylist() for path in sorted(folder.glob("meta/episodes/*/*.parquet"))]
+        self._episodes = sorted((entry for rows in tables for entry in rows), key=lambda entry: entry["episode_index"])
+        if not self._episodes:
+            raise DataError(f"{self._where}, but it holds no episode: record some, or give another folder")
+        self._data: tuple[Path | None, Any] = None, None  # the last data file
+
+    def __len__(self) -> int:
+        """Returns the number of episodes."""
+        return len(self._episodes)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What its episodes do, in words."""
+        return tuple(self._tasks.values())
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -68,66 +104,6 @@ class LeRobotInfo:
         axes = dict(zip(feature.get("names") or ("height", "width", "channels"), feature["shape"], strict=True))
         return int(axes["height"]), int(axes["width"])
 
-
-class LeRobotDataset:
-    """A dataset folder; nothing but its descriptions is read until episodes are asked for."""
-
-    def __init__(self, folder: Path, named: str) -> None:
-        """`named`: the config path that gave the folder, for errors.
-
-        Raises:
-            DataError: it is no LeRobot v3 folder, holds no episode, or pyarrow is not installed.
-        """
-        self._parquet = parquet_library()
-        self._folder, self._where = folder, f"{named} is {str(folder)!r}"
-        described = self._read_info()
-        self.info = LeRobotInfo(described["fps"], described["total_episodes"], described["features"])
-        self._paths = {key: described.get(key) or path for key, path in PATHS.items()}
-        self._tasks = self._read_tasks()
-        entries = [row for path in sorted(folder.glob("meta/episodes/*/*.parquet")) for row in self._rows(path)]
-        self._episodes = sorted(entries, key=lambda entry: entry["episode_index"])
-        if not self._episodes:
-            raise DataError(f"{self._where}, but it holds no episode: record some, or give another folder")
-        self._tables: dict[Path, Any] = {}
-
-    def __len__(self) -> int:
-        """Returns the number of episodes."""
-        return len(self._episodes)
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """What its episodes do, in words."""
-        return tuple(self._tasks.values())
-
-    def _read_info(self) -> dict:
-        path = self._folder / "meta/info.json"
-        try:
-            described = json.loads(path.read_text(encoding="utf-8"))
-            version = described["codebase_version"]
-            described |= {"fps": float(described["fps"]), "total_episodes": int(described["total_episodes"])}
-            described["features"] = dict(described["features"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{self._where}, but {path} cannot be read ({error!r}): give the folder of a LeRobot dataset"
-            ) from error
-        if not str(version).startswith("v3"):
-            raise DataError(
-                f"{self._where}, but its codebase_version is {version!r} and v3 is needed: convert it with "
-                "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
-            )
-        return described
-
-    def _rows(self, path: Path) -> list[dict]:
-        try:
-            return self._parquet.read_table(path).to_pylist()
-        except (OSError, ValueError) as error:
-            raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
-
-    def _read_tasks(self) -> dict[int, str]:
-        """Tasks by number; their words are pandas' index, whose column has no fixed name."""
-        rows = self._rows(self._folder / "meta/tasks.parquet")
-        return {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
-
     def read(
         self, numbers: Sequence[int], frames: slice = slice(None), cameras: Sequence[str] | None = None
     ) -> Iterator[LeRobotEpisode]:
@@ -142,11 +118,15 @@ class LeRobotDataset:
             DataError: a file is missing or damaged, or does not hold what the descriptions promise.
         """
         for number in numbers:
-            yield self._read(self._episodes[number], frames, self.info.cameras if cameras is None else cameras)
+            yield self._read(self._episodes[number], frames, self.cameras if cameras is None else cameras)
 
     def _read(self, entry: dict, frames: slice, cameras: Sequence[str]) -> LeRobotEpisode:
         number = entry["episode_index"]
-        table = self._table(entry)
+        place = {"chunk_index": entry["data/chunk_index"], "file_index": entry["data/file_index"]}
+        path = self._folder / self._paths["data_path"].format(**place)
+        if self._data[0] != path:
+            self._data = path, self._table(path)
+        table = self._data[1]
         try:
             own = np.nonzero(np.asarray(table["episode_index"]) == number)[0]
             rows = table.take(own[np.argsort(np.asarray(table["frame_index"])[own], kind="stable")])
@@ -157,30 +137,32 @@ class LeRobotDataset:
                 f"{self._where}, but episode {number} has no complete {ACTION}, {STATE} and task ({error!r}): "
                 "leave it out"
             ) from error
-        if len(actions) != entry["length"]:
-            raise DataError(
-                f"{self._where}, but episode {number} has {len(actions)} frames where meta/episodes says "
-                f"{entry['length']}: copy the dataset anew"
-            )
-        chosen = range(len(actions))[frames]
-        images = {}
+        self._require_whole(f"frames of episode {number} in {path}", len(actions), entry["length"])
+        chosen, images = range(len(actions))[frames], {}
         for camera in cameras:
             name = IMAGES + camera
-            if self.info.features[name]["dtype"] == "video":
+            if self.features[name]["dtype"] == "video":
                 images[camera] = self._from_video(entry, name, chosen)
             else:
                 images[camera] = np.stack([self._image(rows[name][k].as_py()) for k in chosen])
         return LeRobotEpisode(task, actions, state, images)
 
-    def _table(self, entry: dict) -> Any:
-        place = {"chunk_index": entry["data/chunk_index"], "file_index": entry["data/file_index"]}
-        path = self._folder / self._paths["data_path"].format(**place)
-        if path not in self._tables:
-            try:
-                self._tables = {path: self._parquet.read_table(path)}
-            except (OSError, ValueError) as error:
-                raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
-        return self._tables[path]
+    def _table(self, path: Path) -> Any:
+        import pyarrow.parquet  # takes long, and few runs need it
+
+        with self._reading(path):
+            return pyarrow.parquet.read_table(path)
+
+    @contextmanager
+    def _reading(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, FFmpegError) as error:
+            raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
+
+    def _require_whole(self, what: str, found: int, promised: int) -> None:
+        if found != promised:
+            raise DataError(f"{self._where}, but there are {found} of {promised} {what}: copy the dataset anew")
 
     def _image(self, value: dict) -> np.ndarray:
         """Returns an image that is stored in the table or in a file next to it."""
@@ -191,39 +173,17 @@ class LeRobotDataset:
         """Returns frames of an episode: those whose time is nearest, and within half a frame."""
         place = {part: entry[f"videos/{name}/{part}"] for part in ("chunk_index", "file_index")}
         path = self._folder / self._paths["video_path"].format(video_key=name, **place)
-        start, fps = float(entry[f"videos/{name}/from_timestamp"]), self.info.fps
-        wanted = {round(start * fps) + frame: k for k, frame in enumerate(frames)}
+        start = float(entry[f"videos/{name}/from_timestamp"])
+        wanted = {round(start * self.fps) + frame: k for k, frame in enumerate(frames)}
         found: dict[int, np.ndarray] = {}
-        try:
-            with av.open(str(path)) as container:
-                stream = container.streams.video[0]
-                container.seek(int(start / (stream.time_base or 1)), stream=stream)
-                for frame in container.decode(stream):
-                    at = wanted.get(round((frame.time or 0.0) * fps))
-                    if at is not None:
-                        found[at] = frame.to_ndarray(format="rgb24")
-                    if len(found) == len(wanted):
-                        break
-        except (OSError, ValueError, FFmpegError) as error:
-            raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
-        if len(found) != len(wanted):
-            raise DataError(
-                f"{self._where}, but {path} has {len(found)} of the {len(wanted)} images of episode "
-                f"{entry['episode_index']}: copy the dataset anew"
-            )
+        with self._reading(path), av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            container.seek(int(start / (stream.time_base or 1)), stream=stream)
+            for frame in container.decode(stream):
+                at = wanted.get(round((frame.time or 0.0) * self.fps))
+                if at is not None:
+                    found[at] = frame.to_ndarray(format="rgb24")
+                if len(found) == len(wanted):
+                    break
+        self._require_whole(f"images of episode {entry['episode_index']} in {path}", len(found), len(wanted))
         return np.stack([found[k] for k in range(len(wanted))])
-
-
-def parquet_library() -> Any:
-    """Returns pyarrow.parquet, which only LeRobot datasets need.
-
-    Raises:
-        DataError: it is not installed.
-    """
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise DataError(
-            "LeRobot datasets are Parquet files, and pyarrow is not installed: run make setup, or pip install pyarrow"
-        ) from error
-    return pyarrow.parquet

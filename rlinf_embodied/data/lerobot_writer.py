@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,27 +13,16 @@ import av
 import numpy as np
 from PIL import Image
 
-from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode, parquet_library
+from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode
 from rlinf_embodied.errors import DataError
 
 Statistics = dict[str, list]  # "min", "max", "mean", "std" over frames, and their "count"
-_VERSION = "v3.0"
-_INDICES = ("frame_index", "episode_index", "index", "task_index")
+_TASK = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+_NUMBER = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
 _TASKS_BY_WORDS = {  # what pandas writes for a table whose index is the column "task", as the lerobot package expects
     "index_columns": ["task"],
-    "column_indexes": [
-        {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-    ],
-    "columns": [
-        {
-            "name": "task_index",
-            "field_name": "task_index",
-            "pandas_type": "int64",
-            "numpy_type": "int64",
-            "metadata": None,
-        },
-        {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None},
-    ],
+    "column_indexes": [_TASK | {"name": None, "field_name": None}],
+    "columns": [_NUMBER | {"metadata": None}, _TASK],
 }
 
 
@@ -48,104 +37,91 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
         video: images as videos (smaller, not exact) instead of PNG in the table (exact).
 
     Raises:
-        DataError: no episodes, a dataset that is there already, or pyarrow is not installed.
+        DataError: no episodes, or a dataset that is there already.
     """
-    parquet = parquet_library()
     import pyarrow as pa
+    import pyarrow.parquet
 
     if not episodes or (folder / "meta").exists():
         raise DataError(f"a dataset cannot be written to {folder}: give episodes and a folder that holds none yet")
     tasks = sorted({episode.task for episode in episodes})
-    filmed = tuple(episodes[0].images) if video else ()
-    starts = np.cumsum([0, *(len(episode) for episode in episodes)])
-    columns = _columns(pa, episodes, tasks, fps) | ({} if video else _images(pa, episodes))
-    entries = [_entry(e, episode, starts, fps, filmed) for e, episode in enumerate(episodes)]
-    of_episodes = {name: pa.array([entry[name] for entry in entries]) for name in entries[0]}
-    of_tasks = {"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)}
+    frames = _frames(episodes, tasks, fps)
+    images = {IMAGES + name: [e.images[name] for e in episodes] for name in episodes[0].images}
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # Hugging Face's Image feature
+    shown = (
+        {}
+        if video
+        else {
+            name: pa.array([{"bytes": _png(frame)} for part in parts for frame in part], kind)
+            for name, parts in images.items()
+        }
+    )
+    entries = _entries(episodes, fps, tuple(images) if video else ())
+    of_tasks = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), "task": pa.array(tasks)})
     tables = {
-        PATHS["data_path"].format(chunk_index=0, file_index=0): pa.table(columns),
-        "meta/episodes/chunk-000/file-000.parquet": pa.table(of_episodes),
-        "meta/tasks.parquet": pa.table(of_tasks).replace_schema_metadata({"pandas": json.dumps(_TASKS_BY_WORDS)}),
+        PATHS["data_path"].format(chunk_index=0, file_index=0): pa.table(
+            {name: pa.array(list(values)) for name, values in frames.items()} | shown
+        ),
+        "meta/episodes/chunk-000/file-000.parquet": pa.Table.from_pylist(entries),
+        "meta/tasks.parquet": of_tasks.replace_schema_metadata({"pandas": json.dumps(_TASKS_BY_WORDS)}),
     }
     for name, table in tables.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        parquet.write_table(table, folder / name)
-    for camera in filmed:
-        path = PATHS["video_path"].format(video_key=IMAGES + camera, chunk_index=0, file_index=0)
-        _write_video(folder / path, (frame for episode in episodes for frame in episode.images[camera]), fps)
-    found = _statistics(episodes, columns)
-    (folder / "meta/stats.json").write_text(json.dumps(found, indent=4) + "\n", encoding="utf-8")
-    info = _info(episodes, fps, robot, video, tasks)
-    (folder / "meta/info.json").write_text(json.dumps(info, indent=4) + "\n", encoding="utf-8")
+        pyarrow.parquet.write_table(table, folder / name)
+    for name, parts in images.items() if video else ():
+        path = PATHS["video_path"].format(video_key=name, chunk_index=0, file_index=0)
+        _write_video(folder / path, (frame for part in parts for frame in part), fps)
+    found = {name: statistics(values) for name, values in frames.items()}
+    found |= {name: image_statistics(parts) for name, parts in images.items()}
+    info = _info(episodes, fps, robot, video, len(tasks))
+    for name, content in (("stats", found), ("info", info)):
+        (folder / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
-def _columns(pa: Any, episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], fps: int) -> dict[str, Any]:
-    """Columns of the data file, one entry per frame, without images."""
-    frames = [(e, k) for e, episode in enumerate(episodes) for k in range(len(episode))]
-    numbers = {
-        "frame_index": [k for _, k in frames],
-        "episode_index": [e for e, _ in frames],
-        "index": list(range(len(frames))),
-        "task_index": [tasks.index(episodes[e].task) for e, _ in frames],
-    }
-    vectors = {ACTION: [e.actions for e in episodes], STATE: [e.state for e in episodes]}
-    floats = pa.list_(pa.float32())
+def _frames(episodes: Sequence[LeRobotEpisode], tasks: Sequence[str], fps: int) -> dict[str, np.ndarray]:
+    """Columns of the data file without images, an entry per frame."""
+    lengths = [len(episode) for episode in episodes]
+    steps = np.concatenate([np.arange(length) for length in lengths])
     return {
-        **{name: pa.array([row.tolist() for part in parts for row in part], floats) for name, parts in vectors.items()},
-        "timestamp": pa.array([k / fps for _, k in frames], pa.float32()),
-        **{name: pa.array(values, pa.int64()) for name, values in numbers.items()},
+        ACTION: np.concatenate([episode.actions for episode in episodes]),
+        STATE: np.concatenate([episode.state for episode in episodes]),
+        "timestamp": (steps / fps).astype(np.float32),
+        "frame_index": steps,
+        "episode_index": np.repeat(np.arange(len(episodes)), lengths),
+        "index": np.arange(len(steps)),
+        "task_index": np.repeat([tasks.index(episode.task) for episode in episodes], lengths),
     }
 
 
-def _images(pa: Any, episodes: Sequence[LeRobotEpisode]) -> dict[str, Any]:
-    """Columns of images as PNG, in the form of Hugging Face's Image feature."""
-    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    columns = {}
-    for camera in episodes[0].images:
-        shown = [{"bytes": _png(frame), "path": None} for e in episodes for frame in e.images[camera]]
-        columns[IMAGES + camera] = pa.array(shown, kind)
-    return columns
-
-
-def _entry(e: int, episode: LeRobotEpisode, starts: np.ndarray, fps: int, filmed: Sequence[str]) -> dict[str, Any]:
-    """What meta/episodes says of an episode."""
-    first, last = int(starts[e]), int(starts[e + 1])
-    entry: dict[str, Any] = {"episode_index": e, "tasks": [episode.task], "length": len(episode)}
-    entry |= {"data/chunk_index": 0, "data/file_index": 0, "dataset_from_index": first, "dataset_to_index": last}
-    for camera in filmed:
+def _entries(episodes: Sequence[LeRobotEpisode], fps: int, filmed: Sequence[str]) -> list[dict[str, Any]]:
+    """What meta/episodes says of each episode."""
+    entries, first = [], 0
+    for e, episode in enumerate(episodes):
+        last = first + len(episode)
+        entry: dict[str, Any] = {"episode_index": e, "tasks": [episode.task], "length": len(episode)}
+        entry |= {"data/chunk_index": 0, "data/file_index": 0, "dataset_from_index": first, "dataset_to_index": last}
         times = {"chunk_index": 0, "file_index": 0, "from_timestamp": first / fps, "to_timestamp": last / fps}
-        entry |= {f"videos/{IMAGES}{camera}/{name}": value for name, value in times.items()}
-    return entry | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        entry |= {f"videos/{camera}/{name}": value for camera in filmed for name, value in times.items()}
+        entries.append(entry | {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
+        first = last
+    return entries
 
 
-def _statistics(episodes: Sequence[LeRobotEpisode], columns: Mapping[str, Any]) -> dict[str, Statistics]:
-    """Statistics of all frames by feature."""
-    numbers = {name: np.asarray(columns[name]) for name in ("timestamp", *_INDICES)}
-    vectors = {ACTION: [e.actions for e in episodes], STATE: [e.state for e in episodes]}
-    columns = {name: np.concatenate(parts) for name, parts in vectors.items()} | numbers
-    images = {camera: [e.images[camera] for e in episodes] for camera in episodes[0].images}
-    return {name: statistics(values) for name, values in columns.items()} | {
-        IMAGES + camera: image_statistics(parts) for camera, parts in images.items()
-    }
-
-
-def _info(
-    episodes: Sequence[LeRobotEpisode], fps: int, robot: str, video: bool, tasks: Sequence[str]
-) -> dict[str, Any]:
+def _info(episodes: Sequence[LeRobotEpisode], fps: int, robot: str, video: bool, num_tasks: int) -> dict[str, Any]:
     first = episodes[0]
-    vector = lambda size: {"dtype": "float32", "shape": [int(size)], "names": None}  # noqa: E731
-    features: dict[str, Any] = {ACTION: vector(first.actions.shape[1]), STATE: vector(first.state.shape[1])}
+    sizes = {ACTION: first.actions.shape[1], STATE: first.state.shape[1], "timestamp": 1}
+    features = {name: {"dtype": "float32", "shape": [int(size)], "names": None} for name, size in sizes.items()}
+    for name in ("frame_index", "episode_index", "index", "task_index"):
+        features[name] = {"dtype": "int64", "shape": [1], "names": None}
     for camera, frames in first.images.items():
-        shape = [int(size) for size in frames.shape[1:]]
-        names = ["height", "width", "channels"]
+        shape, names = [int(size) for size in frames.shape[1:]], ["height", "width", "channels"]
         features[IMAGES + camera] = {"dtype": "video" if video else "image", "shape": shape, "names": names}
-    features |= {"timestamp": vector(1)} | {name: {"dtype": "int64", "shape": [1], "names": None} for name in _INDICES}
     return {
-        "codebase_version": _VERSION,
+        "codebase_version": "v3.0",
         "robot_type": robot,
         "total_episodes": len(episodes),
         "total_frames": sum(len(episode) for episode in episodes),
-        "total_tasks": len(tasks),
+        "total_tasks": num_tasks,
         "chunks_size": 1000,
         "data_files_size_in_mb": 100,
         "video_files_size_in_mb": 200,
@@ -177,7 +153,6 @@ def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
         container.mux(stream.encode(None))
 
 
-# ----------------------------------------------------------------------------------------------------------- statistics
 def statistics(values: np.ndarray) -> Statistics:
     """Returns the statistics of vectors [T, D] or numbers [T] over frames, each [D]."""
     columns = values.astype(np.float64).reshape(len(values), -1)
@@ -190,13 +165,8 @@ def image_statistics(parts: Sequence[np.ndarray]) -> Statistics:
     # from counts of values: a copy in floats is eight times as large
     colours = [[np.bincount(images[..., k].ravel(), minlength=256) for k in range(3)] for images in parts]
     counts, values = np.sum(colours, 0).astype(np.float64), np.arange(256) / 255.0
-    mean = counts @ values / counts.sum(1)
-    shown = [values[row > 0] for row in counts]
-    found = {
-        "min": np.array([row.min() for row in shown]),
-        "max": np.array([row.max() for row in shown]),
-        "mean": mean,
-        "std": np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 0.0)),
-    }
-    shaped = {name: column[:, None, None].tolist() for name, column in found.items()}
+    mean, shown = counts @ values / counts.sum(1), [values[row > 0] for row in counts]
+    std = np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 0.0))
+    found = {"min": [row.min() for row in shown], "max": [row.max() for row in shown], "mean": mean, "std": std}
+    shaped = {name: np.asarray(column)[:, None, None].tolist() for name, column in found.items()}
     return shaped | {"count": [sum(len(images) for images in parts)]}

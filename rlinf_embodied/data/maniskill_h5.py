@@ -12,14 +12,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import numpy as np
 
 from rlinf_embodied.errors import DataError
-
-if TYPE_CHECKING:
-    import h5py  # imported where it is used: few runs need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,18 @@ def read_recording(path: Path, named: str) -> Recording:
     Raises:
         DataError: a file is missing or damaged, holds no episode, or one of them has no seed or unusable actions.
     """
-    where = f"{named} is {str(path)!r}"
-    import h5py
+    import h5py  # few runs need it
 
-    described = _read_description(path.with_suffix(".json"), where)
+    where, description = f"{named} is {str(path)!r}", path.with_suffix(".json")
     try:
-        info = described["env_info"]
-        entries = described["episodes"]
+        described = json.loads(description.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{where}, but {description} cannot be read ({error}): ManiSkill writes it beside the .h5 file, and the "
+            "seeds of the episodes stand in it; copy it there"
+        ) from error
+    try:
+        info, entries = described["env_info"], described["episodes"]
         task, kwargs = str(info["env_id"]), info.get("env_kwargs") or {}
         modes = {str(entry.get("control_mode") or kwargs["control_mode"]) for entry in entries}
         with h5py.File(path, "r") as file:
@@ -66,33 +68,20 @@ def read_recording(path: Path, named: str) -> Recording:
             f"{where}, but it is no trajectory file of ManiSkill's RecordEpisode ({error}): give a file that was "
             "recorded with save_trajectory=True, whose .json lies beside it"
         ) from error
-    if not episodes:
-        raise DataError(f"{where}, but it holds no episode: record some, or give another file")
     if len(modes) != 1:
-        raise DataError(f"{where}, but its episodes have several control modes ({', '.join(sorted(modes))}): split it")
+        found = f"has several control modes ({', '.join(sorted(modes))}): split it" if modes else "holds no episode"
+        raise DataError(f"{where}, but it {found}, or give another file")
     return Recording(task, modes.pop(), episodes)
 
 
-def _read_description(path: Path, where: str) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{where}, but {path} cannot be read ({error}): ManiSkill writes it beside the .h5 file, and the seeds of "
-            "the episodes stand in it; copy it there"
-        ) from error
-    return cast(dict, value)
-
-
-def _episode(file: h5py.File, entry: Mapping, where: str) -> RecordedEpisode:
+def _episode(file: Mapping[str, Any], entry: Mapping[str, Any], where: str) -> RecordedEpisode:
     name = f"traj_{int(entry['episode_id'])}"
     seed = entry.get("episode_seed", (entry.get("reset_kwargs") or {}).get("seed"))
     if isinstance(seed, list) and len(seed) == 1:
         (seed,) = seed
     if not isinstance(seed, int):
         raise DataError(f"{where}, but {name} has the seed {seed!r}: record episodes with reset(seed=<number>)")
-    group = cast("h5py.Group", file[name])
-    actions = np.asarray(group["actions"])
+    actions = np.asarray(file[name]["actions"])
     if actions.ndim != 2 or len(actions) == 0 or not np.issubdtype(actions.dtype, np.number):
         raise DataError(
             f"{where}, but the actions of {name} are {actions.dtype} {list(actions.shape)}, and float32 [T, A] with T "

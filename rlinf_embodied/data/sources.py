@@ -8,7 +8,7 @@ from rlinf_embodied.config import DataConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.jsonl import JsonlProblems
-from rlinf_embodied.data.problems import ProblemSource, Split
+from rlinf_embodied.data.problems import ProblemSource
 from rlinf_embodied.plug_ins import load_plug_in
 
 
@@ -19,19 +19,10 @@ def problem_source(config: DataConfig, seed: int) -> ProblemSource:
         ConfigError: there is no such level, or data._target_ makes no source.
         DataError: a file cannot be used.
     """
-    if config._target_ is not None:
-        found = load_plug_in(config._target_, "data._target_", "data", "seed")(config, seed)
-        rule, kind = "it returns no source of problems", type(found).__name__
-        action = "return an object with the methods size and batch of ProblemSource (rlinf_embodied/data/problems.py)"
-        require(isinstance(found, ProblemSource), "data._target_", f"{config._target_} -> {kind}", rule, action)
-        return cast(ProblemSource, found)
-    if not config.files:
-        return GeneratedProblems(config.level, seed)
-    whole = config.files.get("all")
-    return JsonlProblems(
-        whole if whole is not None else {Split(name): file for name, file in config.files.items()},
-        seed,
-        question_column=config.question_column,
-        answer_column=config.answer_column,
-        columns=config.columns,
-    )
+    if config._target_ is None:
+        return JsonlProblems(config, seed) if config.files else GeneratedProblems(config.level, seed)
+    found = load_plug_in(config._target_, "data._target_", "data", "seed")(config, seed)
+    rule, kind = "it returns no source of problems", type(found).__name__
+    action = "return an object with the methods size and batch of ProblemSource (rlinf_embodied/data/problems.py)"
+    require(isinstance(found, ProblemSource), "data._target_", f"{config._target_} -> {kind}", rule, action)
+    return cast(ProblemSource, found)

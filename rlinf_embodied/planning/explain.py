@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from rlinf_embodied.errors import PlanError
@@ -14,7 +14,7 @@ from rlinf_embodied.planning.coarse import coarse
 from rlinf_embodied.planning.notation import place_text, to_text
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.search import Found, Search
+from rlinf_embodied.planning.search import Search
 from rlinf_embodied.planning.simulate import Simulator
 
 LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need separate lines
@@ -22,6 +22,16 @@ SEARCH_S = 10.0  # limit of a search
 WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
 _SAME = 1e-6  # of the best plan's seconds: as fast
 _KIND_BUDGET = 0.15  # of the moves of a search, for the best plan of one kind
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan with its price; one that does not fit lacks some bytes."""
+
+    plan: Plan
+    kind: Kind
+    iteration_s: float
+    lacking_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +47,11 @@ class Ranked:
 
     @property
     def label(self) -> str:
-        """The plan as text."""
         return to_text(self.plan)
 
     @property
     def iteration_s(self) -> float:
-        """Seconds per iteration."""
         return self.run.iteration_s
-
-    @property
-    def bottleneck(self) -> str:
-        """The stage that computes longest on its busiest device."""
-        return max(self.run.stages_s, key=self.run.stages_s.__getitem__)
 
     @property
     def idle_share(self) -> float:
@@ -58,23 +61,14 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The plans of a search, the one to choose first; kinds without any, with the reason; whether time was short."""
+    """The plans of a search, the one to choose first, and what there is to print below their table."""
 
     plans: tuple[Ranked, ...]
-    impossible: Mapping[Kind, str]
-    limited: bool
+    remarks: tuple[str, ...]
 
     @property
     def best(self) -> Ranked:
-        """The plan to choose."""
         return self.plans[0]
-
-    def remarks(self) -> list[str]:
-        """Returns what there is to print below the table."""
-        found = [f"{kind}: {reason}" for kind, reason in self.impossible.items()]
-        if self.limited:
-            found.append("the search ended at its time limit (plan.search_s), a longer one may find a faster plan")
-        return found
 
 
 def rank(
@@ -100,25 +94,21 @@ def rank(
     possible = [one for one in found if one.iteration_s < math.inf]
     if not possible:
         raise PlanError(_too_large(pricer, found))
-    chosen = _chosen(possible, num_ranked)
-    simulator = Simulator(pricer)
-    ranked = [_described(simulator, one.plan, f"{pricer.workflow.name}_{i + 1}") for i, one in enumerate(chosen)]
-    impossible = {kind: _why_none(kind, pricer, found) for kind in Kind if kind not in {one.kind for one in ranked}}
-    return Ranking(tuple(_compared(entry, ranked[0]) for entry in ranked), impossible, limited)
-
-
-def best_of(kind: Kind, pricer: Pricer) -> Ranked:
-    """Returns the best plan of a kind.
-
-    Raises:
-        PlanError: there is none.
-    """
-    ranking = rank(pricer)
-    found = next((entry for entry in ranking.plans if entry.kind is kind), None)
-    if found is None:
-        where = f"{pricer.workflow.name} on {pricer.cluster.name}"
-        raise PlanError(f"no {kind} plan of {where}, {ranking.impossible[kind]}: use auto")
-    return found
+    simulator, ranked = Simulator(pricer), list[Ranked]()
+    for i, one in enumerate(_chosen(possible, num_ranked)):
+        plan = replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}")
+        run, peak_bytes = simulator.run(plan), max(pricer.memory(plan).values())
+        idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
+        ranked.append(Ranked(plan, one.kind, run, idle, peak_bytes))
+    remarks = []
+    for kind in Kind:
+        lacking = [one.lacking_bytes for one in found if one.kind is kind]
+        if not lacking or min(lacking) > 0:
+            why = f"the best plan lacks {min(lacking) / 1e9:.2f} GB of memory" if lacking else "none"
+            remarks.append(f"{kind}: {why}")
+    if limited:
+        remarks.append("the search ended at its time limit (plan.search_s), a longer one may find a faster plan")
+    return Ranking(tuple(_compared(entry, ranked[0]) for entry in ranked), tuple(remarks))
 
 
 def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], bool]:
@@ -129,30 +119,26 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
     limited = search.run(until)
     for kind in Kind:
         limited = search.run(until, kind, _KIND_BUDGET) or limited
-    entries = sorted(search.best.values(), key=lambda entry: entry[0])
+    entries = sorted(((score, kind, plan) for (kind, _), (score, plan) in search.best.items()), key=lambda e: e[0])
+    found = [Found(plan, kind, *score) for score, kind, plan in entries]
     if units is None:
-        return [Found(plan, *score) for score, plan in entries], limited
-    found = []
-    simulator = Simulator(pricer)
-    for plan in _few([plan for _, plan in entries], of):
-        whole = units.expanded(plan, pricer)
+        return found, limited
+    simulator, expanded = Simulator(pricer), list[Found]()
+    first = {one.kind: one for one in reversed(found)}
+    for one in {id(one): one for one in (*found[:3], *first.values())}.values():  # as many as can be simulated
+        whole = units.expanded(one.plan, pricer)
         try:
             check(whole, pricer.workflow)
         except PlanError:
             continue
         lacking = sum(max(0.0, n - pricer.memory_bytes[d]) for d, n in pricer.memory(whole).items())
-        found.append(Found(whole, math.inf if lacking else simulator.run(whole).iteration_s, lacking))
-    return sorted(found, key=lambda one: (one.iteration_s, one.lacking_bytes)), limited
-
-
-def _few(plans: Sequence[Plan], of: Pricer) -> list[Plan]:
-    """Returns the first plans, and the first of each kind: as many as can be simulated on all devices."""
-    first = {plan.kind(of.workflow): plan for plan in reversed(plans)}
-    return list(dict.fromkeys([*plans[:3], *first.values()]))
+        seconds = math.inf if lacking else simulator.run(whole).iteration_s
+        expanded.append(Found(whole, one.kind, seconds, lacking))
+    return sorted(expanded, key=lambda one: (one.iteration_s, one.lacking_bytes)), limited
 
 
 def _chosen(found: Sequence[Found], number: int) -> list[Found]:
-    """Returns the plan to choose, the best of every kind, then others by their seconds, one of each structure.
+    """Returns the plan to choose, then others by their seconds, one of each structure, and the best of every kind.
 
     Staler rollouts cost learning: a larger staleness is chosen only where it saves a share of the best time with any
     smaller one.
@@ -164,19 +150,11 @@ def _chosen(found: Sequence[Found], number: int) -> list[Found]:
             best = fastest
     assert best is not None
     ordered = sorted(found, key=lambda one: (one is not best, one.iteration_s))
-    return ordered[:number]
-
-
-def _described(simulator: Simulator, plan: Plan, name: str) -> Ranked:
-    """Returns a plan with everything that a report says of it."""
-    pricer, plan = simulator.pricer, replace(plan, name=name)
-    run = simulator.run(plan)
-    idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
-    return Ranked(plan, plan.kind(pricer.workflow), run, idle, max(pricer.memory(plan).values()))
+    first = {one.kind: one for one in reversed(ordered)}
+    return ordered[:number] + [one for one in ordered[number:] if one is first[one.kind]]
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
-    """Returns the entry with the reason why it is slower than the best."""
     lost = entry.iteration_s - best.iteration_s
     if entry is best:
         why = ""
@@ -186,19 +164,14 @@ def _compared(entry: Ranked, best: Ranked) -> Ranked:
     elif lost <= _SAME * best.iteration_s:
         why = "as fast as the best"
     else:
-        why = f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(_reasons(entry, best))}"
+        there = _costs(best)
+        reasons = [
+            f"{what} {seconds:.3g} s{where}, {there[what][0]:.3g} s{there[what][1]} in the best plan"
+            for what, (seconds, where) in _costs(entry).items()
+            if seconds - there[what][0] > 0.01 * best.iteration_s
+        ] or ["its calls wait longer for each other and for data"]
+        why = f"+{lost:.3g} s ({lost / best.iteration_s:.0%}): {'; '.join(reasons)}"
     return replace(entry, why_not=why)
-
-
-def _reasons(entry: Ranked, best: Ranked) -> list[str]:
-    """Returns what takes longer than in the best plan by more than 1 % of an iteration."""
-    there, found = _costs(best), list[str]()
-    for what, (seconds, where) in _costs(entry).items():
-        if seconds - there[what][0] > 0.01 * best.iteration_s:
-            found.append(f"{what} {seconds:.3g} s{where}, {there[what][0]:.3g} s{there[what][1]} in the best plan")
-    if entry.idle_share > best.idle_share + 0.01:
-        found.append(f"devices idle {entry.idle_share:.0%} of the time, {best.idle_share:.0%} in the best plan")
-    return found or ["its calls wait longer for each other and for data"]
 
 
 def _costs(entry: Ranked) -> dict[str, tuple[float, str]]:
@@ -208,63 +181,53 @@ def _costs(entry: Ranked) -> dict[str, tuple[float, str]]:
         f"{s} computes": (n, f" on {place_text(places[s].devices, places[s].blocks)}") for s, n in run.stages_s.items()
     }
     found |= {f"{what} take": (run.other_s.get(what, 0.0), "") for what in ("switches", "weights")}
-    busy_s = entry.iteration_s * (1 - entry.idle_share)
-    return found | {"submitting its calls takes": (run.driver_s, ""), "devices work on average": (busy_s, "")}
+    idle_s = entry.iteration_s * entry.idle_share
+    return found | {
+        "submitting its calls takes": (run.driver_s, ""),
+        "devices work on average": (entry.iteration_s - idle_s, ""),
+        "devices idle on average": (idle_s, ""),
+    }
 
 
 def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
     """Returns the table that is printed: one row per plan, one text per column."""
-    return [
-        {
-            "plan": entry.label,
-            "kind": str(entry.kind),
-            "s/iteration": f"{entry.iteration_s:.2f}",
-            "bottleneck": f"{entry.bottleneck} {entry.run.stages_s[entry.bottleneck]:.1f} s",
-            "idle (worst)": f"{entry.idle_share:.0%} ({max(entry.idle_shares):.0%})",
-            "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
-            "why not": entry.why_not or "the best",
-        }
-        for entry in ranked
-    ]
+    found = []
+    for entry in ranked:
+        busiest, seconds = max(entry.run.stages_s.items(), key=lambda stage: stage[1])
+        found.append(
+            {
+                "plan": entry.label,
+                "kind": str(entry.kind),
+                "s/iteration": f"{entry.iteration_s:.2f}",
+                "bottleneck": f"{busiest} {seconds:.1f} s",
+                "idle (worst)": f"{entry.idle_share:.0%} ({max(entry.idle_shares):.0%})",
+                "memory": f"{entry.peak_bytes / 1e9:.1f} GB",
+                "why not": entry.why_not or "the best",
+            }
+        )
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------- impossible
 def _require_devices(pricer: Pricer) -> None:
-    """Checks that every stage has a device that it can run on."""
     for stage in pricer.workflow.stages:
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
-            kinds = sorted({group.kind for group in pricer.groups})
+            kinds = ", ".join(sorted({group.kind for group in pricer.groups}))
             raise PlanError(
-                f"no plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({', '.join(kinds)}) or "
-                f"their cores do not suit {stage}, of which profile {pricer.profile.name} has no time for them: use "
-                "another cluster, or profile the stages on it"
+                f"no plan of {pricer.workflow.name} runs on {pricer.cluster.name}: its devices ({kinds}) or their "
+                f"cores do not suit {stage}, or the profile has no time for them: profile {stage} there"
             )
 
 
-def _why_none(kind: Kind, pricer: Pricer, found: Sequence[Found]) -> str:
-    """Returns why there is no plan of a kind."""
-    lacking = [one for one in found if one.plan.kind(pricer.workflow) is kind and one.lacking_bytes]
-    if lacking:
-        return f"its best one lacks {min(one.lacking_bytes for one in lacking) / 1e9:.2f} GB of memory"
-    if len(pricer.workflow.stages) == 1:
-        return "there is one stage"
-    if pricer.cluster.num_devices == 1:
-        return "there is one device"
-    return "the search has found none"
-
-
 def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
-    """Returns how much memory the plan lacks that comes closest."""
-    lacks = f"no plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}"
-    if not found:
-        return f"{lacks}: use devices with more memory, more of them, less work, or a smaller staleness"
-    closest = min(found, key=lambda one: one.lacking_bytes)
-    needs = pricer.memory(closest.plan)
+    closest = min(found, key=lambda one: one.lacking_bytes).plan
+    needs = pricer.memory(closest)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])
-    has, stages = pricer.memory_bytes[device], [s for s, p in closest.plan.places().items() if device in p.devices]
+    has, stages = pricer.memory_bytes[device], [s for s, p in closest.places().items() if device in p.devices]
     beside = " beside evaluations" if has < pricer.groups[pricer.group_of[device]].memory_bytes else ""
     return (
-        f"{lacks}: even {to_text(closest.plan)} needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device "
-        f"{device}, which has {has / 1e9:.2f} GB{beside}, {(needs[device] - has) / 1e9:.2f} GB short: use devices with "
-        "more memory, more of them, less work, or a smaller staleness"
+        f"no plan of {pricer.workflow.name} fits into the memory of {pricer.cluster.name}: even {to_text(closest)} "
+        f"needs {needs[device] / 1e9:.2f} GB for {', '.join(stages)} on device {device}, which has {has / 1e9:.2f} GB"
+        f"{beside}, {(needs[device] - has) / 1e9:.2f} GB short: use more or larger devices, less work or a smaller "
+        "staleness"
     )

@@ -28,7 +28,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeGuard
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import MAX_STALENESS
@@ -82,14 +81,10 @@ def place_text(devices: Devices, blocks: Blocks = ()) -> str:
 
 
 def _exclusive_texts(pairs: Pairs) -> list[str]:
-    """Returns a text for all stages that exclude the same others."""
     others: dict[str, list[str]] = {}
     for a, b in pairs:
         others.setdefault(a, []).append(b)
-    sets: dict[tuple[str, ...], list[str]] = {}
-    for stage, excluded in others.items():
-        sets.setdefault(tuple(excluded), []).append(stage)
-    return [f"{'+'.join(stages)} / {'+'.join(excluded)}" for excluded, stages in sets.items()]
+    return [f"{stage} / {'+'.join(excluded)}" for stage, excluded in others.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------- read
@@ -114,17 +109,19 @@ class _Reader:
                     f"{path} is {text!r}, but it reads like 'env on 0 | policy on 1 in 2 shards', with blocks as in "
                     "'actor on 0-3 (3x4:2)': correct the plan"
                 )
-            devices = self.devices(found[2], path)
-            places += [Place(stage, devices, _blocks(found[3])) for stage in self.names(found[1])]
+            devices, blocks = self.devices(found[2], path), list[int]()
+            for times, _, size in (part.rpartition("x") for part in (found[3] or "").split(":") if part):
+                blocks += [int(size)] * int(times or 1)
+            places += [Place(stage, devices, tuple(blocks)) for stage in self.names(found[1])]
         if not places:
             return []
-        if many:
-            return [Item(tuple(places), self.most_chunks(places))]
-        loop = self.workflow.loop_of(places[0].stage)
         count = int(number or 1)
-        if loop is None and count == 1:
+        if many:  # the largest number of chunks in which every device has a block of each
+            least, total = max(len(place.devices) for place in places), self.workflow.num_blocks
+            count = max(k for k in range(1, total + 1) if total % k == 0 and (total // k >= least or k == 1))
+        elif count == 1 and self.workflow.loop_of(places[0].stage) is None:
             return [Item((place,)) for place in places]
-        return [Item(tuple(places), count if what == "chunks" else 1, count if what == "shards" else 1)]
+        return [Item(tuple(places), *((1, count) if what == "shards" else (count, 1)))]
 
     def names(self, text: str) -> list[str]:
         """Returns the stages of a text, without the optional ones that the workflow lacks."""
@@ -132,11 +129,6 @@ class _Reader:
         return [
             n.removesuffix("?") for n in names if not n.endswith("?") or n.removesuffix("?") in self.workflow.stages
         ]
-
-    def most_chunks(self, places: Sequence[Place]) -> int:
-        """Returns the largest number of chunks in which every device has a block of each."""
-        least, blocks = max(len(place.devices) for place in places), self.workflow.num_blocks
-        return max(k for k in range(1, blocks + 1) if blocks % k == 0 and (blocks // k >= least or k == 1))
 
     def devices(self, text: str, path: str) -> Devices:
         """Returns device numbers for `all`, `cores`, "a/b:c/d" (fractions of the devices) or "0-3,6"."""
@@ -152,8 +144,7 @@ class _Reader:
         if not found or max(found) >= self.total:
             raise PlanError(
                 f"{path} has the devices {text!r}, but they are `all`, `cores`, a range like '0:1/2' or numbers like "
-                f"'0-3,6', at least one of the devices 0-{self.total - 1} of the cluster: correct the plan, set "
-                "cluster.num_devices, or use a plan made for this cluster"
+                f"'0-3,6' of the devices 0-{self.total - 1} of the cluster: correct the plan or set cluster.num_devices"
             )
         return tuple(found)
 
@@ -165,60 +156,35 @@ class _Reader:
         )
 
 
-def _blocks(text: str | None) -> Blocks:
-    found: list[int] = []
-    for times, _, size in (part.rpartition("x") for part in (text.split(":") if text else ())):
-        found += [int(size)] * int(times or 1)
-    return tuple(found)
-
-
 # ------------------------------------------------------------------------------------------------------------- resolve
-def resolve_on(cluster: Cluster, name: str, variants: Sequence[Mapping[str, object]], workflow: Workflow) -> Plan:
-    """Returns a named plan for a cluster, of whose devices `all` means those that compute.
-
-    Raises:
-        PlanError: see `resolve`.
-    """
-    cores = cluster.cores_beside if workflow.of_cores() else ()
-    return resolve(name, variants, cluster.num_computing, workflow, cores, cluster.num_devices)
-
-
-def resolve(
-    name: str,
-    variants: Sequence[Mapping[str, object]],
-    num_devices: int,
-    workflow: Workflow,
-    cores: Devices = (),
-    total: int | None = None,
-) -> Plan:
+def resolve(name: str, variants: Sequence[Mapping[str, object]], cluster: Cluster | int, workflow: Workflow) -> Plan:
     """Returns the plan for a cluster: the variant that the devices suffice for, checked against the workflow.
 
     Args:
         name: for messages and plan.json.
         variants: mappings `{min_devices, max_devices, cores, items, exclusive, staleness}`.
-        num_devices: devices of the cluster that `all` and fractions mean.
+        cluster: of whose devices `all` and fractions mean those that compute; a number: as many devices, all alike.
+            Where it has cores beside them, and the workflow stages that run on these only, variants with `cores: true`
+            are preferred.  A variant for just its number of devices is taken whatever their kinds.
         workflow: what the plan is for.
-        cores: devices behind these for the stages that run on cores only; with them variants with `cores: true` are
-            preferred, without them the others are taken.
-        total: devices of the cluster, these included; None: there are no others.  A variant for just this number is
-            taken whatever their kinds.
 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, there are too few blocks, or nothing can run ahead.
     """
-    total = num_devices + len(cores) if total is None else total
+    num_devices, cores, total = (
+        (cluster, (), cluster)
+        if isinstance(cluster, int)
+        else (cluster.num_computing, cluster.cores_beside if workflow.of_cores() else (), cluster.num_devices)
+    )
     variant = _chosen(name, variants, num_devices, bool(cores), total)
     texts, exclusive, staleness = variant.get("items"), variant.get("exclusive") or [], variant.get("staleness", 0)
-    if not _is_texts(texts) or not _is_texts(exclusive):
-        raise PlanError(
-            f"plan.{name} has the items {texts!r} and exclusive {exclusive!r}, but they are lists of texts like "
-            "'actor on all' and 'env+policy / actor': correct the plan"
-        )
+    for key, value in (("items", texts), ("exclusive", exclusive)):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
+            rule = "a list of texts like 'actor on all', exclusive like 'env+policy / actor'"
+            raise PlanError(f"plan.{name}.{key} is {value!r}, but it is {rule}: correct the plan")
     if isinstance(staleness, bool) or not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
-        raise PlanError(
-            f"plan.{name}.staleness is {staleness!r}, but it is a whole number of iterations, 0 to {MAX_STALENESS}: "
-            "correct the plan, or leave it out for 0"
-        )
+        rule = f"a whole number of iterations, 0 to {MAX_STALENESS}"
+        raise PlanError(f"plan.{name}.staleness is {staleness!r}, but it is {rule}: correct it, or leave it out for 0")
     reader = _Reader(workflow, num_devices, cores, total)
     items = [item for i, text in enumerate(texts) for item in reader.items(text, f"plan.{name}.items[{i}]")]
     plan = Plan(name, total, tuple(items), reader.pairs(exclusive), staleness)
@@ -227,42 +193,32 @@ def resolve(
         if set(place.devices) & set(cores) != set(place.devices if place.stage in workflow.of_cores() else ()):
             raise PlanError(
                 f"plan {name} has {place.stage} on the devices {list(place.devices)}, but with cluster.cpu_devices "
-                f"{list(workflow.of_cores())} run on cores, which are {list(cores)}, and other stages do not: correct "
-                "the plan, or leave cluster.cpu_devices out"
+                f"{list(workflow.of_cores())} run on cores, {list(cores)}, and other stages do not: correct the plan"
             )
     return plan
-
-
-def _is_texts(value: object) -> TypeGuard[Sequence[str]]:
-    return isinstance(value, (list, tuple)) and all(isinstance(text, str) for text in value)
 
 
 def _chosen(
     name: str, variants: Sequence[Mapping[str, object]], num_devices: int, on_cores: bool, total: int
 ) -> Mapping[str, object]:
-    """Returns the variant that suits the devices."""
-    ranges = [(_range(variant, name), variant) for variant in variants]
-    exact = [variant for sizes, variant in ranges if sizes == (total, total)]
+    ranges = []
+    for variant in variants:
+        least, most = variant.get("min_devices", 1), variant.get("max_devices", float("inf"))
+        if not isinstance(least, int) or not isinstance(most, (int, float)):
+            rule = "`min_devices` is a whole number"
+            raise PlanError(f"plan {name} has the variant {dict(variant)!r}, but {rule}: correct the plan")
+        ranges.append((least, most, variant))
+    exact = [variant for least, most, variant in ranges if least == most == total]
     if exact:
         return exact[0]
-    meant = [entry for entry in ranges if bool(entry[1].get("cores")) == on_cores] or ranges * on_cores
-    fitting = [entry for entry in meant if entry[0][0] <= num_devices <= entry[0][1]]
+    meant = [entry for entry in ranges if bool(entry[2].get("cores")) == on_cores] or ranges * on_cores
     if not meant:
         raise PlanError(f"plan {name} is for cores beside accelerators: set cluster.cpu_devices, or use another plan")
+    fitting = [entry for entry in meant if entry[0] <= num_devices <= entry[1]]
     if not fitting:
-        least, most = min(sizes for sizes, _ in meant)
+        least, most, _ = min(meant, key=lambda entry: entry[:2])
         raise PlanError(
             f"plan {name} needs {'' if least == most else 'at least '}{least:g} devices, but cluster.num_devices is "
             f"{num_devices}: use plan=collocated, plan=auto, or another cluster"
         )
-    return max(fitting, key=lambda entry: entry[0][0])[1]
-
-
-def _range(variant: Mapping[str, object], name: str) -> tuple[float, float]:
-    """Returns for how many devices a variant of a plan is, at least and at most."""
-    least, most = variant.get("min_devices", 1), variant.get("max_devices", float("inf"))
-    if not isinstance(least, int) or not isinstance(most, (int, float)):
-        raise PlanError(
-            f"plan {name} has the variant {dict(variant)!r}, but `min_devices` is a whole number: correct the plan"
-        )
-    return least, most
+    return max(fitting, key=lambda entry: entry[0])[2]

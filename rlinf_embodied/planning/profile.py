@@ -12,16 +12,17 @@ One stage of a file (a loop's stage has s_per_chunk_step instead of s_per_call; 
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rlinf_embodied.cluster.hardware import Cluster, Links
 from rlinf_embodied.errors import ConfigError
@@ -36,23 +37,20 @@ _LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finit
 _TABLES = ("seconds", "resident_bytes", "working_bytes")
 
 
-def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
+def interpolate(x: float, xs: Floats, ys: Floats) -> float:
     """Returns y at x: piecewise linear, by the last slope beyond the last point (never falling), constant below.
 
     Args:
-        x: any shape [...].
+        x: anywhere.
         xs: ascending [n].
-        ys: [n], or [n, m] for m curves; the result is [...] or [..., m].
+        ys: [n].
     """
-    x = np.asarray(x, dtype=float)
     if len(xs) == 1:
-        return np.broadcast_to(ys[0], (*x.shape, *ys.shape[1:])).astype(float)
-    right = np.clip(np.searchsorted(xs, x, side="left"), 1, len(xs) - 1)
-    share = np.maximum((x - xs[right - 1]) / (xs[right] - xs[right - 1]), 0.0)
-    share = share.reshape(share.shape + (1,) * (ys.ndim - 1))
+        return float(ys[0])
+    right = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
+    share = max((x - xs[right - 1]) / (xs[right] - xs[right - 1]), 0.0)
     value = ys[right - 1] + share * (ys[right] - ys[right - 1])
-    beyond = (x > xs[-1]).reshape(share.shape)
-    return np.where(beyond, np.maximum(value, ys[-1]), value)
+    return float(max(value, ys[-1]) if x > xs[-1] else value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,8 @@ class StageProfile:
 
     def __post_init__(self) -> None:
         path = f"stages.{self.name}"
-        _check_fields(self, path)
+        for entry in fields(self):
+            _check(str(entry.type), getattr(self, entry.name), f"{path}.{entry.name}")
         for axis in ("items_per_device", "devices"):
             numbers = _numbers(getattr(self, axis), f"{path}.{axis}")
             if numbers.ndim != 1 or not numbers.size or numbers[0] <= 0 or (np.diff(numbers) <= 0).any():
@@ -108,41 +107,37 @@ class StageProfile:
 
     @property
     def time_key(self) -> str:
-        """The name of its seconds in a file."""
         return "s_per_chunk_step" if self.in_loop else "s_per_call"
 
-    def _at(self, table: Floats, items: ArrayLike, devices: ArrayLike) -> Floats:
-        items, devices = np.broadcast_arrays(np.asarray(items, float), np.asarray(devices, float))
-        by_device = interpolate(items.ravel(), self.items_per_device, table)  # [n, number of device counts]
+    def _at(self, table: Floats, items: float, devices: float) -> float:
         if len(self.devices) == 1:
-            return by_device[:, 0].reshape(items.shape)
-        at, rows = np.clip(devices.ravel(), self.devices[0], None), np.arange(items.size)
-        right = np.clip(np.searchsorted(self.devices, at), 1, len(self.devices) - 1)
-        low, high = by_device[rows, right - 1], by_device[rows, right]
+            return interpolate(items, self.items_per_device, table[:, 0])
+        at = max(devices, float(self.devices[0]))
+        right = min(max(bisect.bisect_left(self.devices, at), 1), len(self.devices) - 1)
+        low, high = (interpolate(items, self.items_per_device, table[:, column]) for column in (right - 1, right))
         share = (at - self.devices[right - 1]) / (self.devices[right] - self.devices[right - 1])
-        return np.maximum(low + share * (high - low), 0.0).reshape(items.shape)
+        return float(max(low + share * (high - low), 0.0))
 
-    def call_s(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def call_s(self, items: float, devices: float) -> float:
         """Returns the seconds of a call (or chunk-step) with `items` per device on `devices` devices."""
         return self._at(self.seconds, items, devices)
 
-    def resident(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def resident(self, items: float, devices: float) -> float:
         """Returns the bytes on each device while the stage is loaded and owns `items` per device."""
         return self._at(self.resident_bytes, items, devices)
 
-    def working(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def working(self, items: float, devices: float) -> float:
         """Returns the bytes on each device on top of the resident ones while a call with `items` per device runs."""
         return self._at(self.working_bytes, items, devices)
 
-    def finish_share(self, share_of_items: ArrayLike) -> Floats:
+    def finish_share(self, share_of_items: float) -> float:
         """Returns after which share of a call's time that share of its items is done (1 without a distribution)."""
         if not self.finish_quantiles:
-            return np.ones_like(np.asarray(share_of_items, float))
-        xs, ys = np.array(self.finish_quantiles, dtype=float).T
-        return np.interp(np.asarray(share_of_items, float), xs, ys)
+            return 1.0
+        xs, ys = zip(*self.finish_quantiles, strict=True)
+        return float(np.interp(share_of_items, xs, ys))
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the stage as in a file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
         seconds, _, _ = plain.pop("seconds"), plain.pop("name"), plain.pop("in_loop")
@@ -157,9 +152,6 @@ class WeightProfile:
     export_s: float = 0.0
     install_s: float = 0.0
 
-    def __post_init__(self) -> None:
-        _check_fields(self, "weights")
-
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -172,9 +164,6 @@ class Workload:
     expected_rounds: float = 1.0
     max_rounds: int = 1
     blocks_per_batch: int = 1
-
-    def __post_init__(self) -> None:
-        _check_fields(self, "workload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,27 +202,24 @@ class Profile:
         known = {self.device_kind, *itertools.chain.from_iterable(s.kind_factors for s in self.stages.values())}
         return sorted({group.kind for group in cluster.node_groups()} - known)
 
-    def require(self, stages: Iterable[str], loop_stages: Iterable[str] = ()) -> None:
+    def require(self, stages: Iterable[str], loop_stages: Sequence[str] = ()) -> None:
         """Checks that every stage of a workflow was measured, in the way it is used.
 
         Raises:
             ConfigError: a stage is missing, or a loop's stage was measured per call (or the other way round).
         """
-        inside = set(loop_stages)
         for stage in stages:
             if stage not in self.stages:
                 raise ConfigError(
                     f"profile {self.name}: the workflow has the stage {stage!r}, but the profile holds only "
                     f"{sorted(self.stages)}: profile this workflow again"
                 )
-            if self.stages[stage].in_loop != (stage in inside):
-                raise ConfigError(
-                    f"profile {self.name}: stage {stage!r} has {self.stages[stage].time_key}, but the workflow uses it "
-                    f"{'inside' if stage in inside else 'outside'} a loop: profile it again"
-                )
+            if self.stages[stage].in_loop != (stage in loop_stages):
+                used = f"the workflow uses it {'inside' if stage in loop_stages else 'outside'} a loop"
+                has = self.stages[stage].time_key
+                raise ConfigError(f"profile {self.name}: stage {stage!r} has {has}, but {used}: profile it again")
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the profile as in a file."""
         ends = lambda table, of: {f"{a}->{b}": of(value) for (a, b), value in table.items()}  # noqa: E731
         return {
             "format": FORMAT,
@@ -269,29 +255,32 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         ConfigError: names the key, its value and the rule.
     """
     try:
-        return _parsed(data, path)
+        body = _mapping(data, "it", ("format", *_keys(Profile)))
+        if body.get("format") != FORMAT:
+            raise ConfigError(f"format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
+        stages = _mapping(body.get("stages"), "stages")
+        if not stages:
+            _refuse("stages", stages, "at least one stage by its name")
+        sizes, records = body.get("edge_bytes_per_item", {}), {"workload": Workload, "links": Links}
+        for edge, size in _mapping(sizes, "edge_bytes_per_item").items():
+            _check("float", size, f"edge_bytes_per_item.{edge}")
+        return Profile(
+            name=str(body.get("name", path)),
+            device_kind=str(body.get("device_kind", "cpu")),
+            stages={name: _stage(name, entry) for name, entry in stages.items()},
+            edge_bytes_per_item={_ends(edge): float(size) for edge, size in sizes.items()},
+            weights={
+                _ends(edge): _record(WeightProfile, value, f"weights.{edge}")
+                for edge, value in _mapping(body.get("weights", {}), "weights").items()
+            },
+            **{key: _record(kind, body[key], key) for key, kind in records.items() if body.get(key) is not None},  # pyright: ignore[reportArgumentType]
+            **{
+                key: {name: str(value) for name, value in _mapping(body.get(key, {}), key).items()}
+                for key in ("fingerprint", "sources")
+            },  # pyright: ignore[reportArgumentType]
+        )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-
-
-def _parsed(data: object, path: str) -> Profile:
-    body = _mapping(data, "it", ("format", *_keys(Profile)))
-    if body.get("format") != FORMAT:
-        raise ConfigError(f"format is {body.get('format')!r}, but this version reads {FORMAT!r}: measure it again")
-    stages = _mapping(body.get("stages"), "stages")
-    if not stages:
-        _refuse("stages", stages, "at least one stage by its name")
-    return Profile(
-        name=str(body.get("name", path)),
-        device_kind=str(body.get("device_kind", "cpu")),
-        stages={name: _stage(name, entry) for name, entry in stages.items()},
-        edge_bytes_per_item=_by_edge(body, "edge_bytes_per_item", _number),
-        weights=_by_edge(body, "weights", lambda value, at: _record(WeightProfile, value, at)),
-        workload=None if body.get("workload") is None else _record(Workload, body["workload"], "workload"),
-        links=None if body.get("links") is None else _record(Links, body["links"], "links"),
-        fingerprint={key: str(value) for key, value in _mapping(body.get("fingerprint", {}), "fingerprint").items()},
-        sources={key: str(value) for key, value in _mapping(body.get("sources", {}), "sources").items()},
-    )
 
 
 def _stage(name: str, data: object) -> StageProfile:
@@ -305,18 +294,14 @@ def _stage(name: str, data: object) -> StageProfile:
     return StageProfile(name=name, seconds=given.pop(timed[0]), in_loop=timed[0] == times[1], **given)  # type: ignore
 
 
-def _by_edge(body: Mapping[str, object], key: str, read: Callable[[object, str], Value]) -> dict[Ends, Value]:
-    found = {}
-    for text, value in _mapping(body.get(key, {}), key).items():
-        source, arrow, target = (part.strip() for part in text.partition("->"))
-        if not (source and arrow and target):
-            raise ConfigError(f"{key}: the edge {text!r} has not the form 'source->target': correct it")
-        found[source, target] = read(value, f"{key}.{text}")
-    return found
+def _ends(text: str) -> Ends:
+    source, arrow, target = (part.strip() for part in str(text).partition("->"))
+    if not (source and arrow and target):
+        raise ConfigError(f"the edge {text!r} has not the form 'source->target': correct it")
+    return source, target
 
 
 def _record(kind: type[Value], data: object, path: str) -> Value:
-    """Returns a dataclass of plain values."""
     body = _mapping(data, path, _keys(kind))
     for entry in fields(kind):  # type: ignore[arg-type]
         if entry.name in body:
@@ -355,16 +340,6 @@ def _check(kind: str, value: Any, path: str) -> None:
         _refuse(path, value, "a text" if kind == "str" else "true or false")
 
 
-def _number(value: Any, path: str) -> float:
-    _check("float", value, path)
-    return float(value)
-
-
-def _check_fields(record: object, path: str) -> None:
-    for entry in fields(record):  # type: ignore[arg-type]
-        _check(str(entry.type), getattr(record, entry.name), f"{path}.{entry.name}")
-
-
 def _numbers(value: object, path: str) -> Floats:
     """Returns a number, or nested lists of them, as an array."""
     if isinstance(value, np.ndarray):
@@ -372,7 +347,8 @@ def _numbers(value: object, path: str) -> Floats:
             _refuse(path, value.tolist(), "finite and not negative")
         return value.astype(float)
     if not isinstance(value, (list, tuple)):
-        return np.array(_number(value, path))
+        _check("float", value, path)
+        return np.array(value, dtype=float)
     parts = [_numbers(part, path) for part in value]
     if len({part.shape for part in parts}) > 1:
         _refuse(path, value, "a table whose rows are equally long")

@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rlinf_embodied.planning.plan import Devices, Item, Kind, Pairs, Place, Plan, in_order, sorted_pairs
 from rlinf_embodied.planning.pricing import Held, Pricer
@@ -31,15 +31,6 @@ MOVES = 80_000  # times stages and devices
 MOST_MOVES, LEAST_MOVES = 6_000, 400
 MOST_PAIRS = 40  # of exclusive stages, each of which is tried to be dropped
 _IMPOSSIBLE: Score = (math.inf, math.inf)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A plan with its price; one that does not fit lacks some bytes."""
-
-    plan: Plan
-    iteration_s: float
-    lacking_bytes: float = 0.0
 
 
 class Search:
@@ -60,7 +51,6 @@ class Search:
         self._separated: dict[tuple[frozenset[tuple[Held, float]], PairSet], PairSet] = {}
         self._busy: dict[Item, dict[int, float]] = {}
         self._streams: dict[tuple[str, ...], bool] = {}
-        self.moves = 0
 
     # --------------------------------------------------------------------------------------------------------- price
     def score(self, state: State, limit: float = math.inf) -> Score:
@@ -70,35 +60,28 @@ class Search:
             return _IMPOSSIBLE
         if state in self.scores:
             return self.scores[state]
-        lacking = self._lacking(plan)
+        memory = self.pricer.memory_bytes
+        lacking = sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
         if lacking:
             found = (math.inf, lacking)
-        elif (bound := self._bound(state[0])) > limit:
+        elif (bound := max(self._total_s(state[0]).values()) * (1 - 1e-9)) > limit:
             return (bound, 0.0)
         else:
             found = (self.simulator.run(plan, limit_s=limit).iteration_s, 0.0)
             if found[0] > limit:
                 return found
         self.scores[state] = found
-        self._note(plan, found)
+        key = plan.kind(self.work), structure(plan)
+        if key not in self.best or found < self.best[key][0]:
+            self.best[key] = found, plan
         return found
 
-    def _note(self, plan: Plan, score: Score) -> None:
-        key = plan.kind(self.work), structure(plan)
-        if key not in self.best or score < self.best[key][0]:
-            self.best[key] = score, plan
-
-    def _lacking(self, plan: Plan) -> float:
-        memory = self.pricer.memory_bytes
-        return sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
-
-    def _bound(self, items: Items) -> float:
-        """Returns the seconds that the busiest device computes."""
+    def _total_s(self, items: Items) -> dict[int, float]:
         total: dict[int, float] = {}
         for item in items:
             for device, seconds in self._busy_s(item).items():
                 total[device] = total.get(device, 0.0) + seconds
-        return max(total.values()) * (1 - 1e-9)
+        return total
 
     def _busy_s(self, item: Item) -> dict[int, float]:
         if item not in self._busy:
@@ -150,7 +133,6 @@ class Search:
 
     # --------------------------------------------------------------------------------------------------------- starts
     def starts(self) -> Iterator[State]:
-        """Yields plans to begin with."""
         everywhere = tuple(range(self.cluster.num_devices))
         number = len(everywhere)
         yield self._start(dict.fromkeys(self.stages, everywhere))
@@ -215,10 +197,14 @@ class Search:
         return self._fitting(place, self.num_blocks // chunks)
 
     def _suits(self, place: Place, chunks: int) -> bool:
-        batch = self.work.stages[place.stage].blocks_per_batch
-        unit = batch if batch > 1 else chunks
+        unit = self._unit(place.stage, chunks)
         most = self.work.most_devices(place.stage, self.num_blocks // chunks)
         return len(place.devices) <= most and not any(blocks % unit for blocks in place.blocks)
+
+    def _unit(self, stage: str, chunks: int) -> int:
+        """Returns by which number the blocks of each device divide."""
+        batch = self.work.stages[stage].blocks_per_batch
+        return batch if batch > 1 else chunks
 
     # ---------------------------------------------------------------------------------------------------------- moves
     def moved(self, state: State) -> State | None:
@@ -244,7 +230,6 @@ class Search:
         return self.resident(items, pairs if self.draw.random() < 0.6 else ())
 
     def _some(self, items: Items) -> list[Place]:
-        """Returns one or several places to be changed alike."""
         places = [place for item in items for place in item.places]
         chosen = self.draw.choice(places)
         how = self.draw.random()
@@ -298,9 +283,11 @@ class Search:
         if not some:
             return None
         same = [place for place in some if place.devices == some[0].devices]
-        now = self._shares(some[0], items)
-        unit = max(self._unit(place.stage, items) for place in same)
-        load = self._loads(items, same, now)
+        chunks = {stage: item.chunks for item in items for stage in item.stages}
+        units = {place.stage: self._unit(place.stage, chunks[place.stage]) for place in same}
+        even = {stage: self._even(len(some[0].devices), unit) for stage, unit in units.items()}
+        now, unit, total = list(some[0].blocks) or even[some[0].stage][:], max(units.values()), self._total_s(items)
+        load = [total.get(device, 0.0) for device in some[0].devices]
         for _ in range(draw.choice((1, 1, 2, 3))):
             a, b = draw.sample(range(len(now)), 2)
             if draw.random() < 0.5:
@@ -313,32 +300,13 @@ class Search:
                 load[device] *= (now[device] + change) / now[device]
                 now[device] += change
         if draw.random() < 0.1:
-            now = self._even(some[0].stage, len(now), items)
-        return self._replaced(items, [self._with_shares(place, now, items) for place in same])
+            now = even[some[0].stage]
+        blocks = {stage: () if now == shares else tuple(now) for stage, shares in even.items()}
+        return self._replaced(items, [replace(place, blocks=blocks[place.stage]) for place in same])
 
-    def _unit(self, stage: str, items: Items) -> int:
-        batch = self.work.stages[stage].blocks_per_batch
-        return batch if batch > 1 else next(item.chunks for item in items if stage in item.stages)
-
-    def _even(self, stage: str, number: int, items: Items) -> list[int]:
-        unit = self._unit(stage, items)
+    def _even(self, number: int, unit: int) -> list[int]:
         units = self.num_blocks // unit
         return [unit * (-(-(i + 1) * units // number) - -(-i * units // number)) for i in range(number)]
-
-    def _shares(self, place: Place, items: Items) -> list[int]:
-        return list(place.blocks) or self._even(place.stage, len(place.devices), items)
-
-    def _with_shares(self, place: Place, shares: Sequence[int], items: Items) -> Place:
-        even = list(shares) == self._even(place.stage, len(shares), items)
-        return replace(place, blocks=() if even else tuple(shares))
-
-    def _loads(self, items: Items, places: Sequence[Place], shares: Sequence[int]) -> list[float]:
-        """Returns how long each device of a place computes."""
-        total: dict[int, float] = {}
-        for item in items:
-            for device, seconds in self._busy_s(item).items():
-                total[device] = total.get(device, 0.0) + seconds
-        return [total.get(device, 0.0) for device in places[0].devices]
 
     def _move_shards(self, items: Items) -> Items | None:
         loop = self.draw.choice(list(self.work.loops.values()))
@@ -347,7 +315,6 @@ class Search:
         return found if shards <= self.num_blocks and found != items else None
 
     def _move_order(self, items: Items) -> Items | None:
-        """Swaps neighbours, of items or of a stage within one."""
         if len(items) < 2:
             return None
         at = self.draw.randrange(len(items) - 1)
@@ -406,7 +373,7 @@ class Search:
         patience = 30 + 15 * len(self.stages)
         current = best = pool[0]
         idle = 0
-        for self.moves in range(most):
+        for _ in range(most):
             if time.monotonic() > until:
                 return True
             new = current[1]
@@ -421,14 +388,11 @@ class Search:
                     best = min(best, current, key=lambda entry: entry[0])
             if idle > patience:
                 idle = 0
-                current = self._kicked(best if self.draw.random() < 0.6 else self.draw.choice(pool))
+                state = (best if self.draw.random() < 0.6 else self.draw.choice(pool))[1]
+                for _ in range(self.draw.randint(1, 4)):
+                    state = self.moved(state) or state
+                current = self.score(state), state
         return False
-
-    def _kicked(self, entry: tuple[Score, State]) -> tuple[Score, State]:
-        state = entry[1]
-        for _ in range(self.draw.randint(1, 4)):
-            state = self.moved(state) or state
-        return self.score(state), state
 
 
 def structure(plan: Plan) -> tuple:

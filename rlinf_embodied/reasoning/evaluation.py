@@ -203,8 +203,8 @@ class AnswerEvaluation:
         workflow = Workflow("evaluation", blocks, {STAGE: StageSpec(STAGE, f"{__name__}.AnswerStage", made)})
         self.executor = Executor.on_all_devices(workflow, session, cluster)
 
-    def run(self, step: int) -> AnswerResult:
-        """Answers every problem."""
+    def run(self, step: int, best: float | None = None) -> AnswerResult:
+        """Answers every problem, whatever the best score so far."""
         evaluation, number, sampled = self._config.eval, self._number, {}
         greedy, spans = self._answers(step, sampled=False)
         if evaluation.num_samples and step in (0, self._last_step):

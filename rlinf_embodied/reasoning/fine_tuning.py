@@ -41,12 +41,10 @@ _OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat
 _FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
 
 
-def starting_policy(
-    config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-) -> Path:
+def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
     """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now.
 
-    That one is kept in the cache; below `spare` where the cache cannot be written.
+    That one is kept in the cache.
     """
     given = config.policy.folder or config.warm_start.checkpoint
     if given is not None:
@@ -61,7 +59,7 @@ def starting_policy(
 
     workflow = Workflow("warm start", NUM_BLOCKS, {_STAGE.name: replace(_STAGE, config=config)})
     make = lambda folder: common.make_policy(folder, workflow, _STAGE.name, session, cluster, teach)  # noqa: E731
-    return common.made_once(cache_folder(config, cluster.kind == "cpu"), make, spare)
+    return common.made_once(cache_folder(config, cluster.kind == "cpu"), make)
 
 
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:

@@ -33,7 +33,7 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
-from rlinf_embodied.training.job import Checking, Evaluated, Progress
+from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -64,8 +64,7 @@ class ReasoningJob:
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.eval_every = config.eval.every
-        self.goal: float | None = None  # it runs its iterations
-        self.check_every = 1
+        self.goal, self.check_every = None, 1  # it runs its iterations
         self.cache_dir = config.warm_start.cache_dir
         self._left_out: list[str] = []  # which prompts
         self._reference = ""  # folder that the divergence is measured from, once it is known
@@ -138,11 +137,9 @@ class ReasoningJob:
     def workflow(self, policy_folder: str) -> Workflow:
         return training_workflow(self.config, policy_folder, self._reference)
 
-    def starting_policy(
-        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-    ) -> Path:
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
         """Returns the folder that is given, or that of a fine-tuned small model."""
-        folder = starting_policy(self.config, session, cluster, progress, spare)
+        folder = starting_policy(self.config, session, cluster, progress)
         self._reference = str(folder.resolve())
         return folder
 
@@ -153,9 +150,8 @@ class ReasoningJob:
         made = StageConfig(self.config, policy_folder)
         return AnswerEvaluation(made, session, cluster, self.config.run.num_iterations)
 
-    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> None:
         """There is no goal to check."""
-        raise AssertionError("the reasoning workflow has no goal that could be checked")
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

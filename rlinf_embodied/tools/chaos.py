@@ -72,9 +72,8 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
 
 # ------------------------------------------------------------------------------------------------------------- faults
 KINDS = ("SIGKILL", "SIGSTOP", "exception")
-FIRST = ("warm start", "profile", "set-up")  # phases that come once
+FIRST = ("warm start", "set-up")  # phases that come once
 AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # phases of every iteration
-MISSING = {"auto": ("transfer",), "collocated": ("profile", "transfer")}  # auto: a plan that shares workers may win
 _LATEST_S = 0.2  # after a call was submitted
 
 
@@ -117,7 +116,6 @@ class Chaos:
         return fault if fault.phase == phase else None
 
     def happens(self, fault: Fault, attempt: int, met: str) -> None:
-        """Records that a fault comes now."""
         fault.met, fault.at, self.attempt = met, time.time(), attempt
         self.come.append(fault)
 
@@ -145,21 +143,17 @@ def report(chaos: Chaos, folder: Path) -> str:
     """Returns a table of what each fault cost, and the median and the largest cost."""
     path = folder / "recoveries.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    rows, costs = [], []
-    for fault, following in zip(chaos.come, [*chaos.come[1:], None], strict=True):
-        until = following.at if following else float("inf")
-        own = [record for record in records if fault.at <= record["at"] < until]
-        detected_s = min((record["at"] for record in own), default=fault.at) - fault.at
-        lost_s, recovery_s = (sum(record[key] for record in own) for key in ("lost_s", "recovery_s"))
-        costs.append(lost_s + recovery_s)
-        row = {"fault": fault.kind, "phase": fault.phase, "worker and call": fault.met}
-        seconds = {"detected after": detected_s, "work lost": lost_s, "recovery": recovery_s}
-        rows.append(row | {f"{key} s": f"{value:.1f}" for key, value in seconds.items()})
     last = f"{len(chaos.come)} of {len(chaos.faults)} faults came, {len(records)} recoveries"
-    if not rows:
-        return last
-    lost = f"seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
-    return f"{text_table(rows, 'faults:')}\n{last}; {lost}"
+    rows, costs, ends = [], [], [fault.at for fault in chaos.come[1:]] + [float("inf")]
+    for fault, until in zip(chaos.come, ends, strict=False):
+        own = [record for record in records if fault.at <= record["at"] < until]
+        costs.append(sum(record["lost_s"] + record["recovery_s"] for record in own))
+        detected_s = min((record["at"] for record in own), default=fault.at) - fault.at
+        seconds = {"detected after s": f"{detected_s:.1f}", "lost s": f"{costs[-1]:.1f}"}
+        rows.append({"fault": fault.kind, "phase": fault.phase, "worker and call": fault.met, **seconds})
+    if rows:
+        last += f"; seconds lost per fault: median {statistics.median(costs):.1f}, worst {max(costs):.1f}"
+    return f"{text_table(rows, 'faults:')}\n{last}"
 
 
 def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
@@ -168,7 +162,8 @@ def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
     pin(undisturbed, overrides)
     overrides = [*overrides, f"run.exact={undisturbed.run.exact.value}"]
     straight = train(undisturbed, Chaos([]))
-    chaos = Chaos(schedule(own.faults, own.seed, MISSING.get(undisturbed.plan.name, ("profile",))))
+    shares = undisturbed.plan.name in ("auto", "collocated")  # a worker: nothing is transferred
+    chaos = Chaos(schedule(own.faults, own.seed, ("transfer",) if shares else ()))
     digest = train(configure(own, overrides, root / "chaos"), chaos)
     print(report(chaos, root / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")

@@ -7,7 +7,6 @@ installed: a missing library is a finding.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
@@ -25,28 +24,32 @@ LEAST_SHARED_BYTES = GIB // 2  # Ray's object store; below it, Ray falls back to
 LIBRARIES = ("ray", "mani_skill", "sapien", "torch", "torchvision", "timm", "transformers", "omegaconf", "numpy")
 
 TORCH_PROBE = """
-import json, torch
+import torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-print(json.dumps({
-    "version": torch.__version__, "threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability(),
-    "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus],
-}))
+names = ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus)
+cpu = f"{torch.get_num_threads()} thread(s), {torch.backends.cpu.get_cpu_capability()}"
+print(f"{cpu}; {names or 'no GPU, runs use the CPU cores'}")
+"""
+MANISKILL_PROBE = """
+import mani_skill.envs
+from mani_skill.utils.registration import REGISTERED_ENVS
+print(f"{len(REGISTERED_ENVS)} tasks")
 """
 RAY_PROBE = """
-import json, logging, time, ray
+import logging, time, ray
 start = time.perf_counter()
 ray.init(
     address="local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
 )
 assert ray.get(ray.remote(lambda: 42).remote(), timeout=60) == 42
-print(json.dumps({"version": ray.__version__, "seconds": time.perf_counter() - start}))
+print(f"a cluster answered after {time.perf_counter() - start:.0f} s")
 ray.shutdown()
 """
-MANISKILL_PROBE = """
-import json, mani_skill.envs
-from mani_skill.utils.registration import REGISTERED_ENVS
-print(json.dumps({"tasks": len(REGISTERED_ENVS)}))
-"""
+PROBES = {  # by part: code, and what to do where it fails
+    "torch": (TORCH_PROBE, "make clean setup"),
+    "ManiSkill": (MANISKILL_PROBE, "make clean setup"),
+    "Ray": (RAY_PROBE, "free some memory and /dev/shm, or run with cluster=serial"),
+}
 
 
 class State(StrEnum):
@@ -67,86 +70,37 @@ class Finding:
     fix: str = ""
 
 
-def ask(code: str, timeout_s: float = 180.0) -> tuple[dict, str]:
-    """Returns the JSON that a piece of Python prints last, and what went wrong (an empty text if nothing did)."""
+def ask(code: str, timeout_s: float = 180.0) -> tuple[str, str]:
+    """Returns what a piece of Python prints last, and what went wrong (an empty text if nothing did)."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return {}, f"no answer within {timeout_s:.0f} s"
+        return "", f"no answer within {timeout_s:.0f} s"
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        return {}, said[-1] if said else f"the process ended with code {done.returncode}"
-    return json.loads(done.stdout.strip().splitlines()[-1]), ""
-
-
-def check_python() -> Finding:
-    """Returns the interpreter and whether it is one that the project supports."""
-    found = f"{platform.python_version()} at {sys.executable}"
-    fits = (3, 11) <= sys.version_info[:2] < (3, 13)
-    return Finding("Python", State.ok if fits else State.broken, found, "" if fits else "install 3.11, then make setup")
+        return "", said[-1] if said else f"the process ended with code {done.returncode}"
+    return done.stdout.strip().splitlines()[-1], ""
 
 
 def check_libraries() -> Finding:
-    """Returns the versions of the libraries that decide, and those that differ from constraints.txt."""
-    versions = {}
+    """Returns the versions of Python and the libraries that decide, and those that differ from constraints.txt."""
+    versions, part = {"Python": platform.python_version()}, "Libraries"
+    if not (3, 11) <= sys.version_info[:2] < (3, 13):
+        found = f"Python {versions['Python']} at {sys.executable}"
+        return Finding(part, State.broken, found, "install Python 3.11, then make setup")
     for name in LIBRARIES:
         try:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            return Finding(
-                "Libraries", State.broken, f"{name} is not installed", "make setup, then use .venv/bin/python"
-            )
+            return Finding(part, State.broken, f"{name} is not installed", "make setup, then use .venv/bin/python")
     lines = (Path(__file__).parents[2] / "constraints.txt").read_text().splitlines()
     pinned = dict(line.split("==") for line in lines if "==" in line)
     other = [f"{name} {version}" for name, version in versions.items() if pinned.get(name, version) != version]
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    if other:
-        return Finding("Libraries", State.slow, found, f"not as in constraints.txt: {', '.join(other)}; make setup")
-    return Finding("Libraries", State.ok, found)
-
-
-def check_torch() -> list[Finding]:
-    """Returns how torch computes: threads and instruction set, and the GPUs that it sees."""
-    seen, error = ask(TORCH_PROBE)
-    if error:
-        return [Finding("torch", State.broken, error, "make clean setup")]
-    compute = Finding("torch", State.ok, f"{seen['version']}, {seen['threads']} thread(s), {seen['cpu']}")
-    gpus = ", ".join(f"{name} ({size / GIB:.0f} GiB)" for name, size in seen["gpus"])
-    if not gpus and any(Path("/dev").glob("nvidia[0-9]*")):
-        fix = "an NVIDIA GPU is here, but torch does not see it: update the driver, look at CUDA_VISIBLE_DEVICES"
-        return [compute, Finding("GPUs", State.slow, "none that torch can use", fix)]
-    return [compute, Finding("GPUs", State.ok, gpus or "none; runs use the CPU cores")]
-
-
-def check_maniskill() -> Finding:
-    """Returns whether ManiSkill can be imported and how many tasks it knows."""
-    seen, error = ask(MANISKILL_PROBE)
-    if error:
-        return Finding("ManiSkill", State.broken, error, "make clean setup")
-    version, sapien = importlib.metadata.version("mani_skill"), importlib.metadata.version("sapien")
-    return Finding("ManiSkill", State.ok, f"{version} on SAPIEN {sapien}, {seen['tasks']} tasks")
-
-
-def check_ray() -> Finding:
-    """Returns whether a Ray cluster starts here and answers a call."""
-    seen, error = ask(RAY_PROBE)
-    if error:
-        return Finding("Ray", State.broken, error, "free some memory and /dev/shm, or run with cluster=serial")
-    return Finding("Ray", State.ok, f"{seen['version']}, a cluster answered after {seen['seconds']:.0f} s")
-
-
-def check_threads() -> Finding:
-    """Returns the cores of this process, and the settings that keep several workers from using all of them at once."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    names = ("OMP_NUM_THREADS", "LP_NUM_THREADS")
-    found = f"{cores} core(s); " + ", ".join(f"{name}={os.environ.get(name, 'unset')}" for name in names)
-    many = [name for name in names if os.environ.get(name, "1") != "1"]
-    if many:
-        fix = f"{' and '.join(many)} above 1 makes workers fight for cores: unset (workers use one thread each)"
-        return Finding("Threads", State.slow, found, fix)
-    return Finding("Threads", State.ok, found)
+    fix = f"not as in constraints.txt: {', '.join(other)}; make setup" if other else ""
+    return Finding(part, State.slow if other else State.ok, found, fix)
 
 
 def check_memory() -> Finding:
@@ -168,12 +122,23 @@ def check_disk() -> Finding:
     """Returns the room for runs, and whether their folder can be written."""
     folder = Path.cwd()
     free = shutil.disk_usage(folder).free
-    found = f"{free / GIB:.0f} GiB free in {folder}"
     if not os.access(folder, os.W_OK):
         return Finding("Disk", State.broken, f"{folder} cannot be written", "set run.dir to a folder of yours")
-    if free < LEAST_DISK_BYTES:
-        return Finding("Disk", State.broken, found, f"free {LEAST_DISK_BYTES / GIB:.0f} GiB, or set run.dir elsewhere")
-    return Finding("Disk", State.ok, found)
+    found, short = f"{free / GIB:.0f} GiB free in {folder}", free < LEAST_DISK_BYTES
+    fix = f"free {LEAST_DISK_BYTES / GIB:.0f} GiB, or set run.dir elsewhere" if short else ""
+    return Finding("Disk", State.broken if short else State.ok, found, fix)
+
+
+def probe(part: str) -> Finding:
+    """Tries a part in a separate process."""
+    code, fix = PROBES[part]
+    found, error = ask(code)
+    if error:
+        return Finding(part, State.broken, error, fix)
+    if part == "torch" and "no GPU" in found and any(Path("/dev").glob("nvidia[0-9]*")):
+        fix = "an NVIDIA GPU is here, but torch does not see it: update the driver, look at CUDA_VISIBLE_DEVICES"
+        return Finding(part, State.slow, found, fix)
+    return Finding(part, State.ok, found)
 
 
 def examine(check_vulkan: Callable[[], Finding]) -> list[Finding]:
@@ -182,25 +147,19 @@ def examine(check_vulkan: Callable[[], Finding]) -> list[Finding]:
     Args:
         check_vulkan: says whether SAPIEN can render; what makes it so is the set-up's, which runs before all else.
     """
-    findings = [check_python(), check_libraries(), check_threads(), check_memory(), check_disk()]
-    if any(finding.part == "Libraries" and finding.state is State.broken for finding in findings):
+    findings = [check_libraries(), check_memory(), check_disk()]
+    if findings[0].state is State.broken:
         return findings
-    return [*findings, *check_torch(), check_vulkan(), check_maniskill(), check_ray()]
-
-
-def show(findings: list[Finding]) -> None:
-    """Prints a line for each finding, and below it what to do."""
-    part = max(len(finding.part) for finding in findings)
-    for finding in findings:
-        head = f"{finding.part:<{part}}  {finding.state:<7}  "
-        print(f"{head}{finding.found}")
-        if finding.fix:
-            print(f"{'->':>{len(head) - 2}}  {finding.fix}")
+    return [*findings, check_vulkan(), *map(probe, PROBES)]
 
 
 def verdict(findings: list[Finding]) -> int:
-    """Prints findings and what they come to; returns the exit code, 1 where a run would fail."""
-    show(findings)
+    """Prints findings, below each what to do, and what they come to; returns 1 where a run would fail, 0 otherwise."""
+    width = max(len(finding.part) for finding in findings)
+    for finding in findings:
+        print(f"{finding.part:<{width}}  {finding.state:<7}  {finding.found}")
+        if finding.fix:
+            print(f"{'':<{width}}       ->  {finding.fix}")
     broken = [finding.part for finding in findings if finding.state is State.broken]
     print(f"problems: {', '.join(broken)}" if broken else "a run can start on this machine")
     return 1 if broken else 0

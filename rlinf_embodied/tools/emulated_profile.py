@@ -6,16 +6,13 @@ from dataclasses import replace
 
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import Effort
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import Iteration, Measurements, Probe, probes, profile_of, sample, switching
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.tools.emulation import Emulator, iterate
+from rlinf_embodied.tools.emulation import iterations, time_scale
 from rlinf_embodied.workflow.graph import Workflow
-
-Row = dict[str, str | int | float]
 
 
 class EmulatedLaunch:
@@ -31,17 +28,18 @@ class EmulatedLaunch:
         self._effort = Effort(pricer.workflow, self._planned, budget_s)
         self._measured = Measurements(pricer.workflow, weights=dict(pricer.profile.weights))
         self._measured.edge_bytes_per_item = dict(pricer.profile.edge_bytes_per_item)
-        self._iteration = 0
-        self.rows: list[Row] = []  # a line for each probe, with its emulated seconds
+        self.probe_s: dict[str, float] = {}  # emulated seconds that each probe took
 
     def run(self) -> Profile:
-        """Returns the profile."""
         truth, measured = self._pricer.profile, self._measured
         for probe in self._planned:
-            try:
-                self._run(probe)
-            except WorkerError:  # a device does not hold all of its stages
-                self._run_switching(probe)
+            for tried in (probe, switching(probe)):  # where a device does not hold all of its stages, or even one
+                try:
+                    self._run(tried)
+                    break
+                except WorkerError:
+                    if tried is not probe and probe is self._planned[0]:
+                        raise
         for stage, known in truth.stages.items():
             shown = measured.stages[stage]
             shown.offloaded_bytes = None if known.stays else known.offloaded_bytes
@@ -50,13 +48,6 @@ class EmulatedLaunch:
         tails = {n: replace(s, finish_quantiles=truth.stages[n].finish_quantiles) for n, s in profile.stages.items()}
         return replace(profile, stages=tails, workload=truth.workload)
 
-    def _run_switching(self, probe: Probe) -> None:
-        try:
-            self._run(switching(probe))
-        except WorkerError:  # it does not even hold one of them, but more devices do
-            if probe is self._planned[0]:
-                raise
-
     def _run(self, probe: Probe) -> None:
         run: list[Iteration] = []
 
@@ -64,44 +55,25 @@ class EmulatedLaunch:
             run.append(self._iterate(probe, workflow))
             return run[-1]
 
-        found = self._effort.measure(probe, iterate)
-        for one in found.iterations:
-            self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _shortened
+        for one in self._effort.measure(probe, iterate).iterations:
+            self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _iterate
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
-            shown.resident[cell], shown.working[cell] = (float(at(*cell)) for at in (known.resident, known.working))
-        loops = run[-1].run.loops.values() if run else ()
-        steps = max((loop.chunk_steps for loop in loops), default=0)
-        self._measured.chunk_steps = max(1, steps)
-        self.rows.append(
-            {
-                "probe": probe.name,
-                "devices": len(probe.plan.devices()),
-                "blocks per device": probe.most_blocks,
-                "iterations": len(run),
-                "chunk-steps": steps or "-",
-                "EMULATED s": round(sum(one.seconds for one in run), 1),
-            }
-        )
+            shown.resident[cell], shown.working[cell] = (at(*cell) for at in (known.resident, known.working))
+        steps = [loop.chunk_steps for one in run[-1:] for loop in one.run.loops.values()]
+        self._measured.chunk_steps = max(steps, default=1)
+        self.probe_s[probe.name] = sum(one.seconds for one in run)
 
     def _iterate(self, probe: Probe, run: Workflow) -> Iteration:
-        """Returns an iteration of a shortened workflow, in emulated seconds."""
-        pricer = Pricer(run, self._shortened(run), self._pricer.cluster)
-        emulator = Emulator(pricer, self._session)
-        scale, workflow = emulator.time_scale(probe.plan), emulator.workflow(probe.name)
-        self._session.clear()
-        self._iteration += 1
-        executor = Executor(workflow, probe.plan, self._session, self._pricer.cluster)
-        done = iterate(executor, self._iteration, scale)
-        at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
-        spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
-        return Iteration(run, spans, done.end_s)
-
-    def _shortened(self, run: Workflow) -> Profile:
-        """Returns the profile of the devices with as much less work behind shortened loops."""
+        """Returns an iteration of a shortened workflow, in emulated seconds, with as much less work behind loops."""
         whole, stages = self._pricer.workflow, dict(self._pricer.profile.stages)
         for name, loop in run.loops.items():
             for stage in run.downstream(*loop.sides):
                 share = loop.chunk_steps / whole.loops[name].chunk_steps
                 stages[stage] = replace(stages[stage], seconds=stages[stage].seconds * share)
-        return replace(self._pricer.profile, stages=stages)
+        pricer = Pricer(run, replace(self._pricer.profile, stages=stages), self._pricer.cluster)
+        scale = time_scale(pricer, probe.plan)
+        (done,) = iterations(pricer, self._session, probe.plan, [scale])
+        at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
+        spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
+        return Iteration(run, spans, done.end_s)

@@ -17,7 +17,7 @@ Nothing here imports torch: a sleeping worker needs no core and little memory.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -75,21 +75,11 @@ class EmulatedDevice:
     """The clock and the memory of one device; the stages of its worker share it."""
 
     def __init__(self, number: int, memory_bytes: float) -> None:
-        self.number = number
-        self._memory_bytes = memory_bytes
+        self.number, self._memory_bytes = number, memory_bytes
         self.start = Start(-1, 0.0, 0.0)
-        self._held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
-        self._free_s = 0.0
+        self.held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
+        self.free_s = 0.0  # when it has done all calls so far
         self.peak_bytes = 0.0
-
-    def at(self, step_context: StepContext) -> None:
-        """Sets the clock forward where a new iteration begins."""
-        if isinstance(step_context.message, Start) and step_context.message != self.start:
-            self.start, self._free_s = step_context.message, max(self._free_s, step_context.message.begin_s)
-
-    def hold(self, stage: str, num_bytes: float) -> None:
-        """Notes what a stage holds from now on, loaded or offloaded."""
-        self._held[stage] = num_bytes
 
     def require(self, stage: str, working_bytes: float) -> None:
         """Checks that a call of a stage fits in memory together with everything that is held.
@@ -97,159 +87,125 @@ class EmulatedDevice:
         Raises:
             AssertionError: it does not: the plan was infeasible, or its switches were not made.
         """
-        needed = sum(self._held.values()) + working_bytes
+        needed = sum(self.held.values()) + working_bytes
         self.peak_bytes = max(self.peak_bytes, needed)
-        held = ", ".join(f"{name} {num_bytes / 1e9:.2f}" for name, num_bytes in self._held.items())
+        held = ", ".join(f"{name} {num_bytes / 1e9:.2f}" for name, num_bytes in self.held.items())
         assert needed <= self._memory_bytes * (1 + 1e-9), (
             f"device {self.number} has {self._memory_bytes / 1e9:.2f} GB, but a call of {stage} needs "
             f"{needed / 1e9:.2f}: held are {held}, working bytes {working_bytes / 1e9:.2f}"
         )
 
-    def switch(self, seconds: float) -> None:
-        """Offloads or onloads something when the calls so far are done."""
-        self.work(self._free_s, seconds)
-
-    @property
-    def free_s(self) -> float:
-        """When the device has done all calls so far."""
-        return self._free_s
-
     def work(self, begin_s: float, seconds: float) -> float:
-        """Is busy for `seconds` from `begin_s` on, and returns the end."""
-        self._free_s = max(begin_s, self._free_s) + seconds
-        deadline = self.start.wall_s + (self._free_s - self.start.begin_s) * self.start.scale
+        self.free_s = max(begin_s, self.free_s) + seconds
+        deadline = self.start.wall_s + (self.free_s - self.start.begin_s) * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
-        return self._free_s
+        return self.free_s
 
 
 class EmulatedStage:
     """Any stage of a workflow, on emulated devices: leaf, either side of a loop, source and target of weights."""
 
     def __init__(self, config: EmulatedStageConfig) -> None:
-        self._config = config
+        self._config, self._profile = config, config.profile
 
     def setup(self, context: StageContext) -> None:
-        """Takes its place in the memory of its worker's device."""
-        config = self._config
-        memory = config.cluster.place_of(context.worker).group.memory_bytes
-        key = f"emulated device of {config.run}"
+        memory = self._config.cluster.place_of(context.worker).group.memory_bytes
+        key = f"emulated device of {self._config.run}"
         device = context.share(key, lambda: EmulatedDevice(context.worker, memory))
         assert isinstance(device, EmulatedDevice)
-        self._device, self._group = device, context.group
+        self._device, self._group, self._blocks = device, context.group, context.blocks
         self._num_devices = len(set(context.owners))
-        self._blocks = context.blocks
-        self._owned = len(context.blocks) * config.items_per_block
-        self.onload(None)
+        self._owned = len(context.blocks) * self._config.items_per_block
+        self._load()
 
-    # -------------------------------------------------------------------------------------------------------- switching
-    def onload(self, step_context: StepContext | None) -> None:
-        """Comes (back) into the device's memory."""
-        profile = self._config.profile
-        if step_context is not None:
-            self._device.at(step_context)
-            self._device.switch(profile.onload_s)
-        self._device.hold(profile.name, float(profile.resident(self._owned, self._num_devices)))
+    def _load(self) -> None:
+        self._device.held[self._profile.name] = self._profile.resident(self._owned, self._num_devices)
+
+    def _at(self, step_context: StepContext) -> EmulatedDevice:
+        """Returns the device, its clock set forward where a new iteration begins."""
+        start, device = step_context.message, self._device
+        if isinstance(start, Start) and start != device.start:
+            device.start, device.free_s = start, max(device.free_s, start.begin_s)
+        return device
+
+    def onload(self, step_context: StepContext) -> None:
+        self._at(step_context).work(0.0, self._profile.onload_s)
+        self._load()
 
     def offload(self, step_context: StepContext) -> None:
-        profile = self._config.profile
-        self._device.at(step_context)
-        self._device.switch(profile.offload_s)
-        self._device.hold(profile.name, profile.offloaded_bytes)
+        self._at(step_context).work(0.0, self._profile.offload_s)
+        self._device.held[self._profile.name] = self._profile.offloaded_bytes
 
     # ------------------------------------------------------------------------------------------------------------- leaf
     def run(self, step_context: StepContext, inputs: Mapping[int, Sequence[Parcel]]) -> Output:
         """Works on some blocks; a stage with a length distribution hands on what is finished by then."""
-        seconds = self._seconds(len(inputs))
-        self._device.at(step_context)
-        begin_s = max(self._device.free_s, self._arrival_s(parcel for parts in inputs.values() for parcel in parts))
-        if self._config.profile.finish_quantiles and step_context.num_chunks > 1:
-            seconds = self._streamed_s(inputs)
+        device, parcels = self._at(step_context), [parcel for parts in inputs.values() for parcel in parts]
+        begin_s, seconds = max(device.free_s, self._arrival_s(parcels)), self._seconds(len(inputs))
+        if self._profile.finish_quantiles and step_context.num_chunks > 1:
+            share, owned = self._profile.finish_share, len(self._blocks)  # all of them are begun at once
+            before = sum(block < min(inputs, default=0) for block in self._blocks) / owned
+            done = share(before + len(inputs) / owned) - (share(before) if before else 0.0)
+            seconds = self._seconds(owned) * done
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
         return self._done(inputs, begin_s, seconds)
 
-    def _streamed_s(self, blocks: Collection[int]) -> float:
-        """Returns the further seconds until some of the owned blocks, all begun at once, are finished."""
-        share = self._config.profile.finish_share
-        before = sum(block < min(blocks, default=0) for block in self._blocks) / len(self._blocks)
-        after = before + len(blocks) / len(self._blocks)
-        return self._seconds_of(self._owned) * float(share(after) - (share(before) if before else 0.0))
-
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
-        """Shows what there is at the start of a loop."""
-        self._device.at(step_context)
-        return dict(self._done(blocks, self._device.free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
+        return dict(self._done(blocks, self._at(step_context).free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
 
     def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
-        """Takes one turn for a shard."""
-        self._device.at(step_context)
+        self._at(step_context)
         seconds = self._seconds(len(messages))
         return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
 
     def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
         """Ends the loop; the answering side values what it is shown last."""
-        self._device.at(step_context)
+        self._at(step_context)
         shown = [parcel for parcel in messages.values() if parcel is not None]
-        fraction = self._config.profile.bootstrap_fraction if self._config.answers else 0.0
-        seconds = fraction * self._seconds(len(messages))
-        return self._done(messages, self._arrival_s(shown), seconds)
+        fraction = self._profile.bootstrap_fraction if self._config.answers else 0.0
+        return self._done(messages, self._arrival_s(shown), fraction * self._seconds(len(messages)))
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: StepContext) -> Parcel:
-        """Gathers the weights."""
-        self._device.at(step_context)
-        end_s = self._device.work(self._device.free_s, self._config.exports.export_s)
-        return Parcel(self._config.profile.name, self._device.number, end_s)
+        end_s = self._at(step_context).work(0.0, self._config.exports.export_s)
+        return Parcel(self._profile.name, self._device.number, end_s)
 
     def install_weights(self, step_context: StepContext, parcel: Parcel) -> Finish:
-        """Receives the weights and puts them in place."""
-        self._device.at(step_context)
-        installs = self._config.installs
-        arrival_s = parcel.ready_s + self._wire_s(parcel.device, installs.bytes)
-        return self._finish(self._device.work(arrival_s, installs.install_s))
+        device, installs = self._at(step_context), self._config.installs
+        end_s = device.work(self._arrival_s([parcel], installs.bytes), installs.install_s)
+        return Finish(end_s, device.peak_bytes, device.start)
 
     # ----------------------------------------------------------------------------------------------------- small pieces
     def _done(self, blocks: Iterable[int], begin_s: float, seconds: float) -> Output:
-        name, chosen = self._config.profile.name, list(blocks)
+        name, device, chosen = self._profile.name, self._device, list(blocks)
         items = len(chosen) * self._config.items_per_block
-        working = float(self._config.profile.working(items, self._num_devices)) if seconds else 0.0
-        self._device.require(name, working)
-        end_s = self._device.work(begin_s, seconds)
-        parcels = {block: Parcel(name, self._device.number, end_s, place) for place, block in enumerate(chosen)}
-        return Output(parcels, self._finish(end_s))
-
-    def _finish(self, end_s: float) -> Finish:
-        return Finish(end_s, self._device.peak_bytes, self._device.start)
+        device.require(name, self._profile.working(items, self._num_devices) if seconds else 0.0)
+        end_s = device.work(begin_s, seconds)
+        parcels = {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
+        return Output(parcels, Finish(end_s, device.peak_bytes, device.start))
 
     def _seconds(self, num_blocks: int) -> float:
-        return self._seconds_of(num_blocks * self._config.items_per_block)
+        one = self._profile.call_s(num_blocks * self._config.items_per_block, self._num_devices)
+        return one * self._config.slowdown[self._device.number]
 
-    def _seconds_of(self, items: int) -> float:
-        config = self._config
-        return float(config.profile.call_s(items, self._num_devices)) * config.slowdown[self._device.number]
+    def _arrival_s(self, parcels: Iterable[Parcel], num_bytes: float | None = None) -> float:
+        """Returns when everything is here: each device sends, and this one receives, one parcel after the other.
 
-    def _arrival_s(self, parcels: Iterable[Parcel]) -> float:
-        """Returns when everything is here: each device sends, and this one receives, one parcel after the other."""
-        sent = []
+        Args:
+            parcels: what is waited for.
+            num_bytes: of each; None: as the edges say.
+        """
+        sent, cluster, own = [], self._config.cluster, self._device.number
         for parcel in parcels:
-            size = self._config.bytes_per_block.get(parcel.stage, 0.0)
-            here = parcel.device == self._device.number
-            wire_s = 0.0 if here or not size else size / self._rate(parcel.device)
-            latency_s = self._config.cluster.links.latency_s if wire_s else 0.0
+            size = self._config.bytes_per_block.get(parcel.stage, 0.0) if num_bytes is None else num_bytes
+            near = cluster.place_of(parcel.device).node == cluster.place_of(own).node
+            rate = cluster.links.within_node_bytes_per_s if near else cluster.links.across_nodes_bytes_per_s
+            wire_s = 0.0 if parcel.device == own else size / rate
+            latency_s = cluster.links.latency_s if wire_s else 0.0
             sent.append((parcel.ready_s + parcel.place * wire_s + latency_s, wire_s))
         arrival_s = 0.0
         for left_s, wire_s in sorted(sent):
             arrival_s = max(arrival_s, left_s) + wire_s
         return arrival_s
-
-    def _wire_s(self, source: int, num_bytes: float) -> float:
-        if source == self._device.number or not num_bytes:
-            return 0.0
-        return num_bytes / self._rate(source) + self._config.cluster.links.latency_s
-
-    def _rate(self, source: int) -> float:
-        cluster = self._config.cluster
-        same = cluster.place_of(source).node == cluster.place_of(self._device.number).node
-        return cluster.links.within_node_bytes_per_s if same else cluster.links.across_nodes_bytes_per_s

@@ -39,22 +39,16 @@ class ModelSize:
 
     @classmethod
     def of(cls, module: nn.Module) -> ModelSize:
-        """Returns the size of a module on any device, "meta" among them."""
         parameters = list(module.parameters())
         trained = [p for p in parameters if p.requires_grad]
         weights, learned = (sum(p.numel() * p.element_size() for p in some) for some in (parameters, trained))
         num_parameters, num_trained = (sum(p.numel() for p in some) for some in (parameters, trained))
         return cls(num_parameters, num_trained, weights, weights - learned)
 
-    @property
-    def stepped_bytes(self) -> int:
-        """Of what an optimizer steps: float32, whatever passes compute with (learning/optimizer.py)."""
-        return _MASTER * self.num_trained
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Held:
-    """What one device holds, in bytes."""
+    """What one device holds under an arrangement of rollout and actor, in bytes."""
 
     learner: str
     devices: str
@@ -66,27 +60,15 @@ class Held:
 
 def held(size: ModelSize, num_devices: Sequence[int]) -> Iterator[Held]:
     """Yields what a device holds under each arrangement of rollout and actor."""
-    view, trained = float(size.weight_bytes), size.stepped_bytes
-    has_masters = size.weight_bytes - size.frozen_bytes < trained
-    yield Held(learner="", devices="any", stages="rollout", weights=view)
-    yield Held(
-        learner="replicated",
-        devices="any",
-        stages="actor, rollout too",
-        weights=view + (trained if has_masters else 0),
-        gradients=_REPLICATED_GRADIENTS * trained,
-        optimizer=_MOMENTS * trained,
-    )
+    view, trained = float(size.weight_bytes), _MASTER * size.num_trained  # an optimizer steps float32
+    masters = trained if size.weight_bytes - size.frozen_bytes < trained else 0
+    gradients, moments = _REPLICATED_GRADIENTS * trained, _MOMENTS * trained
+    yield Held("", "any", "rollout", view)
+    yield Held("replicated", "any", "actor, rollout too", view + masters, gradients, moments)
     for number in num_devices:
-        for stages, whole in (("actor", 0.0), ("actor and rollout", view)):
-            yield Held(
-                learner="sharded",
-                devices=str(number),
-                stages=stages,
-                weights=(trained + size.frozen_bytes) / number + whole,
-                gradients=trained,
-                optimizer=_MOMENTS * trained / number,
-            )
+        own = (trained + size.frozen_bytes) / number
+        yield Held("sharded", str(number), "actor", own, trained, moments / number)
+        yield Held("sharded", str(number), "actor and rollout", own + view, trained, moments / number)
 
 
 def memory_table(
@@ -99,31 +81,18 @@ def memory_table(
         config: what it must fit into.
         profile: where working bytes were measured.
     """
-    return [
-        {"method": method} | _row(one, config, profile)
-        for method, size in sizes.items()
-        for one in held(size, config.num_devices)
-    ]
-
-
-def _row(one: Held, config: MemoryConfig, profile: Profile | None) -> dict[str, str]:
-    working = 0.0 if profile is None else _working_bytes(one, profile)
-    total = one.weights + one.gradients + one.optimizer + working
-    left = config.device_gb - total / _GB
-    return {
-        "learner": one.learner,
-        "devices": one.devices,
-        "stages": one.stages,
-        "weights": f"{one.weights / _GB:.1f}",
-        "gradients": f"{one.gradients / _GB:.1f}",
-        "optimizer": f"{one.optimizer / _GB:.1f}",
-        "working": "not measured" if profile is None else f"{working / _GB:.1f}",
-        "in all": f"{total / _GB:.1f}",
-        "left": f"{left:.1f}" if left >= 0 else f"lacks {-left:.1f}",
-    }
-
-
-def _working_bytes(one: Held, profile: Profile) -> float:
-    """Returns the most that a measured call of the stages took."""
-    called = [stage for name, stage in profile.stages.items() if name != _LEARNER or "actor" in one.stages]
-    return max((float(stage.working_bytes.max()) for stage in called), default=0.0)
+    found = []
+    for method, one in ((method, one) for method, size in sizes.items() for one in held(size, config.num_devices)):
+        stages = () if profile is None else profile.stages.items()
+        called = [stage for name, stage in stages if name != _LEARNER or "actor" in one.stages]
+        working = max((float(stage.working_bytes.max()) for stage in called), default=0.0)  # of any measured call
+        parts = {name: getattr(one, name) / _GB for name in ("weights", "gradients", "optimizer")}
+        total = sum(parts.values()) + working / _GB
+        left = config.device_gb - total
+        found.append(
+            {"method": method, "learner": one.learner, "devices": one.devices, "stages": one.stages}
+            | {name: f"{value:.1f}" for name, value in parts.items()}
+            | {"working": "not measured" if profile is None else f"{working / _GB:.1f}", "in all": f"{total:.1f}"}
+            | {"left": f"{left:.1f}" if left >= 0 else f"lacks {-left:.1f}"}
+        )
+    return found

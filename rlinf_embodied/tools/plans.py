@@ -13,15 +13,15 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, local_cluster
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
-from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, best_of, rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
+from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.telemetry.plots import gantt
-from rlinf_embodied.telemetry.tables import described_table, markdown_table, text_table
+from rlinf_embodied.telemetry.tables import described_table
 from rlinf_embodied.telemetry.trace import write_trace
 
 _LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
@@ -103,18 +103,17 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     groups = described.nodes
     if not groups:
         raise ConfigError(f"{path}.nodes is [], but a cluster has at least one group of nodes: describe it")
+    for where, part in ((f"{path}.links", described.links), *((f"{path}.nodes[{i}]", g) for i, g in enumerate(groups))):
+        for name, value in ((entry.name, getattr(part, entry.name)) for entry in fields(part)):
+            if name not in ("kind", "beside") and not 0 < value <= _LARGEST:
+                raise ConfigError(f"{where}.{name} is {value!r}, but it is a positive number: correct the file")
     for i, group in enumerate(groups):
-        _require_positive(group, f"{path}.nodes[{i}]")
-        if group.beside is not None and not (
-            group.beside in range(i)
-            and groups[group.beside].beside is None
-            and groups[group.beside].num_nodes == group.num_nodes
-        ):
+        earlier = {k: g.num_nodes for k, g in enumerate(groups[:i]) if g.beside is None}
+        if group.beside is not None and earlier.get(group.beside) != group.num_nodes:
             raise ConfigError(
                 f"{path}.nodes[{i}].beside is {group.beside!r}, but it is the number of an earlier group with separate "
                 "nodes, and as many as these: correct the file"
             )
-    _require_positive(described.links, f"{path}.links")
     return Cluster(
         name=described.name,
         kind="+".join(group.kind for group in groups),
@@ -128,50 +127,41 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     )
 
 
-def _require_positive(part: NodeGroup | Links, path: str) -> None:
-    for entry in fields(part):
-        value = getattr(part, entry.name)
-        if entry.name not in ("kind", "beside") and not 0 < value <= _LARGEST:
-            raise ConfigError(f"{path}.{entry.name} is {value!r}, but it is a positive number: correct the file")
-
-
 def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: int = 0) -> list[Plan]:
     """Returns the plans that a text names, the best first.
 
     Args:
-        text: auto (the best one), all (the best ones, those of every kind among them), a kind (collocated,
-            disaggregated or hybrid), a preset under configs/plan, or a path to a plan file.
+        text: auto (the best one), all (the best ones, those of every kind among them), a kind (the best one of it), a
+            preset under configs/plan, or a path to a plan file.
         pricer: what is planned.
         num_ranked: how many `all` means at least.
-        max_staleness: the largest staleness of `auto` and `all`.
+        max_staleness: the largest staleness of those that are searched.
 
     Raises:
-        ConfigError: there is no such plan.
-        PlanError: no plan of that kind is possible, or the file's plan does not suit the workflow or the cluster.
+        ConfigError, PlanError: there is no such plan, or it does not suit the workflow or the cluster.
     """
-    if text == "all":
+    if text in ("all", "auto", *Kind):
         ranking = rank(pricer, num_ranked, max_staleness=max_staleness)
-        return [replace(entry.plan, name=entry.label) for entry in ranking.plans]
-    if text == "auto" or text in list(Kind):
-        best = rank(pricer, max_staleness=max_staleness).best if text == "auto" else best_of(Kind(text), pricer)
-        return [replace(best.plan, name=f"{text} {best.label}")]
+        found = [entry for entry in ranking.plans if text in ("all", "auto", entry.kind)]
+        if not found:
+            raise PlanError(f"plan is {text!r}, but there is none ({'; '.join(ranking.remarks)}): use auto")
+        prefix = "" if text == "all" else f"{text} "
+        return [replace(one.plan, name=f"{prefix}{one.label}") for one in (found if text == "all" else found[:1])]
     path = _file("plan", text, "plan", FILE_SUFFIXES)
     data = read_mapping(path)
     variants = data.get("variants") or [stored_variant(data)]
     if not isinstance(variants, list):
         raise ConfigError(f"{path}.variants is {variants!r}, but it is a list: see configs/plan/collocated.yaml")
-    return [resolve_on(pricer.cluster, str(data.get("name") or path.stem), variants, pricer.workflow)]
+    return [resolve(str(data.get("name") or path.stem), variants, pricer.cluster, pricer.workflow)]
 
 
 def show_plans(ranking: Ranking, pricer: Pricer) -> None:
     """Prints plans from the best one on, and why kinds have none."""
-    cluster = pricer.cluster
-    title = (
-        f"{pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {pricer.profile.name}: predicted"
-    )
+    where = f"{pricer.workflow.name} on {pricer.cluster.name} ({pricer.cluster.description})"
+    title = f"{where}, profile {pricer.profile.name}: predicted"
     print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
     print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
-    for remark in ranking.remarks():
+    for remark in ranking.remarks:
         print(remark)
 
 
@@ -185,7 +175,7 @@ def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
         "profile": pricer.profile.name,
         "cluster": pricer.cluster.name,
         "ranked": rows(ranking.plans),
-        "impossible": {str(kind): reason for kind, reason in ranking.impossible.items()},
+        "remarks": ranking.remarks,
     }
     (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
     spans = simulate(best.plan, pricer, traced=True).spans
@@ -195,16 +185,3 @@ def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
     write_trace(folder / "trace.json", spans)
     title = f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted"
     gantt(title, spans).savefig(folder / "plan.png", dpi=120)
-
-
-def write_tables(folder: Path, name: str, tables: Mapping[str, list[dict[str, str]]]) -> None:
-    """Prints tables by title, and writes them as <name>.json and <name>.md."""
-    for title, table in tables.items():
-        print(text_table(table, title), end="\n\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(tables, indent=1) + "\n", encoding="utf-8")
-    pages = [
-        f"{title}\n\n{markdown_table(list(table[0]), [list(row.values()) for row in table])}"
-        for title, table in tables.items()
-    ]
-    (folder / f"{name}.md").write_text("\n\n".join(pages) + "\n", encoding="utf-8")

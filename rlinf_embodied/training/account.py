@@ -7,27 +7,15 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.live import LiveView
-from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import Span, StartupClock, stage_seconds, write_trace
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
+from rlinf_embodied.training.running import Running
 
 _MOST_SPANS = 20000  # the newest ones, of a trace
-
-
-def weights_digest(job: Job, executor: Executor, iteration: int) -> object:
-    """Returns the SHA-256 of what a job's learners have trained, of all of them together.
-
-    Raises:
-        RlinfError: what a worker raised, or that it was lost.
-    """
-    step_context = StepContext(iteration)
-    found = [str(executor.call(stage, "weights_digest", step_context)[0]) for stage in job.learners]
-    return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 class Account:
@@ -56,16 +44,13 @@ class Account:
         metrics["time/total_s"] = progress.rollout_s
         metrics |= stage_seconds(result.spans)
 
-    def close(
-        self,
-        folder: RunFolder,
-        planning: Planning,
-        executor: Executor,
-        progress: Progress,
-        after: Evaluated,
-        digest: object,
-        view: LiveView,
-    ) -> None:
+    def weights_digest(self, running: Running) -> str:
+        """Returns the SHA-256 of what the learners have trained, of all of them together; raises a worker's errors."""
+        step_context, call = StepContext(running.progress.iteration), running.executor.call
+        found = [str(call(stage, "weights_digest", step_context)[0]) for stage in self._job.learners]
+        return found[0] if len(found) == 1 else hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+    def close(self, running: Running, planning: Planning, after: Evaluated, digest: str, view: LiveView) -> None:
         """Writes the summary, the trace and the job's curve, and prints how the run ended.
 
         `after` is the evaluation at its end, and `digest` that of its weights.
@@ -73,32 +58,29 @@ class Account:
         Raises:
             RlinfError: what a worker raised, or a file that cannot be written.
         """
+        progress, folder = running.progress, running.folder
         assert progress.before is not None
         kept = int(progress.best["iteration"]) if progress.best and progress.returned else progress.iteration
-        folder.write_json(
-            "summary.json",
-            {
-                "iterations": progress.iteration,
-                **self._job.summary(executor, progress, after),
-                "before": progress.before,
-                "after": after.summary(),
-                "rl_s": progress.rollout_s,
-                "checks_s": progress.checks_s,
-                "best": progress.best,
-                "weights_of_iteration": kept,
-                "wall_s": time.time() - self._started,
-                "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
-                "plan": planning.plan.name,
-                "predicted_s_per_iteration": planning.predicted_s,
-                "measured_s_per_iteration": progress.rollout_s / max(1, progress.iteration),
-                "weights_sha256": digest,
-            },
-        )
+        content = {
+            "iterations": progress.iteration,
+            **self._job.summary(running.executor, progress, after),
+            "before": progress.before,
+            "after": after.summary(),
+            "rl_s": progress.rollout_s,
+            "checks_s": progress.checks_s,
+            "best": progress.best,
+            "weights_of_iteration": kept,
+            "wall_s": time.time() - self._started,
+            "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
+            "plan": planning.plan.name,
+            "predicted_s_per_iteration": planning.predicted_s,
+            "measured_s_per_iteration": progress.rollout_s / max(1, progress.iteration),
+            "weights_sha256": digest,
+        }
+        folder.write_json("summary.json", content)
         write_trace(folder.path / "trace.json", self._spans)
         lines, last = self._job.finish(folder, cast("dict[str, object]", progress.before), after)
-        view.note(planning.report(folder))
-        for line in lines:
-            view.note(line)
-        view.note(f"summary  {folder.path / 'summary.json'}")
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        view.note(f"{last} ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})")
+        last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})"
+        for line in (planning.report(folder), *lines, f"summary  {folder.path / 'summary.json'}", last):
+            view.note(line)

@@ -40,9 +40,7 @@ class Evaluated(Protocol):
     """The result of an evaluation; its text is one line for people."""
 
     @property
-    def spans(self) -> Sequence[Span]:
-        """What was timed."""
-        ...
+    def spans(self) -> Sequence[Span]: ...
 
     @property
     def score(self) -> float | None:
@@ -58,34 +56,14 @@ class Evaluated(Protocol):
         ...
 
 
-class Checked(Evaluated, Protocol):
-    """The result of a check of the run's goal."""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the goal is reached."""
-        ...
-
-
 class Evaluating(Protocol):
     """The evaluation stages of a session."""
 
     stage: str  # the one that holds a copy of the weights
     executor: Executor  # of these stages
 
-    def run(self, step: int) -> Evaluated:
-        """Evaluates the weights as they are now."""
-        ...
-
-
-class Checking(Protocol):
-    """As Evaluating, for the run's goal."""
-
-    stage: str
-    executor: Executor
-
-    def run(self, step: int, best: float | None = None) -> Checked:
-        """Checks the weights as they are now; `best` is the highest score so far."""
+    def run(self, step: int, best: float | None = None) -> Evaluated:
+        """Evaluates the weights as they are now; what checks a goal may end where `best`, a score, is out of reach."""
         ...
 
 
@@ -93,9 +71,7 @@ class Job(Protocol):
     """One training, as its workflow sees it."""
 
     @property
-    def config(self) -> TrainingConfig:
-        """Everything that the command read."""
-        ...
+    def config(self) -> TrainingConfig: ...
 
     name: str  # short, for files: "PickCube-v1"
     columns: tuple[Column, ...]  # of the live view
@@ -138,10 +114,8 @@ class Job(Protocol):
         """Returns the graph; every copy of the policy starts from that folder."""
         ...
 
-    def starting_policy(
-        self, session: Session, cluster: Cluster, progress: ShowProgress, spare: Path | None = None
-    ) -> Path:
-        """Returns the folder that a new run starts from: what is made is cached, below `spare` if that is read-only."""
+    def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
+        """Returns the folder that a new run starts from; what is made is cached."""
         ...
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
@@ -164,8 +138,8 @@ class Job(Protocol):
 
     check_every: int  # iterations between checks of the goal
 
-    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Checking:
-        """Builds the stages that check the run's goal; asked for where there is one."""
+    def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluating | None:
+        """Builds the stages that check the run's goal; None where there is none."""
         ...
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from rlinf_embodied.cache import writable_place
+from rlinf_embodied.cache import require_writable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.profiler import (
@@ -24,13 +25,15 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check_staleness
-from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
+from rlinf_embodied.planning.drift import DriftWatch, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, text_table
@@ -38,21 +41,16 @@ from rlinf_embodied.training.job import Job
 from rlinf_embodied.workflow.graph import Workflow
 
 
-def _profile_path(job: Job, cluster: Cluster, spare: Path | None) -> tuple[Path, dict[str, str]]:
+def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
     """Returns where the profile of a job is cached, and what it is valid for."""
     config = job.config
     parts = job.planning_parts() | {"exact": config.run.exact.value, "session": config.cluster.session}
     key = fingerprint(cluster, parts)
-    return writable_place(cached_path(job.cache_dir, job.name, key), spare), key
+    return cached_path(job.cache_dir, job.name, key), key
 
 
 def measured_profile(
-    job: Job,
-    cluster: Cluster,
-    workflow: Workflow,
-    session: Session,
-    progress: ShowProgress,
-    spare: Path | None = None,
+    job: Job, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
 ) -> tuple[Profile, Path]:
     """Measures the stages of a job and caches the profile; returns it and where it lies.
 
@@ -62,14 +60,14 @@ def measured_profile(
         workflow: its graph; the stages are built and forgotten.
         session: without stages of use: its workers are left without any.
         progress: called with (what, done, total, remark).
-        spare: the profile goes below it where the cache cannot be written.
 
     Raises:
+        ConfigError: the cache cannot be written.
         NoRoomError: a stage does not fit into a device's memory.
     """
-    path, key = _profile_path(job, cluster, spare)
-    budget_s = job.config.plan.profile_budget_s
-    profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
+    path, key = _profile_path(job, cluster)
+    require_writable(path)
+    profile = measure(workflow, session, cluster, job.name, key, progress, job.config.plan.profile_budget_s)
     store_profile(path, profile)
     return profile, path
 
@@ -79,26 +77,25 @@ class Period:
     """Iterations under one plan: what was predicted, and what each took."""
 
     plan: Plan
-    predicted: Prediction | None
+    predicted: Simulation | None
     first_iteration: int
     iteration_s: list[float] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the period as JSON-ready data: medians, and the relative error of each prediction."""
-        measured = {"iteration": _median(self.iteration_s)}
-        measured |= {stage: _median(seconds) for stage, seconds in self.stages_s.items()}
-        predicted: dict[str, float] = {}
-        if self.predicted is not None and math.isfinite(self.predicted.iteration_s):
+        taken = {"iteration": self.iteration_s, **self.stages_s}
+        measured = {name: statistics.median(seconds) for name, seconds in taken.items() if seconds}
+        predicted = {}
+        if self.predicted is not None:
             predicted = {"iteration": self.predicted.iteration_s, **self.predicted.stages_s}
-        both = [name for name in predicted if measured.get(name)]
         return {
             "plan": self.plan.name,
             "first_iteration": self.first_iteration,
             "num_iterations": len(self.iteration_s),
             "predicted_s": predicted,
             "measured_s": measured,
-            "error": {name: predicted[name] / measured[name] - 1 for name in both},
+            "error": {name: predicted[name] / measured[name] - 1 for name in predicted if measured.get(name)},
         }
 
 
@@ -142,7 +139,7 @@ class Planning:
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
         asked = self._config.plan
-        plan = resolve_on(cluster, asked.name, asked.variants, self._workflow)
+        plan = resolve(asked.name, asked.variants, cluster, self._workflow)
         if plan.staleness or not asked.max_staleness:
             return plan
         check_staleness(plan.name, asked.max_staleness, self._workflow)
@@ -165,9 +162,8 @@ class Planning:
             ConfigError: plan.profile cannot be read, or lacks a stage.
             PlanError: no plan fits; says what is short.
         """
-        asked, forced = self._config.plan, self._forced
-        reason = self._only_one()
-        path = self._profile(workflow, session, folder.path, progress, needed=forced is None and not reason)
+        asked, forced, reason = self._config.plan, self._forced, self._only_one()
+        path = self._profile(workflow, session, progress, needed=forced is None and not reason)
         if path is not None:
             folder.write_text("profile.json", path.read_text(encoding="utf-8"))
             self._price(load_profile(path), workflow)
@@ -179,32 +175,30 @@ class Planning:
         else:
             kept = self._staleness
             ranking = self._rank(kept or 0, asked.max_staleness if kept is None else kept)
-            plan, why = _named(ranking.best), "\n".join(self._explained(ranking))
+            plan, why = _named(ranking.best), self._explained(ranking)
         self._begin(plan, iteration)
         self.write(folder)
         return plan, why
 
-    def _profile(
-        self, workflow: Workflow, session: Session, spare: Path, progress: ShowProgress, needed: bool
-    ) -> Path | None:
+    def _profile(self, workflow: Workflow, session: Session, progress: ShowProgress, needed: bool) -> Path | None:
         """Returns where the profile is: given, cached, or else measured now if it is needed."""
         if self._config.plan.profile is not None:
             return Path(self._config.plan.profile).expanduser()
-        path, _ = _profile_path(self._job, self._cluster, spare)
+        path, _ = _profile_path(self._job, self._cluster)
         if needed and not path.exists():
-            measured_profile(self._job, self._cluster, workflow, session, progress, spare)
+            measured_profile(self._job, self._cluster, workflow, session, progress)
         return path if needed or (self._forced is not None and path.exists()) else None
 
-    def _explained(self, ranking: Ranking) -> list[str]:
+    def _explained(self, ranking: Ranking) -> str:
         """Returns the ranked plans as a table, and what else there is to report."""
         assert self._pricer is not None
         title = f"plans of {self._workflow.name} on {self._cluster.name}, predicted:"
-        lines = [described_table(rows(self._ranked), LONG_COLUMNS, title)]
-        lines += [
+        unmeasured = [
             f"no plan uses the devices of kind {kind}, on which this profile measured nothing: profile this cluster"
             for kind in self._pricer.profile.unmeasured_kinds(self._cluster)
         ]
-        return [*lines, *ranking.remarks()]
+        table = described_table(rows(self._ranked), LONG_COLUMNS, title)
+        return "\n".join([table, *unmeasured, *ranking.remarks])
 
     def _collocated(self) -> Plan:
         return collocated(self._workflow, self._cluster.num_computing, cores=self._cluster.cores_beside)
@@ -220,8 +214,7 @@ class Planning:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
 
         A forced plan stays if it fits; otherwise the best by measurement; otherwise all stages run sequentially.  The
-        staleness stays what it is.
-        Returns the plan to go on with, None if none was chosen before.
+        staleness stays.  Returns the plan to go on with, None if none was chosen before.
         """
         self._cluster = cluster
         if self._forced is not None:
@@ -242,36 +235,29 @@ class Planning:
 
     def _only_one(self) -> str:
         """Returns why there is but one plan worth running, "" if there are more."""
-        if self._cluster.num_devices == 1:
-            return "there is one device"
-        if self._config.cluster.session == "serial":
-            return "one process takes turns under every plan"
-        if len(self._workflow.stages) == 1:
-            return "there is one stage"
-        return "there is one block" if self._workflow.num_blocks == 1 else ""
+        reasons = {
+            "there is one device": self._cluster.num_devices == 1,
+            "one process takes turns under every plan": self._config.cluster.session == "serial",
+            "there is one stage": len(self._workflow.stages) == 1,
+            "there is one block": self._workflow.num_blocks == 1,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
-        cluster = linked(self._cluster, profile)
-        self._pricer = Pricer(
-            as_measured(workflow, profile), profile, cluster, standing=self._job.standing(self._cluster)
-        )
+        cluster, standing = linked(self._cluster, profile), self._job.standing(self._cluster)
+        self._pricer = Pricer(as_measured(workflow, profile), profile, cluster, standing=standing)
 
     # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, iteration: int) -> None:
         """Goes over to a plan, or to another prediction of the same."""
-        predicted = None if self._pricer is None else predict(self._pricer, plan)
+        predicted, self._watch = None, None
+        if self._pricer is not None:
+            predicted = simulate(plan, self._pricer)
+            predicted = predicted if math.isfinite(predicted.iteration_s) else None
+            # a stale plan stays: when another starts depends on times, and shows in the weights that rollouts see
+            if predicted is not None and self._forced is None and self._config.plan.replan and not plan.staleness:
+                self._watch = DriftWatch(predicted.stages_s, self._pricer.workflow.expected_rounds())
         self.periods.append(Period(plan, predicted, iteration))
-        self._watch = None
-        if predicted is not None and math.isfinite(predicted.iteration_s) and self._may_replan(plan):
-            assert self._pricer is not None
-            self._watch = DriftWatch(predicted, self._pricer.workflow.expected_rounds())
-
-    def _may_replan(self, plan: Plan) -> bool:
-        """Returns whether a plan may be replaced: not where it would show which weights a rollout has seen.
-
-        When stages have drifted depends on times; a new plan starts with fronts that are not ahead.
-        """
-        return self._forced is None and self._config.plan.replan and not plan.staleness
 
     def observe(
         self,
@@ -333,7 +319,7 @@ class Planning:
     def predicted_s(self) -> float | None:
         """Predicted seconds per iteration of the plan that runs; None without a profile."""
         predicted = self.periods[-1].predicted
-        return predicted.iteration_s if predicted is not None and math.isfinite(predicted.iteration_s) else None
+        return None if predicted is None else predicted.iteration_s
 
     def write(self, folder: RunFolder) -> None:
         """Writes plan.json: the plan that runs, and those that were ranked."""
@@ -343,7 +329,7 @@ class Planning:
         folder.write_json("plan.json", content)
 
     def report(self, folder: RunFolder) -> str:
-        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds, or ""."""
+        """Writes plan.json and plan_report.json and returns the table of predicted and measured seconds."""
         self.write(folder)
         periods = [period.to_dict() for period in self.periods if period.iteration_s]
         folder.write_json("plan_report.json", {"periods": periods, "ranked": rows(self._ranked)})
@@ -355,23 +341,14 @@ def _named(entry: Ranked) -> Plan:
     return replace(entry.plan, name=f"auto: {entry.label}")
 
 
-def _median(values: Sequence[float]) -> float:
-    return statistics.median(values) if values else 0.0
-
-
-def _report_rows(period: Mapping[str, object]) -> list[dict[str, str]]:
-    """Returns a row for the iteration and for each stage of a period."""
-    predicted, measured, error = (period[key] for key in ("predicted_s", "measured_s", "error"))
-    assert isinstance(predicted, Mapping)
-    assert isinstance(measured, Mapping)
-    assert isinstance(error, Mapping)
-    return [
-        {
-            "plan": str(period["plan"]) if name == "iteration" else "",
+def _report_rows(period: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yields a row for the iteration and for each stage of a period."""
+    for name, seconds in period["measured_s"].items():
+        predicted, error = period["predicted_s"].get(name), period["error"].get(name)
+        yield {
+            "plan": period["plan"] if name == "iteration" else "",
             "stage": name,
-            "predicted": f"{predicted[name]:.3g}" if name in predicted else "-",
+            "predicted": "-" if predicted is None else f"{predicted:.3g}",
             "measured": f"{seconds:.3g}",
-            "error": f"{error[name]:+.0%}" if name in error else "-",
+            "error": "-" if error is None else f"{error:+.0%}",
         }
-        for name, seconds in measured.items()
-    ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import yaml
 
@@ -18,15 +20,11 @@ from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
 from rlinf_embodied.training.job import Progress
 
-# keys whose values are places of files
-_PATH_KEYS = (
-    *("run.dir", "resume", "plan.file", "plan.profile", "policy.folder", "data", "data.files"),
-    *("hierarchy.checkpoint", "warm_start.checkpoint", "warm_start.demonstrations"),
-    *("warm_start.cache_dir"),
-)
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
 _START = "warm_start.checkpoint"  # the key that begins a run with another one's policy
+_ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,45 +60,12 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     if path is None:
         return None
     verify(path)
-    state = load_state(path)
-    _require_same(config, path, _config(path, state))
+    _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
-    number, last = _progress(path, state).iteration, config.run.num_iterations
+    number, last = saved_progress(path).iteration, config.run.num_iterations
     return Resumption(path, f"going on from {path}: iteration {number} of {last} is done, written {written}")
 
 
-def saved_progress(path: Path) -> Progress:
-    """Returns the progress of the run that wrote a checkpoint.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or of another version.
-    """
-    return _progress(path, load_state(path))
-
-
-def _progress(path: Path, state: Mapping[str, object]) -> Progress:
-    with _readable(path, "progress"):
-        return Progress(**cast(dict, state["progress"]))
-
-
-def _config(path: Path, state: Mapping[str, object]) -> dict[str, object]:
-    """Returns the config of the run that wrote a checkpoint, as plain data."""
-    with _readable(path, "config"):
-        return dict(yaml.safe_load(str(state["config"])))
-
-
-@contextmanager
-def _readable(path: Path, what: str) -> Iterator[None]:
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(
-            f"{path}/state.json has a {what} that cannot be read ({error}): resume with the version of this project "
-            "that wrote it, or use another checkpoint"
-        ) from error
-
-
-# ---------------------------------------------------------------------------------------------------------------- find
 def _found(config: TrainingConfig) -> Path | None:
     """Returns the newest checkpoint of a run; one that is no whole checkpoint where there are only such."""
     if config.resume in ("auto", "never"):
@@ -110,9 +75,30 @@ def _found(config: TrainingConfig) -> Path | None:
     return (find_latest(named.parent) or named) if named.name == "latest" else named
 
 
+def saved_progress(path: Path) -> Progress:
+    """Returns the progress of the run that wrote a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another version.
+    """
+    return _read(path, "progress", lambda value: Progress(**cast(dict, value)))
+
+
+def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
+    state = load_state(path)
+    try:
+        return read(state[what])
+    except (KeyError, TypeError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise CheckpointError(
+            f"{path}/state.json has a {what} that cannot be read ({error}): resume with the version of this project "
+            "that wrote it, or use another checkpoint"
+        ) from error
+
+
 # ------------------------------------------------------------------------------------------------------------ the same
-def _require_same(config: TrainingConfig, checkpoint: Path, theirs: Mapping[str, object]) -> None:
-    different = list(_differences(config, theirs))
+def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
+    theirs = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
+    different = list(_differences(_flat(theirs), _flat(yaml.safe_load(to_yaml(config)))))
     if not different:
         return
     listed = "; ".join(f"{key} is {ours!r} here and {before!r} there" for key, before, ours in different[:_SHOWN])
@@ -124,18 +110,23 @@ def _require_same(config: TrainingConfig, checkpoint: Path, theirs: Mapping[str,
     )
 
 
-def _differences(config: TrainingConfig, theirs: Mapping[str, object]) -> Iterator[tuple[str, object, object]]:
-    """Yields (key, value there, value here) of what must be the same.
+def _differences(before: dict[str, object], here: dict[str, object]) -> Iterator[tuple[str, object, object]]:
+    """Yields (key, value there, value here) of what must be the same; two ways to write one path are.
 
     A key that is missing there belongs to a later version and may be new, unless it is one of free options.
     """
-    before, here = _flat(theirs), _flat(yaml.safe_load(to_yaml(config)))
     for key in dict.fromkeys((*here, *before)):
         if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
         old, new = before.get(key, _ABSENT), here.get(key, _ABSENT)
-        if not _equal(key, old, new) and (old != _ABSENT or ".options." in key):
+        texts = isinstance(old, str) and isinstance(new, str)
+        same = _resolved(old) == _resolved(new) if texts else old == new
+        if not same and (old != _ABSENT or ".options." in key):
             yield key, old, new
+
+
+def _resolved(text: str) -> str:
+    return os.path.realpath(os.path.expanduser(text))
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -147,8 +138,25 @@ def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-def _equal(key: str, before: object, here: object) -> bool:
-    """Returns whether two values are the same; two ways to write one path are."""
-    if key in _PATH_KEYS and isinstance(before, str) and isinstance(here, str):
-        return Path(before).expanduser().resolve() == Path(here).expanduser().resolve()
-    return before == here
+# -------------------------------------------------------------------------------------------------------------- origin
+def outliving(checkpoint: Path, run: Path) -> Path:
+    """Returns a folder with the files of a checkpoint that stays when the run's own old checkpoints are dropped.
+
+    One of another run is not dropped by this one, and stays where it is.  Files are linked where that is possible.
+    """
+    folder = run / _ORIGIN
+    if not checkpoint.resolve().is_relative_to(run.resolve()) or checkpoint.resolve() == folder.resolve():
+        return checkpoint
+    fresh = run / f".{_ORIGIN}.partial"
+    shutil.rmtree(fresh, ignore_errors=True)
+    shutil.copytree(checkpoint.resolve(), fresh, copy_function=_link)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)
+    return folder
+
+
+def _link(source: str, target: str) -> None:
+    with suppress(OSError):
+        os.link(source, target)
+        return
+    shutil.copy2(source, target)

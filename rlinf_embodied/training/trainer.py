@@ -2,7 +2,7 @@
 
 prepare   run folder, cluster, session                    nothing expensive has started
 start     starting policy or resume -> a policy folder; the plan (planning.py); workers with all stages (running.py)
-iterate   the job's iteration -> snapshot, if due -> evaluation or check (evaluations.py) -> metrics -> checkpoint
+iterate   the job's iteration -> snapshot, if due -> evaluation or check -> metrics -> checkpoint
           a worker that is lost is replaced, and the iterations since the newest snapshot are run again (recovery.py)
           times that drift from the prediction -> another plan, from a checkpoint, at the iteration's border
 finish    evaluation after; summary, trace, curve (account.py)
@@ -34,13 +34,11 @@ from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import stage_seconds
-from rlinf_embodied.training.account import Account, weights_digest
-from rlinf_embodied.training.checkpoints import Checkpoints, outliving
-from rlinf_embodied.training.evaluations import Evaluations
+from rlinf_embodied.training.account import Account
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.recovery import Recovery
-from rlinf_embodied.training.resume import checkpoint_to_resume, require_unused, saved_progress
+from rlinf_embodied.training.resume import checkpoint_to_resume, outliving, require_unused, saved_progress
 from rlinf_embodied.training.running import Running
 
 # what a stage does in addition to its calls; plans price it separately
@@ -82,13 +80,14 @@ class Trainer:
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
                 portable.require()
                 portable.verify()
-            resumed = None if self._resumed is None else saved_progress(self._resumed).staleness
-            self._planning = Planning(job, self._cluster, job.workflow(""), resumed)
+            progress = Progress() if self._resumed is None else saved_progress(self._resumed)
+            self._planning = Planning(job, self._cluster, job.workflow(""), progress.staleness)
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
             if folder is not None:
                 folder.unlock()
             raise
+        self._first_progress = progress
         self._switched_s = 0.0  # that the last switch of plans took
 
     @property
@@ -99,77 +98,66 @@ class Trainer:
     # -------------------------------------------------------------------------------------------------------- run
     def run(self) -> int:
         """Runs the training and returns the exit code: 0; after Ctrl-C or SIGTERM 130 or 143."""
-        try:
-            return self._run_locked()
-        finally:
-            self._folder.unlock()
-
-    def _run_locked(self) -> int:
         config, folder, job = self._config, self._folder, self._job
-        folder.write_text("config.yaml", to_yaml(config))
-        folder.write_manifest(config.run.seed, self._cluster)
-        if self._resumed is not None and self._resumed.parent == folder.checkpoints:
-            point_latest(self._resumed)  # the run that wrote it may have been killed before, or newer ones be damaged
-        self._account.startup.mark("command line and imports")
-        assert is_dataclass(config)
-        with closing((self._sessions or make_session)(config.cluster)) as session:
-            self._account.startup.mark("session")
-            boards = start_boards(folder.path, config.run, asdict(config))
-            self._view = LiveView(config.run.num_iterations, job.columns, folder.path / "console.log")
-            with closing(MetricsWriter(folder.path, boards)) as self._writer:
-                for line in [*job.launch_notes(), *([self._resumption.note] if self._resumption else [])]:
-                    self._view.note(line)
-                return self._run(session)
+        try:
+            folder.write_text("config.yaml", to_yaml(config))
+            folder.write_manifest(config.run.seed, self._cluster)
+            if self._resumed is not None and self._resumed.parent == folder.checkpoints:
+                point_latest(self._resumed)  # the run that wrote it may have been killed, or newer ones be damaged
+            self._account.startup.mark("command line and imports")
+            assert is_dataclass(config)
+            with closing((self._sessions or make_session)(config.cluster)) as session:
+                self._account.startup.mark("session")
+                boards = start_boards(folder.path, config.run, asdict(config))
+                self._view = LiveView(config.run.num_iterations, job.columns, folder.path / "console.log")
+                with closing(MetricsWriter(folder.path, boards)) as self._writer:
+                    for line in [*job.launch_notes(), *([self._resumption.note] if self._resumption else [])]:
+                        self._view.note(line)
+                    return self._run(session)
+        finally:
+            folder.unlock()
 
     def _run(self, session: Session) -> int:
         """Starts, evaluates, iterates and evaluates; returns the exit code."""
         self._start(session)
-        checkpoints = self._checkpoints
+        running, after = self._running, None
         with ends_when_asked() as stop:
-            after = None
-            if checkpoints.progress.before is None:
+            if running.progress.before is None:
                 after = self._evaluate("before")
-                checkpoints.progress.before = after.summary()
+                running.progress.before = after.summary()
             self._iterate(stop)
-            checkpoints.write_at_last()
         if stop.asked:
             self._planning.report(self._folder)
-            self._view.note(f"stopped after iteration {checkpoints.progress.iteration}; resume with the same command")
+            self._view.note(f"stopped after iteration {running.progress.iteration}; resume with the same command")
             return stop.exit_code
-        if after is None or checkpoints.progress.iteration > 0:  # otherwise nothing was trained since
+        if after is None or running.progress.iteration > 0:  # otherwise nothing was trained since
             after = self._evaluate("after")
-            self._evaluations.keep_best(after)
-            checkpoints.write_at_last()
-        progress, running = checkpoints.progress, self._running
-        digest = self._recovery.repeat(
-            "digest", lambda: weights_digest(self._job, running.executor, progress.iteration)
-        )
-        self._account.close(self._folder, self._planning, running.executor, progress, after, digest, self._view)
+            self._keep_best(after)
+        digest = self._recovery.repeat("digest", lambda: self._account.weights_digest(running))
+        self._account.close(running, self._planning, after, digest, self._view)
         return 0
 
     # ------------------------------------------------------------------------------------------------------ start
     def _start(self, session: Session) -> None:
         """Makes the starting policy, chooses the plan and builds the stages."""
-        view, startup, job = self._view, self._account.startup, self._job
+        view, startup, job, progress = self._view, self._account.startup, self._job, self._first_progress
         record = partial(self._folder.append_json, "recoveries.jsonl")
         self._recovery = Recovery(session, self._config.recovery, view.note, self._restore, record, self._regroup)
-        self._running = Running(job, session)
-        self._checkpoints = Checkpoints(job, self._folder, self._running, self._recovery)
-        self._evaluations = Evaluations(job, self._checkpoints, self._running, self._recovery, view.note)
+        self._running = running = Running(job, session, self._folder, progress)
+        if self._resumed is not None:
+            running.saved = progress.iteration
+            if running.best_folder is not None and not running.best_folder.exists():  # it is of another run
+                progress.best = None
         repeat, cluster = self._recovery.repeat, self._cluster
-
-        def start_anew() -> Path:
-            return job.starting_policy(session, cluster, view.progress, self._folder.path)
-
-        policy_folder = self._resumed or repeat("warm start", start_anew, session.clear)
+        new = lambda: job.starting_policy(session, cluster, view.progress)  # noqa: E731
+        policy_folder = self._resumed or repeat("warm start", new, session.clear)
         startup.mark("warm start")
         repeat("profile and plan", lambda: self._choose_plan(session, policy_folder), session.clear)
         startup.mark("profile and plan")
         repeat("set-up of the stages", lambda: self._build(policy_folder, self._resumed), session.clear)
 
     def _choose_plan(self, session: Session, policy_folder: Path) -> None:
-        workflow = self._job.workflow(str(policy_folder))
-        first = 0 if self._resumed is None else saved_progress(self._resumed).iteration
+        workflow, first = self._job.workflow(str(policy_folder)), self._running.progress.iteration
         _, why = self._planning.choose(workflow, session, self._folder, self._view.progress, first)
         self._view.note(why)
 
@@ -181,32 +169,28 @@ class Trainer:
         text = str(policy_folder)
         executor = Executor(job.workflow(text), self._planning.plan, running.session, self._cluster)
         if checkpoint is not None:
-            self._checkpoints.load(executor, checkpoint)
+            job.load(executor, checkpoint)
         job.prepare(executor, self._view.progress)
         if snapshot is not None:
             snapshots.restore(executor, snapshot)
         startup.mark("stages")
-        running.executor, running.folder, running.checkpoint = executor, policy_folder, checkpoint
+        running.executor, running.policy_folder, running.checkpoint = executor, policy_folder, checkpoint
         running.evaluation = job.evaluation(running.session, self._cluster, text, self._folder)
-        running.checking = None if job.goal is None else job.checking(running.session, self._cluster, text)
-        running.refresh(self._checkpoints.progress.iteration)
+        running.checking = job.checking(running.session, self._cluster, text)
+        running.refresh()
         if self._config.recovery.max_restarts > 0 and snapshot is None:
             running.pace.share = self._config.recovery.snapshot_share
             running.snapshot = None  # another plan's stages may have other states
-            running.take_snapshot(self._checkpoints.progress)
+            running.take_snapshot(running.progress)
         startup.mark("evaluation stages")
 
     # ----------------------------------------------------------------------------------------------------- recovery
     def _restore(self) -> None:
         """Rebuilds all stages in the state at the start of the next iteration."""
-        running, checkpoints = self._running, self._checkpoints
-        progress, saved = checkpoints.progress, checkpoints.saved
+        running = self._running
         running.session.clear()  # workers that are left finish what they write
-        try:
-            self._build(running.folder, running.checkpoint, running.snapshot)
-        finally:  # the checkpoint's progress is not that of the snapshot
-            checkpoints.progress, checkpoints.saved = progress, saved
-        running.repeat_until(progress.iteration)
+        self._build(running.policy_folder, running.checkpoint, running.snapshot)
+        running.repeat_until(running.progress.iteration)
 
     def _regroup(self) -> None:
         """Plans for what is left of the cluster, after a node was lost.
@@ -215,24 +199,10 @@ class Trainer:
             ConfigError: this node is no part of a cluster any more.
         """
         self._cluster = find_remaining(self._config.cluster)
-        plan = self._planning.move(self._cluster, self._checkpoints.progress.iteration)
+        plan = self._planning.move(self._cluster, self._running.progress.iteration)
         under = "" if plan is None else f", under plan {plan.name}"
         self._view.note(f"continuing with {self._cluster.num_devices} devices ({self._cluster.description}){under}")
 
-    def _transaction(self) -> tuple[IterationResult, dict[str, float], float]:
-        """Runs an iteration; returns its results and metrics, and its seconds.  It counts once it has ended."""
-        running, checkpoints = self._running, self._checkpoints
-        progress = copy.deepcopy(checkpoints.progress)
-        progress.staleness = running.executor.plan.staleness
-        start = time.time()
-        result, metrics = self._job.run_iteration(running.executor, progress)
-        seconds = time.time() - start
-        if running.snapshot is not None and running.pace.is_due(seconds):
-            metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
-        checkpoints.advance(progress)
-        return result, metrics, seconds
-
-    # ------------------------------------------------------------------------------------------------ other weights
     def _rebuild(self, checkpoint: Path) -> None:
         """Rebuilds all stages from a checkpoint that this run wrote."""
         verify(checkpoint)
@@ -243,82 +213,73 @@ class Trainer:
 
         self._recovery.repeat("new stages", build, lambda: None)
 
-    def _return_to_best(self) -> None:
-        """Goes back to the weights of the best check, where the run ended without having reached its goal."""
-        checkpoints, progress = self._checkpoints, self._checkpoints.progress
-        if self._running.checking is None or progress.best is None or self._evaluations.is_reached or progress.returned:
-            return
-        progress.returned = True
-        number = int(progress.best["iteration"])
-        if number != progress.iteration:
-            self._view.note(
-                f"the goal was not reached: the weights of iteration {number}, the best by checks, are kept"
-            )
-            self._rebuild(checkpoints.best_folder(progress.best))
-            checkpoints.progress = progress  # not that of the checkpoint
-            self._running.saved = copy.deepcopy(progress)  # no iterations are to be run again from here
-        checkpoints.save()
-
     # ---------------------------------------------------------------------------------------------------- iterate
     def _iterate(self, stop: StopRequest) -> None:
-        checkpoints = self._checkpoints
-        if self._running.checking and checkpoints.progress.best is None and self._goes_on(stop):
-            self._evaluations.check({})
+        running = self._running
+        if running.checking and running.progress.best is None and self._goes_on(stop):
+            self._check({})
         while self._goes_on(stop):
             self._iteration(stop)
         if not stop.asked:
             self._return_to_best()
-        else:  # before the first iteration too
-            checkpoints.save_once()
-        if checkpoints.saved is None and checkpoints.unwritten is None:  # a run of no iterations leaves its policy
-            checkpoints.save()
+        if stop.asked or running.saved is None:  # a run of no iterations leaves its policy, too
+            self._save()
 
     def _iteration(self, stop: StopRequest) -> None:
         """Runs an iteration, evaluates, writes what came of it and saves, as far as these are due."""
-        config, checkpoints = self._config, self._checkpoints
-        progress = checkpoints.progress  # another one after a switch of plans
+        config, running, job = self._config, self._running, self._job
+        progress = running.progress  # another one after the iteration
         progress.returned = False  # a finished run may go on for more iterations
         before = progress.global_step
         try:
             result, metrics, seconds = self._recovery.repeat(f"iteration {progress.iteration + 1}", self._transaction)
         except DataError:  # there is nothing to learn from any more; what was learnt is kept
-            checkpoints.save_once()
+            self._save()
             raise
-        progress = checkpoints.progress
+        progress = running.progress
         self._account.note_start(result.spans, self._view)
         self._account.add(progress, result, metrics, seconds, before)
         number, last = progress.iteration, config.run.num_iterations
-        if self._job.eval_every and number % self._job.eval_every == 0 and number < last:
+        if job.eval_every and number % job.eval_every == 0 and number < last:
             found = self._evaluate(f"at {number}")
             metrics |= found.metrics()
-            self._evaluations.keep_best(found)
-        if self._running.checking and (number % self._job.check_every == 0 or number >= last):
-            self._evaluations.check(metrics)
+            self._keep_best(found)
+        if running.checking and (number % job.check_every == 0 or number >= last):
+            self._check(metrics)
         self._writer.write(progress.global_step, number, metrics)
-        self._writer.write_samples(number, self._job.samples(result))
+        self._writer.write_samples(number, job.samples(result))
         self._view.update(number, metrics)
-        due = config.checkpoint.every and number % config.checkpoint.every == 0
-        if due or checkpoints.unwritten is not None or not self._goes_on():
-            checkpoints.save()
+        if (config.checkpoint.every and number % config.checkpoint.every == 0) or not self._goes_on():
+            self._save()
         self._replan(result, metrics, last - number if self._goes_on(stop) else 0)
 
-    def _evaluate(self, label: str) -> Evaluated:
-        found = self._evaluations.evaluate(label)
-        self._account.note_start(found.spans, self._view)
-        return found
+    def _transaction(self) -> tuple[IterationResult, dict[str, float], float]:
+        """Runs an iteration; returns its results and metrics, and its seconds.  It counts once it has ended."""
+        running = self._running
+        progress = copy.deepcopy(running.progress)
+        progress.staleness = running.executor.plan.staleness
+        start = time.time()
+        result, metrics = self._job.run_iteration(running.executor, progress)
+        seconds = time.time() - start
+        if running.snapshot is not None and running.pace.is_due(seconds):
+            metrics["time/snapshot_s"] = running.take_snapshot(replace(progress, iteration=progress.iteration + 1))
+        running.progress = progress
+        return result, metrics, seconds
 
     def _goes_on(self, stop: StopRequest | None = None) -> bool:
-        progress: Progress = self._checkpoints.progress
-        is_over = progress.iteration >= self._config.run.num_iterations or self._evaluations.is_reached
+        is_over = self._running.progress.iteration >= self._config.run.num_iterations or self._running.is_reached
         return not is_over and not (stop and stop.asked)
+
+    def _save(self) -> None:
+        self._recovery.repeat("checkpoint", self._running.save)
 
     def _replan(self, result: IterationResult, metrics: Mapping[str, float], remaining: int) -> None:
         """Compares the iteration with its prediction, and switches to another plan when that is due."""
-        executor, checkpoints = self._running.executor, self._checkpoints
+        executor = self._running.executor
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in executor.workflow.stages}
         rounds = executor.workflow.rounds(result.reports)
-        number, switch_s = checkpoints.progress.iteration - 1, max(self._switched_s, sum(executor.setup_s.values()))
+        number, switch_s = self._running.progress.iteration - 1, max(self._switched_s, sum(executor.setup_s.values()))
         plan, note = self._planning.observe(
             number, metrics["time/iteration_s"], stages, rounds, remaining=remaining, switch_s=switch_s
         )
@@ -327,10 +288,51 @@ class Trainer:
         if plan is not None:
             start = time.time()
             self._planning.write(self._folder)
-            checkpoints.save_once()  # it is the snapshot from which the workers rebuild all stages
-            checkpoints.write_at_last()
+            self._save()  # it is the snapshot from which the workers rebuild all stages
             latest = find_latest(self._folder.checkpoints)
             assert latest is not None
             self._rebuild(latest)
             self._switched_s = time.time() - start
             self._view.note(f"switched to {plan.name} in {self._switched_s:.1f} s")
+
+    # ---------------------------------------------------------------------------------------------------- evaluate
+    def _evaluate(self, label: str) -> Evaluated:
+        """Evaluates the learners' present weights."""
+        self._view.note(f"evaluating {label} ...")
+        found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
+        self._view.note(f"evaluation {label}: {found}")
+        self._account.note_start(found.spans, self._view)
+        return found
+
+    def _keep_best(self, found: Evaluated) -> None:
+        """Keeps the weights of the best evaluation on the way and after, where no checks of a goal choose the best."""
+        running = self._running
+        if running.checking is not None or not self._job.eval_every:
+            return
+        if self._recovery.repeat("checkpoint", lambda: running.keep_best(found)):
+            self._view.note(f"the best so far is kept: {running.best_folder}")
+
+    def _check(self, metrics: dict[str, float]) -> None:
+        """Checks whether the run's goal is reached, and adds the result to an iteration's metrics."""
+        result = self._recovery.repeat("check", self._running.check)
+        remark = "; the goal is reached" if self._running.progress.reached else ""
+        metrics["check/ended_early"] = float(result.score is None)
+        if result.score is None:
+            remark = "; ended early, it can no longer equal the best"
+        else:  # the share of a check that ended early says little
+            metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
+        self._view.note(f"check at {self._running.progress.iteration}: {result}{remark}")
+
+    def _return_to_best(self) -> None:
+        """Goes back to the weights of the best check, where the run ended without having reached its goal."""
+        running, progress, best = self._running, self._running.progress, self._running.best_folder
+        if running.checking is None or best is None or running.is_reached or progress.returned:
+            return
+        progress.returned = True
+        assert progress.best is not None
+        number = int(progress.best["iteration"])
+        if number != progress.iteration:
+            self._view.note(f"the goal was not reached: the weights of iteration {number}, the best check's, are kept")
+            self._rebuild(best)
+        running.saved = None  # the newest checkpoint has other weights, or does not say that the run went back
+        self._save()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from rlinf_embodied import portable
-from rlinf_embodied.cache import cache_root, writable_place
+from rlinf_embodied.cache import cache_root, require_writable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.checkpoint import write_whole
@@ -37,21 +37,16 @@ def cache_folder(root: str, name: str, key: Mapping[str, object], libraries: Ite
     return cache_root(root) / "warm_start" / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def made_once(cached: Path, make: Callable[[Path], None], spare: Path | None = None) -> Path:
-    """Returns the folder of a policy, made now or found in the cache.
-
-    Args:
-        cached: where it is kept, see `cache_folder`.
-        make: fills a folder with the policy.
-        spare: the policy goes below it where the cache cannot be written.
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Returns a policy's folder in the cache, in which `make` puts the policy if it is not there.
 
     Raises:
-        ConfigError: the cache cannot be written, and there is no `spare`.
+        ConfigError: the cache cannot be written.
     """
-    folder = writable_place(cached, spare)
     if (folder / _MARKER).exists():
         _LOG.info("warm start: cached policy in %s", folder)
     else:
+        require_writable(folder)
         write_whole(folder, make, _MARKER)
     return folder
 
@@ -64,12 +59,12 @@ def make_policy(
     cluster: Cluster,
     train: Callable[[Executor], None] = lambda executor: None,
 ) -> None:
-    """Fills a folder with the policy of a stage; the session's workers are left without stages.
+    """Fills a folder on this machine with the policy of a stage; the session's workers are left without stages.
 
     Args:
-        folder: on this machine.
+        folder: which the stage's `save_policy(step_context, folder)` writes, in its first worker.
         workflow: of the stage; it runs on all devices that its blocks suffice for.
-        stage: its `save_policy(step_context, folder)` writes the policy (in its first worker).
+        stage: its name.
         session: where the work runs.
         cluster: its devices.
         train: calls the stage until the policy is what it is to be.

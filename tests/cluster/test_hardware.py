@@ -176,7 +176,7 @@ def test_speeds_that_are_none_are_refused() -> None:
         cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", speeds=[1.0]))
     with pytest.raises(ConfigError, match=r"cluster.speeds is \[1.0, 0.0\]"):
         ClusterConfig(speeds=[1.0, 0.0])
-    with pytest.raises(ConfigError, match="devices of this machine"):
+    with pytest.raises(ConfigError, match="device of this machine"):
         ClusterConfig(speeds=[1.0, 0.5], address="auto")
 
 

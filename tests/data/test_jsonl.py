@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlinf_embodied.config import DataConfig
 from rlinf_embodied.data.jsonl import JsonlProblems
 from rlinf_embodied.data.problems import ProblemSource, Split, split_of
 from rlinf_embodied.errors import DataError
@@ -16,6 +17,12 @@ def write(path, rows) -> str:
     return str(path)
 
 
+def problems_of(files: dict[str, object], seed: int = 0, **columns: object) -> JsonlProblems:
+    data = DataConfig(**columns)
+    data.files = {name: str(file) for name, file in files.items()}
+    return JsonlProblems(data, seed)
+
+
 def rows_of(count: int, answer: str = "{}") -> list[dict[str, object]]:
     return [{"question": f"What is {i} + 0?", "answer": answer.format(i)} for i in range(count)]
 
@@ -23,7 +30,7 @@ def rows_of(count: int, answer: str = "{}") -> list[dict[str, object]]:
 def test_gsm8k_answers_are_taken_apart(tmp_path):
     answer = "She sold 48/2 = <<48/2=24>>24 clips in May.\nThat is 48+24 = <<48+24=72>>72 in all.\n#### 72"
     file = write(tmp_path / "gsm8k.jsonl", [{"question": " How many clips? ", "answer": answer}])
-    (problem,) = JsonlProblems({Split.train: file}, seed=0).batch(Split.train, 0, 1)
+    (problem,) = problems_of({"train": file}).batch(Split.train, 0, 1)
     assert problem.question == "How many clips?"
     assert problem.answer == "72"
     assert problem.solution == "She sold 48/2 = 24 clips in May.\nThat is 48+24 = 72 in all."
@@ -35,7 +42,7 @@ def test_plain_answers_other_columns_and_blank_lines(tmp_path):
     file.write_bytes(
         b'\xef\xbb\xbf{"q": "a?", "a": 5, "more": [1]}\r\n\r\n{"q": "b\xe2\x80\xa8b?", "a": "\\\\frac{1}{2}"}'
     )
-    source = JsonlProblems({Split.test: file}, seed=0, question_column="q", answer_column="a")
+    source = problems_of({"test": file}, question_column="q", answer_column="a")
     problems = source.batch(Split.test, 0, 2)
     assert [(p.question, p.answer, p.solution) for p in problems] == [
         ("a?", "5", None),
@@ -46,7 +53,7 @@ def test_plain_answers_other_columns_and_blank_lines(tmp_path):
 @given(size=st.integers(1, 30), seed=st.integers(0, 2**31 - 1), start=st.integers(0, 200), count=st.integers(0, 70))
 def test_each_epoch_is_a_permutation_and_batches_are_windows_of_one_stream(tmp_path_factory, size, seed, start, count):
     file = write(tmp_path_factory.mktemp("data") / "train.jsonl", rows_of(size))
-    source: ProblemSource = JsonlProblems({Split.train: file}, seed)
+    source: ProblemSource = problems_of({"train": file}, seed)
     stream = source.batch(Split.train, 0, start + count)
     assert stream[start:] == source.batch(Split.train, start, count)
     for epoch in range(len(stream) // size):
@@ -56,19 +63,19 @@ def test_each_epoch_is_a_permutation_and_batches_are_windows_of_one_stream(tmp_p
 
 
 def test_held_out_rows_come_in_file_order_and_no_more_than_there_are(tmp_path):
-    files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: tmp_path / "b.jsonl"}
+    files = {"train": write(tmp_path / "a.jsonl", rows_of(3)), "test": tmp_path / "b.jsonl"}
     write(tmp_path / "b.jsonl", [{"question": f"{i}?", "answer": str(i)} for i in range(4)])
-    source = JsonlProblems(files, seed=0)
+    source = problems_of(files)
     assert [p.answer for p in source.batch(Split.test, 0, 4)] == ["0", "1", "2", "3"]
     assert [source.size(split) for split in (Split.train, Split.validation, Split.test)] == [3, 0, 4]
-    with pytest.raises(DataError, match=r"b\.jsonl: 5 problems of the split 'test' are asked for, but it has 4"):
+    with pytest.raises(DataError, match=r"b\.jsonl is given for the split 'test', which has 4 questions, but 5 are"):
         source.batch(Split.test, 2, 3)
-    with pytest.raises(DataError, match="no file is given for the split 'validation'"):
+    with pytest.raises(DataError, match="no file is given for the split 'validation', which has 0"):
         source.batch(Split.validation, 0, 1)
 
 
 def test_one_file_is_split_by_a_hash_of_the_question(tmp_path):
-    source = JsonlProblems(write(tmp_path / "all.jsonl", rows_of(400)), seed=0)
+    source = problems_of({"all": write(tmp_path / "all.jsonl", rows_of(400))})
     parts = {split: source.batch(split, 0, source.size(split)) for split in Split}
     assert sum(map(len, parts.values())) == 400
     assert all(split_of(p.question) is split for split, part in parts.items() for p in part)
@@ -76,9 +83,9 @@ def test_one_file_is_split_by_a_hash_of_the_question(tmp_path):
 
 
 def test_a_question_in_two_splits_is_refused(tmp_path):
-    files = {Split.train: write(tmp_path / "a.jsonl", rows_of(3)), Split.test: write(tmp_path / "b.jsonl", rows_of(1))}
+    files = {"train": write(tmp_path / "a.jsonl", rows_of(3)), "test": write(tmp_path / "b.jsonl", rows_of(1))}
     with pytest.raises(DataError, match=r"b\.jsonl: the question 'What is 0 \+ 0\?' is also in .*a\.jsonl"):
-        JsonlProblems(files, seed=0)
+        problems_of(files)
 
 
 GOOD = '{"question": "a?", "answer": "1"}\n'
@@ -108,5 +115,5 @@ def test_a_bad_file_names_place_rule_and_action(tmp_path, content, message):
     file = tmp_path / "bad.jsonl"
     file.write_text(content)
     with pytest.raises(DataError, match=message) as caught:
-        JsonlProblems(file, seed=0)
+        problems_of({"all": file})
     assert str(file) in str(caught.value)

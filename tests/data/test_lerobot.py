@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("pyarrow")  # of LeRobot datasets alone
-
 from rlinf_embodied.data.lerobot import LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import image_statistics, statistics, write_dataset
 from rlinf_embodied.errors import DataError
@@ -43,9 +41,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_back(folder: Path) -> None:
     dataset = LeRobotDataset(folder, NAMED)
-    assert (len(dataset), dataset.info.fps, set(dataset.tasks)) == (3, 20, {"move", "turn"})
-    assert dataset.info.cameras == ("front", "wrist")
-    assert (dataset.info.size("action"), dataset.info.size("observation.state"), dataset.info.size("x")) == (3, 4, None)
+    assert (len(dataset), dataset.fps, set(dataset.tasks)) == (3, 20, {"move", "turn"})
+    assert dataset.cameras == ("front", "wrist")
+    assert (dataset.size("action"), dataset.size("observation.state"), dataset.size("x")) == (3, 4, None)
     exact = not (folder / "videos").exists()
     for number, read in zip([2, 0, 1], dataset.read([2, 0, 1]), strict=True):
         expected = EPISODES[number]
@@ -75,8 +73,8 @@ def test_the_axes_of_images_are_known_by_their_names(folder: Path) -> None:
     features = json.loads((folder / "meta/info.json").read_text())["features"]
     features["observation.images.front"] |= {"shape": [3, 24, 48], "names": ["channels", "height", "width"]}
     change_info(folder, features=features)
-    info = LeRobotDataset(folder, NAMED).info
-    assert (info.image_size("front"), info.image_size("wrist")) == ((24, 48), (32, 32))
+    dataset = LeRobotDataset(folder, NAMED)
+    assert (dataset.image_size("front"), dataset.image_size("wrist")) == ((24, 48), (32, 32))
 
 
 def test_a_dataset_is_not_written_over_another(folder: Path) -> None:

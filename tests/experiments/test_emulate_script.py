@@ -1,12 +1,16 @@
-"""experiments/emulate.py as a user starts it: real workers, sleeping stages, a table and a file of results."""
+"""experiments/emulate.py: real workers, sleeping stages, a table, and what is predicted and measured."""
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import pytest
 from scripts import call
+
+from experiments.emulate import emulate
+from rlinf_embodied.compose import compose
+from rlinf_embodied.config import EmulationConfig
 
 CLUSTER = """
 name: pair
@@ -15,46 +19,37 @@ nodes: [{kind: h100, num_nodes: 1, devices_per_node: 2, memory_bytes: 200.0e+9, 
 """
 
 
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    path = tmp_path / "pair.yaml"
+    path.write_text(CLUSTER)
+    return f"cluster={path}"
+
+
 @pytest.mark.ray
 def test_a_plan_runs_on_emulated_devices_and_is_compared_with_its_prediction(
-    monkeypatch, capsys, ray_cluster, tmp_path: Path
+    monkeypatch, capsys, ray_cluster, cluster: str
 ) -> None:
-    cluster, out = tmp_path / "pair.yaml", tmp_path / "out.json"
-    cluster.write_text(CLUSTER)
-    code, printed, err = call(
-        monkeypatch,
-        capsys,
-        "emulate",
-        *("profile=grpo_llm", "num_items=512", f"cluster={cluster}", "plan=collocated", "run.num_iterations=1"),
-        *("time_scale=0.02", f"out={out}"),
-    )
+    words = ["profile=grpo_llm", "num_items=512", cluster, "plan=collocated", "time_scale=0.02"]
+    code, printed, err = call(monkeypatch, capsys, "emulate", *words, "run.num_iterations=1")
     assert code == 0, err
     assert "EMULATED reasoning on pair" in printed
-    data = json.loads(out.read_text())
-    assert data["emulated"] is True
-    (plan,) = data["plans"]
-    assert plan["due_s"][0] == pytest.approx(plan["predicted_s"], rel=0.01)
-    assert plan["measured_s"][0] >= plan["due_s"][0]
 
 
 @pytest.mark.ray
 def test_a_launch_lists_its_probes_starts_within_two_minutes_and_predicts_what_is_then_measured(
-    monkeypatch, capsys, ray_cluster, tmp_path: Path
+    capsys, ray_cluster, cluster: str
 ) -> None:
-    cluster, out = tmp_path / "pair.yaml", tmp_path / "out.json"
-    cluster.write_text(CLUSTER)
-    code, _, err = call(
-        monkeypatch,
-        capsys,
-        "emulate",
-        *("profile=maniskill_openvla", "num_items=128", f"cluster={cluster}", "probes=true"),
-        *("run.num_iterations=1", f"out={out}"),
-    )
-    assert code == 0, err
-    data = json.loads(out.read_text())
-    launch, (plan,) = data["launch"], data["plans"]
-    assert [probe["probe"] for probe in launch["probes"]] == ["collocated on 2", "disaggregated"]
-    assert max(probe["blocks per device"] for probe in launch["probes"]) <= 4
-    assert launch["profile_s"] + launch["plan_s"] < 120
-    (predicted_s,) = launch["predicted_s"].values()
-    assert predicted_s == pytest.approx(plan["due_s"][0], rel=0.1)
+    words = ["profile=maniskill_openvla", "num_items=128", cluster, "probes=true", "run.num_iterations=1"]
+    (done,) = emulate(compose(EmulationConfig, words))
+    printed = capsys.readouterr().out
+    assert re.findall(r"^(collocated on 2|disaggregated) ", printed, re.MULTILINE) == [
+        "collocated on 2",
+        "disaggregated",
+    ]
+    (times,) = re.findall(r"starts after ([\d.]+) s of probes and ([\d.]+) s of planning", printed)
+    assert sum(map(float, times)) < 120
+    (predicted_s,) = re.findall(r"([\d.]+) s by what the probes measured", printed)
+    assert float(predicted_s) == pytest.approx(done.due_s[0], rel=0.1)
+    assert done.due_s[0] == pytest.approx(done.predicted_s, rel=0.01)
+    assert done.measured_s[0] >= done.due_s[0]

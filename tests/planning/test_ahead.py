@@ -13,7 +13,6 @@ import pytest
 from plan_cases import parse
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning import search
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.drift import replan
 from rlinf_embodied.planning.explain import rank
@@ -313,12 +312,6 @@ def flat(actor_s: float = 40.0) -> Pricer:
     """Every stage takes as long on one device as on two: only running ahead makes use of the other."""
     work, measured = planning.embodied((5, 0), (5, 0), (actor_s, 0))
     return Pricer(work, measured, planning.cluster(2))
-
-
-@pytest.fixture
-def few_moves(monkeypatch) -> None:
-    """Searches of a few moves, which suffice for two devices."""
-    monkeypatch.setattr(search, "MOST_MOVES", 400)
 
 
 def test_a_plan_that_runs_ahead_is_found_where_it_pays(few_moves) -> None:

@@ -14,7 +14,6 @@ from experiments.bench.planner.brute_force import Enumeration
 from experiments.bench.planner.random_cases import random_case
 from rlinf_embodied.cluster.hardware import WAITING
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning import search as search_module
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import to_text
@@ -41,40 +40,29 @@ def test_no_plan_of_a_small_case_is_clearly_faster(seed: int) -> None:
     assert best.iteration_s <= every.best_s * 1.01, every.best
 
 
-def test_the_same_number_of_moves_finds_the_same_plans(monkeypatch) -> None:
-    monkeypatch.setattr(search_module, "MOST_MOVES", 400)
-    found = [Search(planning.random_case(3)) for _ in range(2)]
+def test_the_same_number_of_moves_finds_the_same_plans(few_moves) -> None:
+    found = [Search(random_case(3, 5, 6)) for _ in range(2)]
     for search in found:
         search.run()
     assert found[0].best == found[1].best
 
 
 def test_the_time_limit_ends_the_search_with_a_plan_and_is_reported() -> None:
-    pricer = planning.random_case(3)
+    pricer = random_case(3, 5, 6)
     ranking = rank(pricer, search_s=1e-6)
-    assert ranking.limited
-    assert "plan.search_s" in ranking.remarks()[-1]
+    assert "plan.search_s" in ranking.remarks[-1]
     check(ranking.best.plan, pricer.workflow)
 
 
-def shaped(names: list[str], edges: list[tuple[str, str]]) -> Pricer:
+@pytest.mark.parametrize("chain", [True, False])
+def test_workflows_of_any_shape_are_planned_in_seconds(chain: bool) -> None:
+    names = [f"s{i}" for i in range(40 if chain else 12)]
     stages = {name: planning.stage(0.5 * (i % 3), 1.0 + i % 2) for i, name in enumerate(names)}
-    return Pricer(planning.graph(names, edges), planning.profile(stages), planning.cluster(4))
-
-
-CHAIN = [f"s{i}" for i in range(40)]
-
-
-@pytest.mark.parametrize(
-    "pricer",
-    [shaped(CHAIN, list(itertools.pairwise(CHAIN))), shaped(CHAIN[:12], [])],
-    ids=["chain", "parallel"],
-)
-def test_workflows_of_any_shape_are_planned_in_seconds(pricer: Pricer) -> None:
+    work = planning.graph(names, list(itertools.pairwise(names)) if chain else [])
     start = time.process_time()
-    best = rank(pricer).best
+    best = rank(Pricer(work, planning.profile(stages), planning.cluster(4))).best
     assert time.process_time() - start < 8
-    check(best.plan, pricer.workflow)
+    check(best.plan, work)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -101,7 +89,7 @@ def test_the_weights_that_two_stages_share_are_held_once() -> None:
     assert pricer.memory(parse("env+policy on 0 > actor on 1", 2, work)) == pytest.approx({0: 10e9, 1: 20e9})
 
 
-def test_stages_of_evaluations_take_memory_from_plans() -> None:
+def test_stages_of_evaluations_take_memory_from_plans(few_moves) -> None:
     work, profile = planning.embodied((1, 0), (1, 0), (1, 0), policy={"resident_bytes": 10e9})
     known = planning.cluster(2, 15e9)
     assert Pricer(work, profile, known).fits(parse("env+policy on 0 > actor on 1", 2, work))
@@ -113,7 +101,7 @@ def test_stages_of_evaluations_take_memory_from_plans() -> None:
         rank(standing)
 
 
-def test_what_does_not_fit_together_is_exclusive() -> None:
+def test_what_does_not_fit_together_is_exclusive(few_moves) -> None:
     work = planning.graph("abc", [("a", "b"), ("b", "c")], whole=True)
     stages = {n: planning.stage(1, 1, resident=6e9, offload_s=1.0, onload_s=1.0) for n in "abc"}
     stages["b"]["resident_bytes"] = 1e9
@@ -128,7 +116,7 @@ def kinds(*names: str) -> Profile:
     return planning.profile({"a": planning.stage(1, 1) | {"kind_factors": dict.fromkeys(names, 2.0)}})
 
 
-def test_a_stage_is_never_on_a_kind_of_device_without_a_time() -> None:
+def test_a_stage_is_never_on_a_kind_of_device_without_a_time(few_moves) -> None:
     one = replace(planning.cluster(2).node_groups()[0], devices_per_node=1)
     mixed = replace(planning.cluster(2), groups=(one, replace(one, kind="other", beside=0)))
     work = planning.graph(["a"], [])
@@ -141,7 +129,7 @@ def test_a_stage_is_never_on_a_kind_of_device_without_a_time() -> None:
         rank(Pricer(work, kinds(), only))
 
 
-def test_a_stage_that_waits_uses_a_worker_without_a_core() -> None:
+def test_a_stage_that_waits_uses_a_worker_without_a_core(few_moves) -> None:
     one = replace(planning.cluster(2).node_groups()[0], devices_per_node=1)
     places = replace(planning.cluster(2), groups=(one, replace(one, kind=WAITING, beside=0)))
     stages = {n: StageSpec(n, "x", None, waits=n == "b") for n in "abc"}
@@ -152,7 +140,7 @@ def test_a_stage_that_waits_uses_a_worker_without_a_core() -> None:
     assert best.iteration_s < 12.0
 
 
-def test_alike_devices_get_unequal_blocks_where_another_stage_keeps_one_busy() -> None:
+def test_alike_devices_get_unequal_blocks_where_another_stage_keeps_one_busy(few_moves) -> None:
     work = planning.graph("abc", [("a", "b"), ("a", "c")], whole=True)
     stages = {"a": planning.stage(0, 1), "b": planning.stage(0, 1), "c": planning.stage(4, 0, stays=True)}
     best = rank(Pricer(work, planning.profile(stages), planning.cluster(2))).best
@@ -160,18 +148,16 @@ def test_alike_devices_get_unequal_blocks_where_another_stage_keeps_one_busy() -
     assert sorted(best.plan.places()["b"].blocks) == [2, 6]
 
 
-@pytest.mark.parametrize("devices", [64, 1024])
-def test_large_clusters_are_planned_in_groups(devices: int) -> None:
+def test_large_clusters_are_planned_in_groups() -> None:
+    devices = 1024
     work, measured = planning.embodied((0, 1), (0, 0.1), (8, 0.1), blocks=2 * devices, steps=20)
     pricer = Pricer(work, measured, planning.cluster(devices, node=8, cores=8))
     start = time.process_time()
     best = rank(pricer).best
     assert time.process_time() - start < 8
     check(best.plan, work)
-    assert (
-        best.iteration_s
-        <= 1.001 * simulate(parse("env+policy on all > actor on all", devices, work), pricer).iteration_s
-    )
+    together = simulate(parse("env+policy on all > actor on all", devices, work), pricer)
+    assert best.iteration_s <= 1.001 * together.iteration_s
     assert len(to_text(best.plan)) < 200
 
 
@@ -197,7 +183,7 @@ def test_calls_and_rounds_and_distant_weights_have_a_price() -> None:
     assert thrice - once == pytest.approx(2 * 20 + 2 * 4)  # rounds of 20 s, and the data of each: 4 blocks of 1 s
 
 
-def test_the_table_has_the_best_of_each_kind_and_true_reasons() -> None:
+def test_the_table_has_the_best_of_each_kind_and_true_reasons(few_moves) -> None:
     work, measured = planning.embodied((0, 1), (0, 1), (0, 4))
     ranking = rank(Pricer(work, measured, planning.cluster(4)))
     assert {entry.kind for entry in ranking.plans} == set(Kind)
@@ -207,4 +193,4 @@ def test_the_table_has_the_best_of_each_kind_and_true_reasons() -> None:
             assert "switches" not in row["why not"]
     assert rows(ranking.plans)[0]["why not"] == "the best"
     one = rank(Pricer(planning.graph(["a"], []), planning.profile({"a": planning.stage(1, 1)}), planning.cluster(2)))
-    assert one.impossible == {Kind.disaggregated: "there is one stage", Kind.hybrid: "there is one stage"}
+    assert set(one.remarks) == {"disaggregated: none", "hybrid: none"}

@@ -38,33 +38,20 @@ def test_software_rendering_is_slow_only_where_a_gpu_could_do_it(monkeypatch, re
 
 def test_where_a_library_is_missing_nothing_that_needs_it_is_tried(monkeypatch):
     monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
-    assert [found.part for found in doctor.examine(check_vulkan)][-1] == "Disk"
-
-
-def test_threads_above_one_are_slow(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    monkeypatch.delenv("LP_NUM_THREADS", raising=False)
-    found = doctor.check_threads()
-    assert found.state is doctor.State.slow
-    assert "OMP_NUM_THREADS" in found.fix
-    assert "LP_NUM_THREADS" not in found.fix
+    first, *others = doctor.examine(check_vulkan)
+    assert (first.state, first.found) == ("broken", "no-such-library is not installed")
+    assert [found.part for found in others] == ["Memory", "Disk"]
 
 
 def test_a_process_that_dies_is_reported_not_raised():
-    assert doctor.ask("import os; os.abort()") == ({}, "the process ended with code -6")
-    assert doctor.ask("raise OSError('no driver')") == ({}, "OSError: no driver")
-    assert doctor.ask("import time; time.sleep(60)", timeout_s=0.2) == ({}, "no answer within 0 s")
-    assert doctor.ask("print('noise'); print('{\"a\": 1}')") == ({"a": 1}, "")
-
-
-def test_a_missing_library_is_broken(monkeypatch):
-    monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
-    found = doctor.check_libraries()
-    assert found.state is doctor.State.broken
-    assert "make setup" in found.fix
+    assert doctor.ask("import os; os.abort()") == ("", "the process ended with code -6")
+    assert doctor.ask("raise OSError('no driver')") == ("", "OSError: no driver")
+    assert doctor.ask("import time; time.sleep(60)", timeout_s=0.2) == ("", "no answer within 0 s")
+    assert doctor.ask("print('noise'); print('2 threads')") == ("2 threads", "")
 
 
 @pytest.mark.parametrize(("version", "state"), [((3, 11, 7), "ok"), ((3, 13, 0), "broken"), ((3, 10, 1), "broken")])
 def test_the_interpreter_must_be_a_supported_one(monkeypatch, version, state):
     monkeypatch.setattr(sys, "version_info", version)
-    assert doctor.check_python().state == state
+    monkeypatch.setattr(doctor, "LIBRARIES", ())
+    assert doctor.check_libraries().state == state

@@ -22,7 +22,7 @@ def test_the_file_is_named_and_what_to_do(tmp_path: Path, name: str) -> None:
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(FULL)
     write = {
-        "samples.jsonl": lambda: writer.write_samples(2, 1, [{"a": 1.0}]),
+        "samples.jsonl": lambda: writer.write_samples(1, [{"a": 1.0}]),
         "recoveries.jsonl": lambda: RunFolder(tmp_path).append_json(name, {"a": 1}),
         "trace.json": lambda: write_trace(tmp_path / name, []),
     }[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from rlinf_embodied.training.checkpoints import outliving
+from rlinf_embodied.training.resume import outliving
 
 
 def checkpoint(folder: Path, text: str) -> Path:

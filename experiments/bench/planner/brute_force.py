@@ -16,7 +16,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from experiments.bench.harness import Benchmark, Report, Run, Table
 from experiments.bench.planner.random_cases import random_case
@@ -27,20 +27,6 @@ from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Item, Place, Plan, in_order
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import Simulator
-
-HEADER = (
-    "case",
-    "stages",
-    "devices",
-    "blocks",
-    "search s",
-    "best s",
-    "regret",
-    "plans",
-    "complete",
-    "CPU s",
-    "best plan",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +62,14 @@ class Case:
         """By how much the search's plan is slower than the best one, as a share."""
         return max(0.0, self.search_s / self.best_s - 1.0)
 
-    def row(self) -> tuple[str, ...]:
+    def row(self) -> dict[str, str]:
         """Returns its cells of the table."""
-        seconds = f"{self.search_s:.4g}", f"{self.best_s:.4g}", f"{self.regret:.2%}", str(self.simulated)
-        facts = str(self.seed), str(self.stages), str(self.devices), str(self.blocks)
-        return (*facts, *seconds, str(self.complete), f"{self.cpu_s:.2f}", self.best if self.regret > 0.001 else "")
+        return {
+            **{"case": str(self.seed), "stages": str(self.stages), "devices": str(self.devices)},
+            **{"blocks": str(self.blocks), "search s": f"{self.search_s:.4g}", "best s": f"{self.best_s:.4g}"},
+            **{"regret": f"{self.regret:.2%}", "plans": str(self.simulated), "complete": str(self.complete)},
+            **{"CPU s": f"{self.cpu_s:.2f}", "best plan": self.best if self.regret > 0.001 else ""},
+        }
 
 
 class Enumeration:
@@ -178,22 +167,16 @@ class Enumeration:
         if self.pricer.fits(plan):
             self._simulate(plan)
             return
-        stays = {name for name, stage in self.pricer.profile.stages.items() if stage.stays}
-        pairs = [
-            pair
-            for a, b in itertools.combinations(items, 2)
-            for pair in itertools.product(a.stages, b.stages)
-            if not stays & set(pair)
-        ]
+        stages = {name for name, stage in self.pricer.profile.stages.items() if not stage.stays}
+        both = itertools.combinations(items, 2)
+        pairs = [p for a, b in both for p in itertools.product(a.stages, b.stages) if stages.issuperset(p)]
         for size in range(1, len(pairs) + 1):  # a pair more never makes a plan that fits faster
-            enough = [some for some in itertools.combinations(pairs, size) if self.pricer.fits(self._with(plan, some))]
-            for some in enough:
-                self._simulate(self._with(plan, some))
+            switching = (replace(plan, exclusive=some) for some in itertools.combinations(pairs, size))
+            enough = [one for one in switching if self.pricer.fits(one)]
+            for one in enough:
+                self._simulate(one)
             if enough and size > 2:
                 return
-
-    def _with(self, plan: Plan, pairs: tuple[tuple[str, str], ...]) -> Plan:
-        return Plan("", plan.num_devices, plan.items, pairs)
 
     def _simulate(self, plan: Plan) -> None:
         self.simulated += 1
@@ -227,14 +210,14 @@ def measure(run: Run[Options]) -> Report:
         case = compare(seed, own)
         if case is not None:
             cases.append(case)
-            print(" ".join(case.row()), flush=True)
+            print(" ".join(case.row().values()), flush=True)
     regrets = sorted(case.regret for case in cases)
     summary = (
         f"{len(cases)} cases, {sum(case.complete for case in cases)} complete: {sum(r > 0.01 for r in regrets)} "
         f"over 1 %, {sum(r > 0.001 for r in regrets)} over 0.1 %, worst {regrets[-1]:.2%}"
     )
     print(summary)
-    table = Table(HEADER, [case.row() for case in cases if case.regret > 0.001])
+    table = Table(list(cases[0].row()), [list(case.row().values()) for case in cases if case.regret > 0.001])
     content = {"cases": [asdict(case) for case in cases], "summary": summary}
     return Report(content=content, text=f"{table}\n{summary}", markdown=f"{summary}\n\n{table.markdown()}")
 

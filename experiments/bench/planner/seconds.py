@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from experiments.bench.harness import Benchmark, Report, Run, Table, names_of
-from experiments.bench.planner.published import frozen, h100, pricer_of
+from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import FORMAT, parse_profile
+from rlinf_embodied.planning.profile import FORMAT, parse_profile, workflow_for
+from rlinf_embodied.tools.plans import find_cluster, find_profile
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
 _SAME_WORK = 64  # devices, up to which the work is that of the profile
@@ -32,11 +34,17 @@ class Options:
     out: str = ""
 
 
+def h100(num_devices: int) -> Cluster:
+    """Returns as many nodes of eight H100s as it takes, each as configs/cluster describes it."""
+    one = find_cluster("h100x8")
+    node = replace(one.groups[0], num_nodes=-(-num_devices // 8), devices_per_node=min(num_devices, 8))
+    return replace(one, name=f"h100x{num_devices}", num_devices=num_devices, groups=(node,))
+
+
 def shaped(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Pricer:
     """Returns stages of a few seconds per block on four devices."""
-    work = Workflow(
-        "shaped", 8, {n: StageSpec(n, f"shaped.{n}", None) for n in names}, tuple(Edge(*e, 0.0, ()) for e in edges)
-    )
+    specs = {name: StageSpec(name, f"shaped.{name}", None) for name in names}
+    work = Workflow("shaped", 8, specs, tuple(Edge(*ends, whole=False) for ends in edges))
     entries = {
         name: {
             "items_per_device": [1, 2],
@@ -46,9 +54,7 @@ def shaped(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> Pricer:
         for i, name in enumerate(names)
     }
     profile = parse_profile({"format": FORMAT, "name": "shaped", "device_kind": "h100", "stages": entries})
-    return Pricer(
-        work, profile, replace(h100(8), num_devices=4, groups=(replace(h100(8).groups[0], devices_per_node=4),))
-    )
+    return Pricer(work, profile, h100(4))
 
 
 def shapes() -> dict[str, Pricer]:
@@ -75,11 +81,11 @@ def measure(run: Run[Options]) -> Report:
     for name in names_of(own.profiles):
         cells = []
         for size in sizes:
-            profile = frozen(name)
+            profile = find_profile(ProfiledConfig(profile=name))
             assert profile.workload is not None
             items = profile.workload.num_items * max(1, size // _SAME_WORK)
             grown = replace(profile, workload=replace(profile.workload, num_items=items))
-            cells.append(cpu_s(pricer_of(grown, h100(size))))
+            cells.append(cpu_s(Pricer(workflow_for(grown), grown, h100(size))))
         rows.append([name, *cells])
     table = Table(["profile", *map(str, sizes)], rows)
     other = Table(["workflow", "4 devices"], [[name, cpu_s(pricer)] for name, pricer in shapes().items()])
