@@ -1,6 +1,6 @@
 """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): no action but recorded ones is scored.
 
-V <-- expectile of the targets' Q(s, a)      Q <-- r + gamma V(s')      policy <-- exp(scale (Q - V)) log pi(a | s)
+V <-- expectile of the targets' Q(s, a)    Q <-- r + gamma V(s')    policy <-- min(exp(scale (Q - V)), limit) log pi(a)
 """
 # ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
@@ -72,7 +72,7 @@ class IQL(CriticsAlgorithm):
     def _policy_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
             advantages = self._advantages(columns)
-        weights = advantage_weights(advantages, self.algorithm.advantage_scale, self.algorithm.advantage_limit)
+        weights = (self.algorithm.advantage_scale * advantages).exp().clamp(max=self.algorithm.advantage_limit)
         log_probs = self._policy.log_density(self._encode(columns[STATE]), columns[ACTION][:, None]).sum(-1)
         return loss_sums(-(weights * log_probs).sum(), len(weights), weights.sum())
 
@@ -86,8 +86,3 @@ def expectile_loss(advantages: Float[Tensor, " M"], expectile: float) -> Float[T
     """Returns sum_m |tau - 1(u < 0)| u^2 of u = Q - V, equation 5: at its minimum V is the expectile tau of Q."""
     weights = torch.where(advantages < 0, 1 - expectile, expectile)
     return (weights * advantages.square()).sum()
-
-
-def advantage_weights(advantages: Float[Tensor, " M"], scale: float, limit: float) -> Float[Tensor, " M"]:
-    """Returns min(exp(scale (Q - V)), limit), with which equation 7 weighs the log-probs of recorded actions."""
-    return (scale * advantages).exp().clamp(max=limit)

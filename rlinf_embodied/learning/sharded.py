@@ -106,17 +106,9 @@ class ShardedLearner(Learner):
     ) -> None:
         """Shards `module`, which is the learner's alone from now on; starts with moments of zero.
 
-        Args:
-            module: on the CPU, equal in all workers.
-            parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
-            view: another copy, which other stages read.
-            settings: of Adam.
-            statistics: see Learner.
-            zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
-            group: the workers.
-            device: torch's name.
-            precision: that the passes compute in.
-            exact: whether equal bits are promised, which one worker alone can give.
+        It lies on the CPU, equal in all workers; `view` is another copy, which other stages read.  `parameters` returns
+        what is trained of the sharded module, in the order of the checkpoint; `zero_loss` a loss of 0 from a forward
+        pass, as a worker takes part in every pass of the others.  Only one worker alone can be `exact`.
 
         Raises:
             ConfigError: several workers whose bits are to be equal, or that are threads of one process.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
@@ -181,12 +181,13 @@ class RewardStage:
         return self._verifier.verify(completions.texts, problems, ended)
 
     def _penalty(self, completions: Completions) -> Tensor | float:
-        """Returns what long completions of a block lose."""
+        """Returns what long completions lose: the soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13."""
         reward, longest = self._config.reward, self._config.generation.max_new_tokens
         if not reward.overlong_tokens:
             return 0.0
         lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
-        return overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
+        margin = reward.overlong_tokens  # it rises linearly over that many tokens
+        return ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
 
     def offload(self, step_context: StepContext) -> None:
         """It holds no device memory."""
