@@ -7,7 +7,7 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -98,13 +98,6 @@ class TrainingBlock:
 
     def rows(self, index: Tensor) -> TrainingBlock:
         return _each(lambda parts: parts[0][index], self)
-
-    def padded(self, size: int) -> TrainingBlock:
-        """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
-        number = torch.arange(size, device=self.valid.device)
-        real = number < len(self)
-        rows = self.rows(torch.where(real, number, 0))
-        return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
 
 
 _COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`

@@ -81,17 +81,13 @@ class OnPolicy(Algorithm):
         if self.algorithm.tis_cap is not None:
             data = {b: self._with_old_log_probs(parts) for b, parts in data.items()}
         self._iteration, self._blocks = step_context.iteration, self.samples(step_context, data)
-        self._passed = self._blocks  # what passes read: compiled ones blocks of one size, with rows of padding
-        if self.algorithm.compile:
-            sizes = {b: sum(policy.log_probs.shape[:2].numel() for policy, _ in parts) for b, parts in data.items()}
-            self._passed = {b: part.padded(sizes[b] + 1) if len(part) else part for b, part in self._blocks.items()}
         metrics = self._fit_critic()
         metrics["losses/initial_log_ratio"] = self._initial_log_ratio(step_context)
         metrics |= self._fit_policy()
         for learner in self.learners.values():
             learner.publish()
         self._update_statistics()
-        self._any_row, self._blocks, self._passed = None, {}, {}
+        self._any_row, self._blocks = None, {}
         return metrics
 
     def _update_statistics(self) -> None:
@@ -113,7 +109,7 @@ class OnPolicy(Algorithm):
         if VALUE not in self.learners:
             return {}
         batches = self._minibatches("value", self.algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(self._passed[block], index)  # noqa: E731
+        passes = lambda block, index: self._objective.value_passes(self._blocks[block], index)  # noqa: E731
         return update.value_metrics(update.fit(self.learners[VALUE], batches, passes), self._explained_variance())
 
     def _fit_policy(self) -> dict[str, float]:
@@ -146,7 +142,7 @@ class OnPolicy(Algorithm):
     def _steps(self, epochs: int, *, critic_only: bool) -> Fitted:
         """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
         batches = self._minibatches("value" if critic_only else "policy", epochs)
-        passes = lambda block, index: self._objective.policy_passes(self._passed[block], index, critic_only)  # noqa: E731
+        passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index, critic_only)  # noqa: E731
         limit = math.inf if critic_only or self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit  # noqa: E731
         return update.fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)

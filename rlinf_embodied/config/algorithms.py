@@ -174,6 +174,12 @@ class OnPolicyConfig(AlgorithmConfig):
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
 
+    def check(self, config: TrainConfig) -> None:
+        rule, resets = "a pass is compiled for one number of rows, which blocks have with resets", config.env.auto_reset
+        require(
+            resets or not self.compile, "algorithm.compile", self.compile, rule, "set env.auto_reset=true, or false"
+        )
+
 
 @dataclass(kw_only=True, slots=True)
 class PPOConfig(OnPolicyConfig):
@@ -210,6 +216,7 @@ class GRPOConfig(OnPolicyConfig):
         return Resampling(env.num_envs // self.group_size, self.min_groups, drop, 1 + (self.max_resamples * drop))
 
     def check(self, config: TrainConfig) -> None:
+        OnPolicyConfig.check(self, config)
         env, size = config.env, self.group_size
         rule = f"a group of algorithm.group_size={size} episodes stays within one block"
         whole = env.block_size % size == 0
