@@ -17,7 +17,7 @@ from typing import Self, cast
 import numpy as np
 import torch
 
-from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
@@ -183,7 +183,8 @@ def scored(
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if reward.overlong_tokens:
         lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
-        rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
+        margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
+        rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()
     alike, sums = (~nonzero_variance_groups(raw)).tolist(), [float(row.sum()) for row in rewards]
     formatted = verified.formatted.reshape(shape).sum(1).tolist()
