@@ -27,10 +27,8 @@ class VllmConfig:
     max_model_len: int | None = None  # tokens of a prompt with its completion; None: the model's context
 
     def __post_init__(self) -> None:
-        share, length = self.gpu_memory_utilization, self.max_model_len
-        require(0 < share <= 1, "generation.vllm.gpu_memory_utilization", share, "it is a share", "use 0.4")
-        rule = "a prompt and its completion have at least one token each"
-        require(length is None or length >= 2, "generation.vllm.max_model_len", length, rule, "use null or 512")
+        require_numbers(self, "generation.vllm", "gpu_memory_utilization", above=True, high=1)
+        require_numbers(self, "generation.vllm", "max_model_len", low=2)  # a prompt and its completion
 
 
 @dataclass(kw_only=True, slots=True)
@@ -133,9 +131,7 @@ class ReasoningAlgorithmConfig:
     def __post_init__(self) -> None:
         at_least_one = ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch")
         require_numbers(self, "algorithm", *at_least_one, low=1)
-        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
+        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         require_numbers(self, "algorithm", "lr", "value_lr", "tis_cap", low=0, above=True)
         for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
@@ -174,8 +170,7 @@ class FineTuningConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "warm_start", "num_examples", "steps", "batch_size", low=1)
         require_numbers(self, "warm_start", "lr", low=0, above=True)
-        share = self.chain_of_thought_share
-        require(0 <= share <= 1, "warm_start.chain_of_thought_share", share, "it is a share", "use 0.3")
+        require_numbers(self, "warm_start", "chain_of_thought_share", high=1)
         even = self.batch_size % 2 == 0
         rule = "a batch is a slice of each of 2 blocks of examples"
         require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")

@@ -35,20 +35,6 @@ class Resumption:
     note: str  # says which one, and why not a newer one
 
 
-def require_unused(config: TrainingConfig) -> None:
-    """Checks that resume=never meets a folder that no run has used.
-
-    Raises:
-        ConfigError: one has.
-    """
-    names = ("metrics.jsonl", "checkpoints") if config.resume == "never" and config.run.dir is not None else ()
-    if any((Path(config.run.dir or "") / name).exists() for name in names):
-        raise ConfigError(
-            f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
-            "use another run.dir, or resume=auto to go on"
-        )
-
-
 def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     """Returns where a run resumes; None for a new run.
 
@@ -70,7 +56,7 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
 
 
 def _found(config: TrainingConfig) -> tuple[Path | None, tuple[str, ...]]:
-    if config.resume in ("auto", "never"):
+    if config.resume == "auto":
         return (None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
     named = Path(config.resume)
     path, unusable = _newest(named.parent) if named.name == "latest" else (None, ())
@@ -119,8 +105,8 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        "go on with its own values, or begin a new run in another run.dir (resume=never sees to it that it is a new "
-        f"one; {_START}={checkpoint} begins with what this one has learned)"
+        "go on with its own values, or begin a new run in another run.dir "
+        f"({_START}={checkpoint} begins with what this one has learned)"
     )
 
 
