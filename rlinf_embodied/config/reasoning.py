@@ -61,12 +61,10 @@ class RewardConfig:
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
     def __post_init__(self) -> None:
-        custom = self._target_ is not None
-        rule = "it needs a custom function, and is at least 1"
-        valid = self.concurrency == 1 or (custom and self.concurrency > 1)
-        require(valid, "reward.concurrency", self.concurrency, rule, "use 1")
-        rule = "nothing is waited for without reward._target_"
-        require(custom or not self.waits, "reward.waits", self.waits, rule, "use false")
+        plain = self.concurrency == 1 and not self.waits
+        rule = "only a custom function is called more than once at a time or waited for"
+        valid = plain or (self._target_ is not None and self.concurrency >= 1)
+        require(valid, "reward.concurrency", self.concurrency, rule, "give reward._target_, or use 1 and waits=false")
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
         require_numbers(self, "reward", "overlong_tokens", low=0)
 

@@ -21,7 +21,6 @@ td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { c
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; }
 .missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
-.state { font-weight: 600; }
 .grid-of-charts { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
 figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
 """

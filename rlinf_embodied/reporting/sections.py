@@ -77,7 +77,7 @@ def outcome(run: Run) -> str:
     number = run.num_iterations
     kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
     state = f"Finished after {number} iterations.{kept}" if run.finished else f"Not finished: {number} iterations."
-    text = f'<p class="state">{state}</p>'
+    text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     if not run.before and not run.rates:
         return text + missing("no evaluation has been written, and no iteration was finished")

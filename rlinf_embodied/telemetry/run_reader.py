@@ -94,20 +94,9 @@ def read_run(folder: Path) -> Run:
     metrics = read_metrics(folder)
     trained = max((int(row["iteration"]) for row in metrics), default=0)
     is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
-    return Run(
-        folder=folder.resolve(),
-        finished=is_over,
-        config=config,
-        manifest=manifest,
-        plan=plan,
-        plan_report=plan_report,
-        summary=summary if is_over else {},
-        metrics=metrics,
-        spans=_spans(trace),
-        before=summary.get("before") or _saved_before(folder),
-        after=summary.get("after") or {} if is_over else {},
-        missing=tuple(missing),
-    )
+    files = (config, manifest, plan, plan_report, summary if is_over else {})
+    before, after = summary.get("before", {}), summary.get("after", {}) if is_over else {}
+    return Run(folder.resolve(), is_over, *files, metrics, _spans(trace), before, after, tuple(missing))
 
 
 def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
@@ -154,10 +143,3 @@ def _spans(trace: Mapping[str, Any]) -> list[Span]:
             start, end = e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6
             spans.append(Span(e["name"], e["cat"], e["pid"], devices.get(e["pid"], "-"), start, end, e.get("args", {})))
     return spans
-
-
-def _saved_before(folder: Path) -> dict[str, Any]:
-    """Returns the evaluation before training that the newest checkpoint keeps."""
-    states = sorted(folder.glob("checkpoints/step_*/state.json"))
-    progress = _read(states[-1], []).get("progress", {}) if states else {}
-    return progress.get("before") or {}
