@@ -62,8 +62,8 @@ class LoraSettings:
     targets: list[str] = field(default_factory=lambda: ["all-linear"])  # module names; all-linear: all but the head
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "policy.lora.rank", self.rank, "it must not be negative", "use 16, or 0 for none")
-        require(self.alpha > 0, "policy.lora.alpha", self.alpha, "it must be positive", "use twice the rank")
+        require_numbers(self, "policy.lora", "rank")
+        require_numbers(self, "policy.lora", "alpha", above=True)
         require(bool(self.targets), "policy.lora.targets", self.targets, "it names modules", "use [all-linear]")
 
 

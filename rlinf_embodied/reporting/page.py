@@ -10,19 +10,15 @@ from rlinf_embodied.reporting.sections import measured, missing, table
 from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; color: #1c2126; 
-  max-width: 980px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; }
-h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; } a { color: #1f5f8b; }
-table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { overflow-x: auto; }
+body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
+h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; } h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; }
+table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
-td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
+td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-svg { max-width: 100%; height: auto; display: block; }
-.missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
-.grid-of-charts { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
-figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
+svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } figcaption { font-size: 12px; }
+.missing { background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
+.films { display: flex; flex-wrap: wrap; gap: 14px; }
 """
 
 
@@ -81,7 +77,6 @@ def _run(run: Run, video_bytes: int) -> str:
             "Configuration": sections.settings(run),
             "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
-            "Seconds per stage": sections.seconds(run),
             "Videos": sections.videos(run, video_bytes),
             "Evaluations": sections.evaluations(run),
             "Versions and hardware": sections.versions(run),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.telemetry.metrics import moving_mean, percent
-from rlinf_embodied.telemetry.plots import COLOURS, Line, gantt, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import COLOURS, gantt, line_chart, rate_lines, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
 from rlinf_embodied.telemetry.trace import Span
 
@@ -137,52 +136,19 @@ def measured_iteration(run: Run) -> list[Span]:
 
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
-    charts = []
+    charts = ""
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        lines = [line for k, run in enumerate(runs) for line in rate_lines(run, name, *_style(runs, k))]
+        labels = [run.name if len(runs) > 1 else "" for run in runs]
+        lines = [
+            line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
+        ]
         label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
-        charts.append(_drawn(line_chart(lines, runs[0].unit, label, bounds), name))
+        charts += _drawn(line_chart(lines, runs[0].unit, label, bounds), name)
     note = (
         "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
         "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
     )
-    shown = "".join(charts)
-    return (note + shown if shown else missing("no success or accuracy was written")) + _small_charts(runs)
-
-
-def _style(runs: Sequence[Run], number: int) -> tuple[str, str]:
-    """Returns colour and label of a run's lines."""
-    return COLOURS[number % len(COLOURS)], runs[number].name if len(runs) > 1 else ""
-
-
-def _small_charts(runs: Sequence[Run]) -> str:
-    """Returns the other metrics, each small, as a mean over five iterations, unfolded by a click."""
-    judged = {name for run in runs for name in run.rates}
-    groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
-    names = dict.fromkeys(name for run in runs for name in run.names if name.startswith(groups))
-    charts = []
-    for name in (name for name in names if name.partition("/")[2] not in judged):
-        lines = []
-        for k, run in enumerate(runs):
-            xs, ys = [x for x, _ in run.column(name)], moving_mean([y for _, y in run.column(name)])
-            colour, label = _style(runs, k)
-            lines.append(Line(label, list(zip(xs, ys, strict=True)), colour))
-        charts.append(_drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
-    inside = f'<div class="grid-of-charts">{"".join(charts)}</div>'
-    title = f"{len(charts)} more metrics, means of five iterations"
-    return f"<details><summary>{title}</summary>{inside}</details>" if charts else ""
-
-
-def seconds(run: Run) -> str:
-    """Seconds of each stage, iteration by iteration and their medians."""
-    stages = [name for name in run.names if name.startswith("time/") and name != "time/total_s"]
-    if not stages:
-        return missing("no iteration was finished")
-    label = lambda name: name.removeprefix("time/").removesuffix("_s")  # noqa: E731
-    lines = [Line(label(name), run.column(name), COLOURS[k % len(COLOURS)]) for k, name in enumerate(stages)]
-    chart = _drawn(line_chart(lines, run.unit, "seconds per iteration", size=(7.6, 2.6)), "seconds per iteration")
-    medians = [[label(name), f"{statistics.median(y for _, y in run.column(name)):.3g}"] for name in stages]
-    return chart + table(["stage (its busiest worker)", "median s"], medians)
+    return note + charts if charts else missing("no success or accuracy was written")
 
 
 def videos(run: Run, budget_bytes: int) -> str:
@@ -204,7 +170,7 @@ def videos(run: Run, budget_bytes: int) -> str:
         title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
         shown.append(f"<figure>{video}<figcaption>{title}</figcaption></figure>")
     rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
-    return f'<div class="grid-of-charts">{"".join(shown)}</div>{rest}'
+    return f'<div class="films">{"".join(shown)}</div>{rest}'
 
 
 def evaluations(run: Run) -> str:
