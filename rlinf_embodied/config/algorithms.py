@@ -174,7 +174,6 @@ class PPOConfig(OnPolicyConfig):
     name = "ppo"
     implementation = "rlinf_embodied.algorithms.ppo.PPO"
     has_critic = True
-    lr: float = 1.5e-4
 
     def typical_iteration(self, env: EnvConfig) -> int:
         return self.critic_warmup_iterations
@@ -186,7 +185,6 @@ class GRPOConfig(OnPolicyConfig):
 
     name = "grpo"
     implementation = "rlinf_embodied.algorithms.grpo.GRPO"
-    lr: float = 1.5e-4
 
     def __post_init__(self) -> None:
         OnPolicyConfig.__post_init__(self)

@@ -30,13 +30,13 @@ def page(runs: Sequence[Run], video_bytes: int) -> str:
         video_bytes: that all videos of the page may take.
     """
     several = len(runs) > 1
-    title = f"{len(runs)} runs compared" if several else runs[0].name
+    title = f"{len(runs)} runs compared" if several else runs[0].folder.name
     parts = [f"<h1>{escape(title)}</h1>"]
     if several:
-        links = "".join(f'<a href="#run-{k}">{escape(run.name)}</a>' for k, run in enumerate(runs))
+        links = "".join(f'<a href="#run-{k}">{escape(run.folder.name)}</a>' for k, run in enumerate(runs))
         parts += [f"<nav>{links}</nav>", comparison(runs)]
     for k, run in enumerate(runs):
-        head = f'<h2 id="run-{k}">{escape(run.name)}</h2>' if several else ""
+        head = f'<h2 id="run-{k}">{escape(run.folder.name)}</h2>' if several else ""
         parts.append(head + _run(run, video_bytes // len(runs)))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     head += f"<style>{_STYLE}</style>"
@@ -52,7 +52,7 @@ def comparison(runs: Sequence[Run]) -> str:
         per_iteration = run.summary.get("measured_s_per_iteration")
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
         state = "finished" if run.finished else "unfinished"
-        rows.append([run.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
+        rows.append([run.folder.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
     judged = [head for name in names for head in (f"{name} before", "after")]
     outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
     units = sorted({run.unit for run in runs if run.metrics})
@@ -67,7 +67,7 @@ def _differences(runs: Sequence[Run]) -> str:
     shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
     rows = [[key, *(config[key] for config in configs)] for key in shared]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    return table(["key", *(run.name for run in runs)], rows) if rows else "<p>None.</p>"
+    return table(["key", *(run.folder.name for run in runs)], rows) if rows else "<p>None.</p>"
 
 
 def _run(run: Run, video_bytes: int) -> str:

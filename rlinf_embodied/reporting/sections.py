@@ -11,9 +11,8 @@ import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.telemetry.metrics import percent
-from rlinf_embodied.telemetry.plots import COLOURS, gantt, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.plots import COLOURS, line_chart, rate_lines, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
-from rlinf_embodied.telemetry.trace import Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -104,12 +103,10 @@ def settings(run: Run) -> str:
 
 
 def plan(run: Run) -> str:
-    """The plan, one measured iteration of it, and what stages and iterations were predicted to take and took."""
+    """The plan, and what its stages and iterations were predicted to take and took."""
     if not run.plan:
         return missing("plan.json: no plan was chosen yet")
     text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {run.plan.get('num_devices')} devices.</p>"
-    spans = measured_iteration(run)
-    text += _drawn(gantt("a measured iteration", spans), "what ran when") if spans else missing("trace.json")
     rows = []
     for period in run.plan_report.get("periods", []):
         first, number = period["first_iteration"] + 1, period["num_iterations"]
@@ -123,22 +120,11 @@ def plan(run: Run) -> str:
     return text + table(["iterations", "stage", "predicted s", "measured s (median)", "error"], rows)
 
 
-def measured_iteration(run: Run) -> list[Span]:
-    """Returns what ran in the traced iteration of median length, the first one left out; [] without a trace."""
-    traced: dict[int, list[Span]] = {}
-    for span in run.spans:
-        if isinstance(number := span.args.get("iteration"), int):
-            traced.setdefault(number, []).append(span)
-    numbers = sorted(traced)[1:] or sorted(traced)
-    length_s = lambda number: max(s.end_s for s in traced[number]) - min(s.start_s for s in traced[number])  # noqa: E731
-    return traced[sorted(numbers, key=length_s)[len(numbers) // 2]] if numbers else []
-
-
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
     charts = ""
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        labels = [run.name if len(runs) > 1 else "" for run in runs]
+        labels = [run.folder.name if len(runs) > 1 else "" for run in runs]
         lines = [
             line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
         ]

@@ -51,11 +51,7 @@ class RunFolder:
     """Paths and small files of one run."""
 
     def __init__(self, path: Path, locked: bool = False) -> None:
-        """Makes the folder.
-
-        Args:
-            path: of the folder.
-            locked: whether to lock it against other processes, until `unlock` or the end of this one.
+        """Makes the folder; `locked` against other processes until `unlock` or the end of this one.
 
         Raises:
             ConfigError: it cannot be written, or another process has it locked.
@@ -122,14 +118,5 @@ class RunFolder:
             "machine": platform.machine(),
             "system": platform.platform(),
         }
-        self.write_json(
-            "manifest.json",
-            {
-                "versions": library_versions(),
-                "seed": seed,
-                "git_revision": git_revision(),
-                "hardware": hardware,
-                "command": sys.argv,
-                "pinned": portable.describe(),
-            },
-        )
+        facts = {"versions": library_versions(), "seed": seed, "git_revision": git_revision(), "hardware": hardware}
+        self.write_json("manifest.json", facts | {"command": sys.argv, "pinned": portable.describe()})
