@@ -32,14 +32,10 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "samples."),
-    *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
-    *("run.tensorboard", "run.wandb"),
-    *("warm_start.cache_dir", "generation.vllm.gpu_memory_utilization"),
-    "generation.vllm.max_model_len",
-    "algorithm.max_zero_advantage_iterations",
-    "env.control_hz",
-    "env.rows_per_call",
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "samples.", "warm_start.cache_dir"),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.tensorboard", "run.wandb"),
+    *("generation.vllm.gpu_memory_utilization", "generation.vllm.max_model_len"),
+    *("algorithm.max_zero_advantage_iterations", "env.control_hz", "env.rows_per_call"),
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone

@@ -86,9 +86,7 @@ class Recovery:
     def _close(self, restart: Restart) -> None:
         restart.recovery_s = time.time() - restart.at
         self._record(asdict(restart))
-        self._note(
-            f"{restart.work}: {restart.lost_s:.1f} s of work lost, replaced and restored in {restart.recovery_s:.1f} s"
-        )
+        self._note(f"{restart.work}: {restart.lost_s:.1f} s of work lost, restored in {restart.recovery_s:.1f} s")
 
     def _admit(self, what: str, error: WorkerError | HangError) -> None:
         """Raises an error that is not to be recovered from."""

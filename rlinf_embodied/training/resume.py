@@ -22,7 +22,6 @@ from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
-_START = "warm_start.checkpoint"  # the key that begins a run with another one's policy
 _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
 _Value = TypeVar("_Value")
 
@@ -105,8 +104,8 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        "go on with its own values, or begin a new run in another run.dir "
-        f"({_START}={checkpoint} begins with what this one has learned)"
+        f"go on with its own values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
+        "with what this one has learned)"
     )
 
 
