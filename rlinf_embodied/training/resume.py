@@ -118,8 +118,7 @@ def _differences(before: dict[str, object], here: dict[str, object]) -> Iterator
         if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
         old, new = before.get(key, _ABSENT), here.get(key, _ABSENT)
-        texts = isinstance(old, str) and isinstance(new, str)
-        same = _resolved(old) == _resolved(new) if texts else old == new
+        same = old == new or (isinstance(old, str) and isinstance(new, str) and _resolved(old) == _resolved(new))
         if not same and (old != _ABSENT or ".options." in key):
             yield key, old, new
 
