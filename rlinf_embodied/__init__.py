@@ -51,7 +51,7 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
 
 def _job(config: TrainConfig | MathConfig) -> Job:
     """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
-    from rlinf_embodied.config import MathConfig, Source
+    from rlinf_embodied.config import MathConfig
 
     if isinstance(config, MathConfig):
         from rlinf_embodied.reasoning.job import ReasoningJob
@@ -60,10 +60,6 @@ def _job(config: TrainConfig | MathConfig) -> Job:
     from rlinf_embodied.embodied.starting_point import require_start
 
     require_start(config)
-    if config.algorithm.learns_from is Source.demonstrations:
-        from rlinf_embodied.embodied.fine_tuning_job import FineTuningJob
-
-        return FineTuningJob(config)
     from rlinf_embodied.embodied.job import EmbodiedJob
 
     return EmbodiedJob(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.warm_start import behaviour_cloned
+from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
@@ -28,7 +28,7 @@ def accelerators(devices: int) -> Cluster:
 
 def clone_on_sim(config: TrainConfig, devices: int = 1, session: Session | None = None) -> Path:
     """Returns the folder of the clone that `config` starts from, made on the accelerators now or found in the cache."""
-    return behaviour_cloned(config, session or SerialSession(), accelerators(devices), lambda *progress: None)
+    return starting_policy(config, session or SerialSession(), accelerators(devices), lambda *progress: None)
 
 
 def executor_on_sim(

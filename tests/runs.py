@@ -16,11 +16,10 @@ from placements import looped
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import Source, TrainConfig
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
-from rlinf_embodied.embodied.fine_tuning_job import FineTuningJob
 from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.warm_start import behaviour_cloned
+from rlinf_embodied.embodied.warm_start import starting_policy
 from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.execution.executor import Executor
@@ -124,8 +123,7 @@ def four(folder: Path, *overrides: str) -> TrainConfig:
 
 
 def trainer_of(config: TrainConfig) -> Trainer:
-    fine_tunes = config.algorithm.learns_from is Source.demonstrations
-    return Trainer((FineTuningJob if fine_tunes else EmbodiedJob)(config))
+    return Trainer(EmbodiedJob(config))
 
 
 @contextmanager
@@ -157,7 +155,7 @@ def cluster(devices: int) -> Cluster:
 
 def clone(config: TrainConfig, session: Session | None = None, devices: int = 1) -> Path:
     """Returns the folder of the clone that `config` starts from, made now or found in the cache."""
-    return behaviour_cloned(config, session or SerialSession(), cluster(devices), lambda *progress: None)
+    return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
 def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:

@@ -44,12 +44,13 @@ from rlinf_embodied.compose import choices, compose_math, compose_train
 from rlinf_embodied.config import ClusterConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.drift import Prediction, predict
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_text
+from rlinf_embodied.planning.notation import resolve, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session, make_session
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.training.job import Job
@@ -196,7 +197,7 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
         if preset.is_auto or (names and name not in names):
             continue
         try:
-            plan = resolve_on(pricer.cluster, preset.name, preset.variants, pricer.workflow)
+            plan = resolve(preset.name, preset.variants, pricer.cluster, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
             continue
@@ -246,7 +247,7 @@ def _trained(
             arms[name] = partial(timed_iteration, steps, others, settle)
         found = alternate(arms, count, warm_up=before, quiet=True)
         return {
-            name: outcome(predict(pricer, plan), plan, found[name], digest_of(executors[name]))
+            name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
         }
     finally:
@@ -255,7 +256,7 @@ def _trained(
                 session.close()
 
 
-def outcome(predicted: Prediction, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
+def outcome(predicted: Simulation, plan: Plan, found: Sequence[tuple[float, float]], digest: str) -> Outcome:
     """Returns what is reported of a plan; `found` is what `timed_iteration` gave, iteration by iteration."""
     seconds, outside = zip(*found, strict=True)
     return Outcome(

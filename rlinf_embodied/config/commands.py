@@ -107,7 +107,6 @@ class ExportConfig:
     policy: str = "checkpoint"  # checkpoint or expert
     num_episodes: int = 100
     successes_only: bool = True  # false: write episodes that fail, too
-    greedy: bool = True  # false: sample at the checkpoint's policy.temperature
     video: bool = False  # images as videos (smaller, not exact) instead of PNG
     env: EnvConfig = field(default_factory=EnvConfig)
     run: RunConfig = field(default_factory=RunConfig)

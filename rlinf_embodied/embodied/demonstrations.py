@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.imitation import Demonstrations, join
 from rlinf_embodied.config import EnvConfig, WarmStartConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
-from rlinf_embodied.errors import ConfigError, DataError, SimulatorError
+from rlinf_embodied.errors import DataError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.telemetry.progress import report_progress
@@ -25,19 +26,13 @@ ROWS = 16  # env rows per worker while demonstrating
 _MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
 
 Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
+# numbers of episodes -> what each demonstrates, None for one that does not solve the task
+Demonstrator = Callable[[Sequence[int]], list[Demonstrations | None]]
 
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:
     """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
-
-
-class Demonstrator(Protocol):
-    """The episodes of a source in an env."""
-
-    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        """Returns what the episodes of these numbers demonstrate; None for one that does not solve the task."""
-        ...
 
 
 def demonstrator(source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int) -> Demonstrator:
@@ -53,11 +48,33 @@ def demonstrator(source: DemonstrationSource, env: VectorEnv, start: WarmStartCo
         DataError: vectors of a file have other sizes than those of the env.
         ConfigError: the run's instruction is none of a dataset's tasks.
     """
+    if source.kind is Kind.expert:
+        return partial(_expert, env, start, seed)
     if source.kind is Kind.maniskill:
-        return _Replay(source, env)
-    if source.kind is Kind.lerobot:
-        return _RecordedImages(source, env)
-    return _Expert(env, start, seed)
+        episodes = read_recording(Path(source.path), source.named).episodes
+        _require_size(source, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
+        return partial(_replay, env, episodes)
+    dataset = LeRobotDataset(Path(source.path), source.named)
+    spec, settings = env.spec, "env.options.control_mode, env.options.robot"
+    _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)
+    _require_size(source, STATE, dataset.size(STATE), spec.proprio_dim, "env.options.robot")
+    instruction, tasks = env.state().instruction[0], dataset.tasks
+    rule = f"a policy knows the words that it learned, and the tasks of {source.named}={source.path} are {tasks}"
+    require(instruction in tasks, "env.instruction", instruction, rule, f"set env.instruction={tasks[0]!r}")
+    return lambda numbers: [
+        _recorded(source, spec, number, episode)
+        for number, episode in zip(
+            numbers, dataset.read(numbers, slice(None, None, spec.chunk), spec.cameras), strict=True
+        )
+    ]
+
+
+def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ours: int, settings: str) -> None:
+    if theirs != ours:
+        raise DataError(
+            f"{source.where}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
+            f"{settings} as they were when it was recorded"
+        )
 
 
 def _run(
@@ -97,51 +114,44 @@ def _run(
 
 
 # --------------------------------------------------------------------------------------------------------------- expert
-class _Expert:
+def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
     """The scripted expert: noisy actions are executed, clean ones are the labels."""
 
-    def __init__(self, env: VectorEnv, start: WarmStartConfig, seed: int) -> None:
-        self._env, self._start, self._seed = env, start, seed
-
-    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        observation = self._reset(numbers)
-        return _run(self._env, observation, lambda *step: self._controller(numbers, *step), len(numbers))
-
-    def _reset(self, numbers: Sequence[int]) -> Observation:
-        """Starts an episode per row; where a region is given, restarts it until the object lies in it."""
-        env, rows, seed = self._env, list(range(len(numbers))), self._seed
-        observation = env.reset([int(reset_seed(seed, -1, number)) for number in numbers], rows)
-        region = self._start.region
-        for attempt in range(1, _MOST_STARTS):
-            places = env.object_positions()
-            if region is None or places is None:
-                return observation
-            x, y = places[rows, 0], places[rows, 1]
-            inside = (x >= region[0]) & (x <= region[1]) & (y >= region[2]) & (y <= region[3])
-            again = (~inside).nonzero()[:, 0].tolist()
-            if not again:
-                return observation
-            observation = env.reset([int(reset_seed(seed, -1, numbers[row], attempt)) for row in again], again)
-        raise SimulatorError(
-            f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
-            "draws: use a larger region, in metres"
-        )
-
-    def _controller(self, numbers: Sequence[int], chunk_step: int, labels: list[Tensor]) -> Callable[[int], Tensor]:
-        env = self._env
-
+    def controller(chunk_step: int, labels: list[Tensor]) -> Callable[[int], Tensor]:
         def act(substep: int) -> Tensor:
             clean = env.expert_actions().clamp(-1.0, 1.0)
             labels.append(clean)
             step = chunk_step * env.spec.chunk + substep
             noise = torch.zeros_like(clean)
             moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
-            drawn = normal(self._seed, "demonstration", list(numbers), step, shape=(moved,))
-            levels = torch.tensor(noise_levels(self._start, numbers, step)).to(noise)[:, None]
+            drawn = normal(seed, "demonstration", list(numbers), step, shape=(moved,))
+            levels = torch.tensor(noise_levels(start, numbers, step)).to(noise)[:, None]
             noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * levels
             return (clean + noise).clamp(-1.0, 1.0)
 
         return act
+
+    return _run(env, _reset(env, start.region, seed, numbers), controller, len(numbers))
+
+
+def _reset(env: VectorEnv, region: Sequence[float] | None, seed: int, numbers: Sequence[int]) -> Observation:
+    """Starts an episode per row; where a region is given, restarts it until the object lies in it."""
+    again = list(range(len(numbers)))
+    for attempt in range(_MOST_STARTS):
+        seeds = [reset_seed(seed, -1, numbers[row], *([attempt] if attempt else [])) for row in again]
+        observation = env.reset([int(one) for one in seeds], again)
+        places = env.object_positions()
+        if region is None or places is None:
+            return observation
+        x, y = places[: len(numbers), 0], places[: len(numbers), 1]
+        inside = (x >= region[0]) & (x <= region[1]) & (y >= region[2]) & (y <= region[3])
+        again = (~inside).nonzero()[:, 0].tolist()
+        if not again:
+            return observation
+    raise SimulatorError(
+        f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
+        "draws: use a larger region, in metres"
+    )
 
 
 def noise_levels(start: WarmStartConfig, numbers: Sequence[int], step: int) -> list[float]:
@@ -152,71 +162,34 @@ def noise_levels(start: WarmStartConfig, numbers: Sequence[int], step: int) -> l
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
-class _Replay:
-    """A ManiSkill recording: its seeds and actions are run again, for the run's own cameras, up to its recorded end."""
+def _replay(
+    env: VectorEnv, recording: Sequence[RecordedEpisode], numbers: Sequence[int]
+) -> list[Demonstrations | None]:
+    """Runs seeds and actions of a ManiSkill recording again, for the run's own cameras, up to its recorded end."""
+    spec, episodes = env.spec, [recording[number] for number in numbers]
+    observation = env.reset([episode.seed for episode in episodes], list(range(len(episodes))))
+    chunks = torch.zeros(spec.num_envs, spec.chunks_per_episode, spec.chunk, spec.action_dim)
+    for row, episode in enumerate(episodes):  # the last action is repeated
+        index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
+        chunks[row] = torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
 
-    def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
-        self._env, self._episodes = env, read_recording(Path(source.path), source.named).episodes
-        _require_size(source, "actions", self._episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
+    def act(step: int, labels: list[Tensor]) -> Tensor:
+        labels.extend(chunks[:, step].unbind(1))
+        return chunks[:, step]
 
-    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        env, episodes = self._env, [self._episodes[number] for number in numbers]
-        observation = env.reset([episode.seed for episode in episodes], list(range(len(episodes))))
-        chunks = torch.zeros(env.spec.num_envs, env.spec.chunks_per_episode, env.spec.chunk, env.spec.action_dim)
-        chunks[: len(episodes)] = torch.stack([_chunks(episode, env.spec) for episode in episodes])
-
-        def act(step: int, labels: list[Tensor]) -> Tensor:
-            labels.extend(chunks[:, step].unbind(1))
-            return chunks[:, step]
-
-        lengths = [-(-len(episode.actions) // env.spec.chunk) for episode in episodes]
-        return _run(env, observation, act, len(episodes), lengths)
+    return _run(env, observation, act, len(episodes), [-(-len(episode.actions) // spec.chunk) for episode in episodes])
 
 
-def _chunks(episode: RecordedEpisode, spec: EnvSpec) -> Tensor:
-    """Returns the actions as chunks [H, C, A] that reach the horizon; the last one is repeated."""
-    index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
-    return torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
-
-
-class _RecordedImages:
-    """A LeRobot dataset: its images are recorded, so the simulator is asked for its sizes only."""
-
-    def __init__(self, source: DemonstrationSource, env: VectorEnv) -> None:
-        self._spec, self._where = env.spec, source.where
-        self._dataset = LeRobotDataset(Path(source.path), source.named)
-        size, spec = self._dataset.size, env.spec
-        _require_size(source, ACTION, size(ACTION), spec.action_dim, "env.options.control_mode, env.options.robot")
-        _require_size(source, STATE, size(STATE), spec.proprio_dim, "env.options.robot")
-        instruction, tasks = env.state().instruction[0], self._dataset.tasks
-        if instruction not in tasks:
-            known = ", ".join(repr(task) for task in tasks)
-            raise ConfigError(
-                f"env.instruction is {instruction!r}, but the tasks of {source.named}={source.path} are {known}, "
-                f"and a policy knows the words that it learned: set env.instruction={tasks[0]!r}"
-            )
-
-    def demonstrate(self, numbers: Sequence[int]) -> list[Demonstrations | None]:
-        episodes = self._dataset.read(numbers, slice(None, None, self._spec.chunk), self._spec.cameras)
-        return [self._demonstration(number, episode) for number, episode in zip(numbers, episodes, strict=True)]
-
-    def _demonstration(self, number: int, episode: LeRobotEpisode) -> Demonstrations:
-        require_actions(self._where, f"episode {number}", episode.actions)
-        spec, starts = self._spec, np.arange(0, len(episode), self._spec.chunk)
-        index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
-        parts = spec.of_kind(FeatureKind.state)
-        vectors = torch.from_numpy(episode.state[starts]).split([part.shape[0] for part in parts], 1)
-        observation = Observation(
-            state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
-            instruction=(episode.task,) * len(starts),
-            images={name: torch.from_numpy(episode.images[name]) for name in spec.cameras},
-        )
-        return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
-
-
-def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ours: int, settings: str) -> None:
-    if theirs != ours:
-        raise DataError(
-            f"{source.where}, whose {name} have {theirs} dimensions, but those of the env have {ours}: set "
-            f"{settings} as they were when it was recorded"
-        )
+def _recorded(source: DemonstrationSource, spec: EnvSpec, number: int, episode: LeRobotEpisode) -> Demonstrations:
+    """Returns what an episode of a LeRobot dataset shows; its images are recorded, no simulator runs."""
+    require_actions(source.where, f"episode {number}", episode.actions)
+    starts = np.arange(0, len(episode), spec.chunk)
+    index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
+    parts = spec.of_kind(FeatureKind.state)
+    vectors = torch.from_numpy(episode.state[starts]).split([part.shape[0] for part in parts], 1)
+    observation = Observation(
+        state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
+        instruction=(episode.task,) * len(starts),
+        images={name: torch.from_numpy(episode.images[name]) for name in spec.cameras},
+    )
+    return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)

@@ -25,13 +25,14 @@ from rlinf_embodied.algorithms.transitions import (
     text_column,
 )
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
-from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, EpisodeEnd, Observation, RunningEpisode, VectorEnv
-from rlinf_embodied.plug_ins import load_target, raised_by_user
+from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
+from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 Blocks = tuple[int, ...]
+Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,6 @@ class Shard:
     results: list[ChunkResult] = field(default_factory=list)
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
-    num_cut: int = 0  # episodes of this rollout that do not count
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool = False) -> VectorEnv:
@@ -70,52 +70,33 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     Raises:
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
-    build = load_target(config._target_)
-    try:
-        return cast(VectorEnv, build(config, num_envs, device, render_final))
-    except RlinfError:
-        raise
-    except Exception as error:
-        if config._target_ == EnvConfig()._target_:
-            raise
-        raised = raised_by_user(error) or f"{type(error).__name__}: {error}"
-        raise SimulatorError(
-            f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
-            f"{raised}\nFix it there, or the keys of env.* that it reads; tests/envs/test_env_contract.py "
-            "--env=<yaml> (docs/own_env.md) then tells whether training can use it"
-        ) from error
+    build = cast(Callable[..., VectorEnv], load_target(config._target_))
+    told = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+    action = "\nFix it there, or the keys of env.* that it reads (docs/own_env.md has a test of it)"
+    with named_when_raised(lambda raised: SimulatorError(f"{told}{raised}{action}")):
+        return build(config, num_envs, device, render_final)
 
 
-class Pace:
-    """Robots at `env.control_hz`: their env steps take at least a period each, whatever computes them.
-
-        call ----> step 0 ......| step 1 ......| step 2 ......| ----> returns
-                   1/hz          1/hz           1/hz
+def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None, control_hz: float) -> ChunkResult:
+    """Runs a chunk on robots, whose env steps take at least 1 / control_hz s each, whatever computes them.
 
     What the env computes in a step, images included, is part of its period; the rest is slept.
     """
+    over_s = 0.0  # when the step under way will be over, by time.monotonic
 
-    def __init__(self, control_hz: float) -> None:
-        self._period_s = 1.0 / control_hz
-        self._over_s = 0.0  # when the step under way will be over, by time.monotonic
-
-    def step_chunk(
-        self, env: VectorEnv, actions: Tensor | Callable[[int], Tensor], next_seeds: Sequence[int] | None
-    ) -> ChunkResult:
-        """Runs a chunk; returns no earlier than that number of periods after it was called."""
-
-        def in_time(substep: int) -> Tensor:
-            self._sleep()
-            self._over_s = time.monotonic() + self._period_s
-            return actions[:, substep] if isinstance(actions, Tensor) else actions(substep)
-
-        result = env.step_chunk(in_time, next_seeds)
-        self._sleep()
-        return result
-
-    def _sleep(self) -> None:
-        while (left_s := self._over_s - time.monotonic()) > 0:
+    def sleep() -> None:
+        while (left_s := over_s - time.monotonic()) > 0:
             time.sleep(left_s)
+
+    def in_time(substep: int) -> Tensor:
+        nonlocal over_s
+        sleep()
+        over_s = time.monotonic() + 1.0 / control_hz
+        return actions[:, substep] if isinstance(actions, Tensor) else actions(substep)
+
+    result = env.step_chunk(in_time, next_seeds)
+    sleep()
+    return result
 
 
 class EnvStage:
@@ -126,7 +107,6 @@ class EnvStage:
     def __init__(self, config: EnvStageConfig) -> None:
         self._config = config
         self._size = config.env.block_size
-        self._pace = Pace(config.env.control_hz) if config.env.control_hz else None
         self._shards: dict[Blocks, Shard] = {}
 
     def setup(self, context: StageContext) -> EnvSpec:
@@ -151,10 +131,9 @@ class EnvStage:
 
     def _begin(self, shard: Shard) -> None:
         """Forgets the rollout before."""
-        shard.results, shard.steps, shard.ended, shard.num_cut = [], [], [], 0
+        shard.results, shard.steps, shard.ended, shard.next_seeds = [], [], [], None
         shard.episode[:] = 0
         shard.begun[:] = 0
-        shard.next_seeds = None
 
     def _seeds(self, shard: Shard, step_context: StepContext, episode: np.ndarray) -> np.ndarray:
         """Reset seeds of each row's episode of that number: keyed by its group, never by worker or shard."""
@@ -167,44 +146,52 @@ class EnvStage:
         if step_context.iteration < self._config.expert_iterations:
             chosen = shard.env.expert_actions().clamp(-1.0, 1.0)[:, None].split(self._size)
             actions = dict(zip(actions, chosen, strict=True))
-        if all(chunk is None for chunk in actions.values()):
+        shown = [chunk for chunk in actions.values() if chunk is not None]
+        if not shown:
             return dict.fromkeys(actions)
         spec = shard.env.spec
-        first = next(chunk for chunk in actions.values() if chunk is not None)
-        idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=first.device)
-        if first.shape[1:] != idle.shape[1:]:
+        idle = torch.zeros(self._size, spec.chunk, spec.action_dim, device=shown[0].device)
+        if shown[0].shape[1:] != idle.shape[1:]:
             raise ConfigError(
-                f"the policy acts in chunks of {list(first.shape[1:])}, but {spec.task} takes {list(idle.shape[1:])}: "
-                "give env.chunk, and what decides the size of its actions, as they were when it was trained"
+                f"the policy acts in chunks of {list(shown[0].shape[1:])}, but {spec.task} takes "
+                f"{list(idle.shape[1:])}: give env.chunk, and what decides the size of its actions, as in its training"
             )
-        chunk = torch.cat([idle if a is None else a for a in actions.values()])
-        return self._advance(shard, chunk, self._next_seeds(shard, step_context))
-
-    def _next_seeds(self, shard: Shard, step_context: StepContext) -> list[int] | None:
         if self._config.env.auto_reset and shard.next_seeds is None:
             shard.next_seeds = self._seeds(shard, step_context, shard.episode + 1).tolist()
-        return shard.next_seeds
+        chunk = torch.cat([idle if a is None else a for a in actions.values()])
+        return self._advance(shard, chunk, shard.next_seeds)
 
-    def _advance(
-        self, shard: Shard, actions: Tensor | Callable[[int], Tensor], seeds: Sequence[int] | None
-    ) -> dict[int, Observation | None]:
+    def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
         """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
-        before = self._before(shard)
-        env, pace = shard.env, self._pace
-        result = env.step_chunk(actions, seeds) if pace is None else pace.step_chunk(env, actions, seeds)
+        before, env, rate = self._before(shard), shard.env, self._config.env.control_hz
+        result = paced(env, actions, seeds, rate) if rate else env.step_chunk(actions, seeds)
         if before:
             assert isinstance(actions, Tensor)
             shard.steps.append(self._transition(before, actions, result))
-        self._count(shard, result.episodes)
-        shard.results.append(self._light(result))
-        final = list(result.final_rows)
-        shard.next_seeds = None if final else shard.next_seeds
-        shard.episode[final] += 1
-        shard.begun[final] = len(shard.results)
+        for end in result.episodes:
+            if self._seen_whole(shard, end.row):
+                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics), end.task))
+        # what nobody downstream reads is forgotten: images stay with the policy that saw them
+        final = result.final_observation
+        if final is not None and not self._config.keep_images:
+            final = final.without_images()
+        shard.results.append(replace(result, final_observation=final, observation=result.observation.without_images()))
+        rows = list(result.final_rows)
+        shard.next_seeds = None if rows else shard.next_seeds
+        shard.episode[rows] += 1
+        shard.begun[rows] = len(shard.results)
         if seeds is None:
-            shard.running[final] = False
+            shard.running[rows] = False
         shard.observation = result.observation
         return self._by_block(shard, result.observation)
+
+    def _seen_whole(self, shard: Shard, row: int) -> bool:
+        """Whether a row's episode counts: it began early enough to end within the rollout in every case.
+
+        If the early ends among the others counted, quick successes would be counted and slow failures would not.
+        """
+        env = self._config.env
+        return env.carry_over or int(shard.begun[row]) + env.chunks_per_episode <= env.chunks_per_rollout
 
     def _before(self, shard: Shard) -> Columns:
         """Returns what transitions hold of the moment before a step; {} where none are kept."""
@@ -233,29 +220,6 @@ class EnvStage:
         }
         return {name: columns[name] for name in self._config.transitions}
 
-    def _count(self, shard: Shard, ends: Sequence[EpisodeEnd]) -> None:
-        """Files the episodes that ended.
-
-        An episode that began too late to end within the rollout in every case counts as cut: if the early
-        ends among them counted, and only they, quick successes would be counted and slow failures would not.
-        """
-        for end in ends:
-            if self._seen_whole(shard, end.row):
-                shard.ended.append(Episode(int(shard.env_ids[end.row]), end.seed, dict(end.metrics), end.task))
-            else:
-                shard.num_cut += 1
-
-    def _seen_whole(self, shard: Shard, row: int) -> bool:
-        env = self._config.env
-        return env.carry_over or int(shard.begun[row]) + env.chunks_per_episode <= env.chunks_per_rollout
-
-    def _light(self, result: ChunkResult) -> ChunkResult:
-        """Forgets what nobody downstream reads: images stay with the policy that saw them."""
-        final = result.final_observation
-        if final is not None and not self._config.keep_images:
-            final = final.without_images()
-        return replace(result, final_observation=final, observation=result.observation.without_images())
-
     def _by_block(self, shard: Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
         by_block: dict[int, Observation | None] = {}
@@ -269,13 +233,18 @@ class EnvStage:
         shard = self._shards[tuple(blocks)]
         assert shard.observation is not None
         columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
-        groups = {} if self._config.transitions else self._group_success(cast("dict[int, EnvColumns]", columns))
+        groups: dict[int, tuple[bool, ...]] = {}
+        size = self._config.group_size
+        if size > 1 and not self._config.transitions:
+            for block, column in cast("dict[int, EnvColumns]", columns).items():
+                first = block * (self._size // size)
+                groups |= {first + k: tuple(part.tolist()) for k, part in enumerate(column.success.split(size))}
         env_steps = sum(int(result.valid.sum()) for result in shard.results)
-        begun = shard.running & (shard.begun < len(shard.results))  # not those that are to begin
-        late = sum(not self._seen_whole(shard, int(row)) for row in np.flatnonzero(begun))
-        report = RolloutReport(tuple(shard.ended), env_steps, groups, shard.num_cut + late)
+        begun = np.flatnonzero(shard.running & (shard.begun < len(shard.results)))  # not those that are to begin
+        late = sum(not self._seen_whole(shard, int(row)) for row in begun)
+        num_cut = late + sum(len(result.episodes) for result in shard.results) - len(shard.ended)
         shard.results, shard.steps = [], []
-        return Output(columns, report)
+        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut))
 
     def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
         """Returns a block's part of the rollout, or its transitions step by step."""
@@ -310,16 +279,6 @@ class EnvStage:
             round=step_context.round,
         )
 
-    def _group_success(self, columns: Mapping[int, EnvColumns]) -> dict[int, tuple[bool, ...]]:
-        size = self._config.group_size
-        if size == 1:
-            return {}
-        return {
-            block * (self._size // size) + k: tuple(members.tolist())
-            for block, column in columns.items()
-            for k, members in enumerate(column.success.split(size))
-        }
-
     def leave(self) -> None:
         """Closes the simulators: foreign ones have processes, others GPU memory."""
         for shard in self._shards.values():
@@ -330,8 +289,7 @@ class EnvStage:
     def offload(self, step_context: StepContext) -> None:
         """Does nothing: on a CPU a simulator holds no memory that another stage could use."""
 
-    def onload(self, step_context: StepContext) -> None:
-        """Does nothing."""
+    def onload(self, step_context: StepContext) -> None: ...
 
     # --------------------------------------------------------------------------------------------------- carry-over
     def export_state(self, step_context: StepContext) -> dict[str, Tensor]:
@@ -347,11 +305,11 @@ class EnvStage:
     def import_state(self, step_context: StepContext, state: Mapping[str, Tensor]) -> None:
         """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, to none."""
         for shard in self._shards.values():
-            running = [f"{env_id}.seed" in state for env_id in shard.env_ids]
             episodes = [
-                RunningEpisode(int(state[f"{env_id}.seed"][0]), state[f"{env_id}.actions"]) if runs else None
-                for env_id, runs in zip(shard.env_ids, running, strict=True)
+                RunningEpisode(int(state[f"{i}.seed"][0]), state[f"{i}.actions"]) if f"{i}.seed" in state else None
+                for i in shard.env_ids
             ]
+            running = [episode is not None for episode in episodes]
             shard.observation = shard.env.restore(episodes) if any(running) else None
             if any(running):
                 shard.running[:] = running

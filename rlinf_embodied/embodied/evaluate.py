@@ -18,10 +18,10 @@ from rlinf_embodied.embodied.evaluation import (
     held_out,
     policy_stage,
 )
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, has_two_levels, saved_hierarchy
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import differences, fingerprint, trained_under, which_backend
+from rlinf_embodied.embodied.policy_folder import USE_ITS_OWN, differences, fingerprint, trained_under
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, open_session
@@ -40,17 +40,15 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    cluster, checkpoint = find_cluster(config.cluster), str(config.checkpoint)
-    policy = _policy(config, cluster.kind)
-    require_env_target(config.env)
+    cluster = find_cluster(config.cluster)
     default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = RunFolder(Path(config.run.dir or default))
-    videos = str(folder.videos) if config.eval.record_video else None
-    acting: Acting = "expert" if config.policy == "expert" else "random" if config.policy == "random" else "policy"
+    where = Path(config.run.dir or default)
+    videos = str(where / "videos") if config.eval.record_video else None
+    acting: Acting = config.policy if config.policy in ("expert", "random") else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
-    stage = StageSpec("eval_policy", f"{NoPolicyStage.__module__}.NoPolicyStage", None)
-    if policy is not None:
-        stage = _acting(policy, checkpoint, asked)
+    stage = _policy_stage(config, asked, cluster.kind)
+    require_env_target(config.env)
+    folder = RunFolder(where)
     with open_session(config.cluster) as session:
         view = LiveView(1)
 
@@ -67,37 +65,31 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     return folder.read_json("eval_info.json")
 
 
-def _policy(config: EvaluateConfig, kind: str) -> PolicyConfig | None:
-    """Returns the section of the policy that acts; None: expert or random actions."""
-    checkpoint = str(config.checkpoint)
+def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str) -> StageSpec:
+    """Returns the stage in which a policy acts, with its high-level one if there is one, or expert and random do.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or foreign, or was trained under other conditions.
+    """
+    checkpoint, name = str(config.checkpoint), "eval_policy"
     if config.policy == "sb3":
         if not Path(checkpoint).is_file():
             raise CheckpointError(
                 f"checkpoint is {checkpoint!r}, but policy=sb3 reads a file and there is none: give the <file>.zip "
                 "that model.save(...) of Stable-Baselines3 wrote"
             )
-        return _SB3
+        return policy_stage(name, _SB3, checkpoint, asked)
     if config.policy != "checkpoint":
-        return None
+        return StageSpec(name, f"{NoPolicyStage.__module__}.NoPolicyStage", None)
     trained = trained_under(checkpoint)
     found = differences(trained.fingerprint, fingerprint(config.env, trained.policy, kind))
     if found and not config.allow_mismatch:
         raise CheckpointError(
             f"checkpoint {checkpoint} was trained under other conditions than this evaluation: {'; '.join(found)}. "
-            f"{which_backend(found)}Its number would not mean what it seems to: use the checkpoint's own settings, or "
-            "allow_mismatch=true"
+            f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"
         )
     require_policy_class(trained.policy, cloned=False)
-    return trained.policy
-
-
-def _acting(policy: PolicyConfig, checkpoint: str, asked: EvaluationEnvConfig) -> StageSpec:
-    """Returns the stage in which a checkpoint's policy acts, asking its high-level one if there is one."""
-    if not has_two_levels(checkpoint):
-        return policy_stage("eval_policy", policy, checkpoint, asked)
-    folder = str(Path(checkpoint) / HIGH_FOLDER)
-    hierarchy = saved_hierarchy(checkpoint, trained_under(folder).policy)
-    return policy_stage("eval_policy", policy, checkpoint, asked, hierarchy, folder)
+    return policy_stage(name, trained.policy, checkpoint, asked, trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}")
 
 
 def _print(config: EvaluateConfig, result: EvaluationResult) -> None:

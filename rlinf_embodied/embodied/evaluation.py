@@ -6,12 +6,10 @@ workers.  Evaluation seeds lie below 2^30, training seeds do not, so that the tw
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,11 +23,11 @@ from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, Policy
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
-from rlinf_embodied.embodied.outcome import EvaluationResult, tile, write_mp4
+from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
-from rlinf_embodied.interfaces.envs import EnvSpec, EpisodeEnd, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session, of_type
@@ -43,33 +41,27 @@ Acting = Literal["policy", "expert", "random"]  # expert and random act inside t
 class EvaluationEnvConfig(EnvStageConfig):
     """An EnvStageConfig for held-out episodes."""
 
-    eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
     videos: str | None = None  # folder
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
 
 
-def evaluation_env(env: EnvConfig, num_envs: int) -> EnvConfig:
-    """Returns the env section for evaluation: whole episodes of fixed length."""
-    block = math.gcd(env.block_size, num_envs)
-    return dataclasses.replace(
-        env,
-        num_envs=num_envs,
-        block_size=block,
-        auto_reset=False,
-        carry_over=False,
-        hold_steps=0,
-        chunks_per_rollout=env.chunks_per_episode,
-    )
-
-
 def held_out(
     env: EnvConfig, how: EvalConfig, run: RunConfig, videos: str | None = None, acting: Acting = "policy"
 ) -> EvaluationEnvConfig:
-    """Returns the episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder for these."""
-    whole = evaluation_env(env, min(how.num_envs, how.num_episodes))
-    ends = dataclasses.replace(whole, hold_steps=1) if how.end_at_success else whole
-    return EvaluationEnvConfig(ends, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
+    """Returns the whole episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder."""
+    rows = min(how.num_envs, how.num_episodes)
+    whole = replace(
+        env,
+        num_envs=rows,
+        block_size=math.gcd(env.block_size, rows),
+        auto_reset=False,
+        carry_over=False,
+        hold_steps=1 if how.end_at_success else 0,
+        chunks_per_rollout=env.chunks_per_episode,
+    )
+    return EvaluationEnvConfig(whole, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
 
 
 class EvaluationEnvStage(EnvStage):
@@ -84,16 +76,16 @@ class EvaluationEnvStage(EnvStage):
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
-        shard = self._shards[blocks]
+        shard, how = self._shards[blocks], self._eval.eval
         numbers = self._numbers(shard, step_context)
-        rows = np.nonzero(numbers < self._eval.eval.num_episodes)[0].tolist()
+        rows = np.nonzero(numbers < how.num_episodes)[0].tolist()
         self._begin(shard)
         shard.running[:] = False
         shard.running[rows] = True
-        filmed = [row for row in rows if numbers[row] < self._eval.eval.num_videos and self._eval.videos is not None]
-        shard.env.record(filmed, self._eval.eval.video_size)
+        filmed = [row for row in rows if numbers[row] < how.num_videos and self._eval.videos is not None]
+        shard.env.record(filmed, how.video_size)
         if rows:
-            shard.observation = shard.env.reset([self._eval.eval.seed + int(numbers[row]) for row in rows], rows)
+            shard.observation = shard.env.reset([how.seed + int(numbers[row]) for row in rows], rows)
         return self._by_block(shard, shard.observation) if shard.observation else dict.fromkeys(blocks)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
@@ -101,85 +93,27 @@ class EvaluationEnvStage(EnvStage):
         if self._eval.acting == "policy" or all(chunk is None for chunk in actions.values()):
             return super().step(step_context, actions)
         shard = self._shards[tuple(actions)]
-        if self._eval.acting == "random":
-            return self._advance(shard, self._random(shard, step_context), None)
-        return self._advance(shard, lambda substep: shard.env.expert_actions(), None)
-
-    def _random(self, shard: Shard, step_context: StepContext) -> Tensor:
-        """Uniform actions [N, C, A], keyed by the episode."""
-        spec, numbers = shard.env.spec, self._numbers(shard, step_context)
-        shape = (spec.chunk, spec.action_dim)
-        drawn = uniform(self._eval.seed, "random", numbers, step_context.chunk_step, shape=shape)
-        return torch.from_numpy(drawn * 2 - 1)
+        if self._eval.acting == "expert":
+            return self._advance(shard, lambda substep: shard.env.expert_actions(), None)
+        spec, keys = shard.env.spec, (self._numbers(shard, step_context), step_context.chunk_step)
+        drawn = uniform(self._eval.seed, "random", *keys, shape=(spec.chunk, spec.action_dim))
+        return self._advance(shard, torch.from_numpy(drawn * 2 - 1), None)
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
         shard = self._shards[tuple(blocks)]
-        ends = [end for result in shard.results for end in result.episodes]
         steps = sum(int(result.valid.sum()) for result in shard.results)
-        self._write_videos(shard, {end.row: end for end in ends}, step_context)
+        ends = {end.row: end for result in shard.results for end in result.episodes}
+        for row, frames in shard.env.take_frames().items():
+            if frames and self._eval.videos is not None:
+                folder, known = Path(self._eval.videos) / f"step_{step_context.iteration}", ends[row].metrics
+                outcome = f"return={known['return']:.1f}"
+                if "success_once" in known:
+                    outcome = f"success={int(known['success_once'] > 0)}"
+                name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
+                write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
         shard.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
-
-    def _write_videos(self, shard: Shard, ends: Mapping[int, EpisodeEnd], step_context: StepContext) -> None:
-        filmed = {row: [f.cpu().numpy() for f in frames] for row, frames in shard.env.take_frames().items() if frames}
-        if not filmed or self._eval.videos is None:
-            return
-        folder = Path(self._eval.videos) / f"step_{step_context.iteration}"
-        for row, frames in filmed.items():
-            end = ends[row]
-            write_mp4(folder / f"{file_name(shard.env.spec.task)}--seed={end.seed}--{_outcome(end)}.mp4", frames)
-        if 0 in shard.env_ids[list(filmed)]:
-            write_mp4(folder / "tiled.mp4", tile(list(filmed.values())))
-
-
-class EvaluationPolicyStage(RolloutStage):
-    """Acts greedily, or samples with noise keyed by the episode; keeps nothing.
-
-    It holds the weights on the device only while it evaluates, so that training's switches free the memory.
-    """
-
-    _user = "eval_policy"
-
-    def __init__(self, config: EvaluationPolicyConfig) -> None:
-        super().__init__(config)
-        self._eval = config
-
-    def setup(self, context: StageContext) -> None:
-        """Takes the worker's policy, or loads it."""
-        super().setup(context)
-        self._shared.leave(self._user)
-
-    def step(
-        self, step_context: StepContext, observations: Mapping[int, Observation | None]
-    ) -> dict[int, Tensor | None]:
-        if step_context.chunk_step == 0:
-            self._shared.enter(self._user)
-        return super().step(step_context, observations)
-
-    def _noise(self, step_context: StepContext, block: int) -> Tensor:
-        size = self._config.block_size
-        numbers = step_context.round * self._eval.num_envs + np.arange(block * size, (block + 1) * size)
-        purpose = "evaluate" if self._config.name == "policy" else f"{self._config.name} evaluate"
-        drawn = self._policy.spec.noise.draw(self._config.seed, purpose, numbers, step_context.chunk_step)
-        return drawn.to(self._device)
-
-    def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        self._shared.leave(self._user)
-        return super().close(step_context, observations)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPolicyConfig(PolicyStageConfig):
-    """A PolicyStageConfig with what evaluation adds."""
-
-    num_envs: int = 1  # episodes of a round
-
-
-class EvaluationTwoLevelStage(TwoLevelStage):
-    """Acts with both policies as `EvaluationPolicyStage` does."""
-
-    _level = EvaluationPolicyStage
 
 
 def policy_stage(
@@ -191,32 +125,22 @@ def policy_stage(
     high_folder: str = "",
 ) -> StageSpec:
     """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
-    env = asked.env
-    acting = partial(
-        EvaluationPolicyConfig,
-        seed=asked.seed,
-        block_size=env.block_size,
-        exact=asked.exact,
-        rows_per_call=env.rows_per_call,
-        greedy=asked.eval.greedy,
-        records=False,
-        num_envs=env.num_envs,
+    exact, greedy = asked.exact, asked.eval.greedy
+    low = PolicyStageConfig(
+        *(policy, folder, asked.env, asked.seed), exact=exact, greedy=greedy, records=False, evaluates=True
     )
-    low = acting(policy, folder)
     if hierarchy is None or not hierarchy.on:
-        return StageSpec(name, f"{__name__}.EvaluationPolicyStage", low)
-    high = acting(hierarchy.policy, high_folder, name=HIGH_POLICY)
-    return StageSpec(name, f"{__name__}.EvaluationTwoLevelStage", TwoLevelConfig(low, high, hierarchy))
+        return StageSpec(name, f"{RolloutStage.__module__}.RolloutStage", low)
+    high = replace(low, policy=hierarchy.policy, folder=high_folder, name=HIGH_POLICY)
+    return StageSpec(name, f"{TwoLevelStage.__module__}.TwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
 class NoPolicyStage:
     """Stands where a policy would, while expert or random actions are taken inside the env stage."""
 
-    def __init__(self, config: None) -> None:
-        """Needs nothing."""
+    def __init__(self, config: None) -> None: ...
 
-    def setup(self, context: StageContext) -> None:
-        """Needs nothing."""
+    def setup(self, context: StageContext) -> None: ...
 
     def step(
         self, step_context: StepContext, observations: Mapping[int, Observation | None]
@@ -250,22 +174,18 @@ class Evaluation:
             target: share of episodes that have to end solved; once too many did not, the rest is not run.
             progress: called after each round with ("episodes", done, total, how many are solved).
         """
-        env, evaluation = asked.env, asked.eval
-        self._progress = progress
-        self.stage, opener = policy.name, policy.name.replace("policy", "env")
-        rounds = -(-evaluation.num_episodes // env.num_envs)
-        self._num_episodes, self._target = evaluation.num_episodes, target
-        self._wanted = max_failures(evaluation.num_episodes, target or 0.0)
+        env = asked.env
+        self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
+        self._num_episodes, self._target, self._progress = asked.eval.num_episodes, target, progress
         self._max_failures = self._num_episodes
-        loop = Loop("evaluation", opener, policy.name, env.chunks_per_rollout)
-        again = Repeat("evaluation", None, opener, self._decide, rounds)
+        loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
+        again = Repeat("evaluation", None, self._opener, self._decide, -(-self._num_episodes // env.num_envs))
         kinds = CORES if cluster.cores_beside else ()
-        stages = {opener: StageSpec(opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds), policy.name: policy}
+        opener = StageSpec(self._opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds)
+        stages = {opener.name: opener, policy.name: policy}
         workflow = Workflow("evaluation", env.num_blocks, stages, loops={"evaluation": loop}, repeat=again)
         self.executor = Executor.on_all_devices(workflow, session, cluster)
-        self._opener = opener
-        self._videos = None if asked.videos is None else Path(asked.videos)
-        self.env_spec = of_type(self.executor.facts[opener], EnvSpec)[0]
+        self.env_spec = of_type(self.executor.facts[opener.name], EnvSpec)[0]
         rule = f"{self.env_spec.task} does not tell whether it is solved, so no share of its episodes can be"
         require(target is None or self.env_spec.has_success, "run.until_success", target, rule, "leave it out")
 
@@ -283,23 +203,20 @@ class Evaluation:
 
         With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
         """
-        self._max_failures = self._num_episodes
-        if self._target is not None and best is not None:
-            self._max_failures = max(self._wanted, max_failures(self._num_episodes, best))
+        number, known = self._num_episodes, self.env_spec.has_success
+        wanted = max_failures(number, self._target or 0.0)
+        self._max_failures = number if best is None or not self._target else max(wanted, max_failures(number, best))
         result = self.executor.run(StepContext(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
-        mean = lambda key: sum(e.metrics[key] for e in episodes) / len(episodes)  # noqa: E731
-        rate = lambda key: Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes))  # noqa: E731
-        whole, known = len(episodes) == self._num_episodes, self.env_spec.has_success
-        at_end = rate("success_at_end") if known else None
+        mean = episode_means(episodes)
+        once, at_end = (
+            Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
+            for key in ("success_once", "success_at_end")
+        )
+        whole = len(episodes) == number
         return EvaluationResult(
-            rate("success_once") if known else None,
-            at_end,
-            mean("return"),
-            mean("episode_len"),
-            tuple(episodes),
-            tuple(result.spans),
+            *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
             score=at_end.value if whole and at_end is not None else None,
         )
 
@@ -307,12 +224,6 @@ class Evaluation:
 def file_name(task: str) -> str:
     """Returns a task's name with nothing in it that a file's may not hold, "ALE/Pong-v5" as "ALE-Pong-v5"."""
     return re.sub(r"[^\w.@+=-]+", "-", task)
-
-
-def _outcome(end: EpisodeEnd) -> str:
-    if "success_once" in end.metrics:
-        return f"success={int(end.metrics['success_once'] > 0)}"
-    return f"return={end.metrics['return']:.1f}"
 
 
 def max_failures(num_episodes: int, target: float) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.hierarchy import has_two_levels
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import (
     PHYSICS,
@@ -32,26 +30,7 @@ from rlinf_embodied.plug_ins import env_options
 from rlinf_embodied.randomness import reset_seed
 
 _FPS = 20  # control steps of ManiSkill's tasks per second
-# (numbers of the episodes, env step, what all rows show) -> actions float32 [N, A]
-_Acting = Callable[[range, int, Observation], Tensor]
-
-
-@dataclass(slots=True)
-class _Taken:
-    """One episode, step by step, until the task has stayed solved for long enough."""
-
-    seen: list[Observation] = field(default_factory=list)  # before each action, one row each
-    actions: list[Tensor] = field(default_factory=list)  # float32 [A]
-    success: list[bool] = field(default_factory=list)  # after each action
-
-    @property
-    def solved(self) -> bool:
-        """Whether it ends solved."""
-        return self.success[-1]
-
-    def lasts(self, steps: int) -> bool:
-        """Whether the task has been solved after each of the last `steps` actions."""
-        return len(self.success) >= steps and all(self.success[-steps:])
+_Acting = Callable[[int, Observation], Tensor]  # (env step, what all rows show) -> actions float32 [N, A]
 
 
 def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> dict[str, int]:
@@ -71,7 +50,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     out = Path(config.out)
     require_exportable(config, out)
     env = make_env(replace(for_demonstrations(config.env), chunk=1), ROWS, "cpu")
-    taken: list[_Taken] = []
+    taken: list[tuple[bool, LeRobotEpisode]] = []
     try:
         act = _acting(config, env)
         for first in range(0, config.num_episodes, ROWS):
@@ -80,15 +59,15 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             progress(numbers.stop, config.num_episodes)
     finally:
         env.close()
-    kept = [episode for episode in taken if episode.solved or not config.successes_only]
+    kept = [episode for solved, episode in taken if solved or not config.successes_only]
     if not kept:
         raise SimulatorError(
             f"none of {len(taken)} episodes of {config.env.task} was solved, and successes_only is true: there is "
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
     robot = getattr(env_options(config.env), "robot", None) or "default"
-    write_dataset(out, [_frames(episode) for episode in kept], _FPS, robot, video=config.video)
-    return {"run": len(taken), "solved": sum(episode.solved for episode in taken), "written": len(kept)}
+    write_dataset(out, kept, _FPS, robot, video=config.video)
+    return {"run": len(taken), "solved": sum(solved for solved, _ in taken), "written": len(kept)}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
@@ -96,73 +75,64 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     """Refuses what would be found out, or passed over, only after all episodes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
-    if not config.env.cameras:
-        raise ConfigError(
-            "env.cameras is [], but a dataset holds images: name cameras, or choose an env such as env=maniskill_push"
-        )
-    if config.policy == "expert":
-        why = why_no_expert(config.env)
-        if why is not None:
-            raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
-        require_env_target(config.env)
-        return
-    assert config.checkpoint is not None
-    rule = "a recording says what one policy did, and this checkpoint has two levels of them"
-    require(not has_two_levels(config.checkpoint), "checkpoint", config.checkpoint, rule, "use one with one policy")
-    theirs = trained_under(config.checkpoint)
+    rule, action = "a dataset holds images", "name cameras, or choose an env such as env=maniskill_push"
+    require(bool(config.env.cameras), "env.cameras", config.env.cameras, rule, action)
     require_env_target(config.env)
-    require_policy_class(theirs.policy, cloned=False)
-    if theirs.env.cameras:
-        folder = Path(config.checkpoint)
-        require_conditions("checkpoint", folder, config.env, theirs.policy, "cpu", logged=PHYSICS)
+    if config.policy == "expert" and (why := why_no_expert(config.env)) is not None:
+        raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
+    if config.policy != "expert":
+        folder = str(config.checkpoint)
+        theirs = trained_under(folder)
+        rule = "a recording says what one policy did, and this checkpoint has two levels of them"
+        require(theirs.hierarchy is None, "checkpoint", folder, rule, "use one with one policy")
+        require_policy_class(theirs.policy, cloned=False)
+        if theirs.env.cameras:
+            require_conditions("checkpoint", Path(folder), config.env, theirs.policy, "cpu", PHYSICS)
 
 
 # --------------------------------------------------------------------------------------------------------------- acting
 def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
-        return lambda numbers, step, shown: env.expert_actions()
+        return lambda step, shown: env.expert_actions()
     folder = str(config.checkpoint)
     trained = trained_under(folder)
-    settings, chunk = trained.policy, []
-    policy, executed = load_policy(settings, folder, "cpu").policy, trained.env.executed
+    policy, executed = load_policy(trained.policy, folder, "cpu").policy, trained.env.executed
+    chunk: list[Tensor] = []
 
     @torch.no_grad()
-    def act(numbers: range, step: int, shown: Observation) -> Tensor:
+    def act(step: int, shown: Observation) -> Tensor:
         if step == 0:
             require_fitting(folder, shown)
         if step % executed == 0:
-            rows = np.asarray([*numbers, *[0] * (ROWS - len(numbers))])
-            drawn = lambda: policy.spec.noise.draw(config.run.seed, "export", rows, step // executed)  # noqa: E731
-            noise = None if config.greedy else drawn()
-            chunk[:] = policy.act(policy.encode(shown), noise, settings.temperature).actions.unbind(1)
+            chunk[:] = policy.act(policy.encode(shown), None, trained.policy.temperature).actions.unbind(1)
         return chunk[step % executed]
 
     return act
 
 
-def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -> list[_Taken]:
-    """Runs an episode per row, at most ROWS of them, until the task has stayed solved for env.hold_steps."""
-    hold_steps = config.env.hold_steps or config.env.horizon
+def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -> list[tuple[bool, LeRobotEpisode]]:
+    """Runs an episode per row until the task has stayed solved for env.hold_steps; returns which end solved."""
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
-    episodes = [_Taken() for _ in seeds]
+    seen: list[list[Observation]] = [[] for _ in seeds]  # before each action, one row each
+    actions: list[list[Tensor]] = [[] for _ in seeds]  # float32 [A]
+    held = [0] * len(seeds)  # env steps for which the task has been solved without a break
     observation = env.reset(seeds, list(range(len(seeds))))
     for step in range(env.spec.horizon):
-        actions = act(numbers, step, observation).clamp(-1.0, 1.0)
-        result = env.step_chunk(actions[:, None])
-        for row, episode in enumerate(episodes):
-            if episode.lasts(hold_steps):
-                continue
-            episode.seen.append(observation.rows([row]))
-            episode.actions.append(actions[row].cpu())
-            episode.success.append(bool(result.success[row].any()))
-        observation = result.observation
-        if all(episode.lasts(hold_steps) for episode in episodes):
+        live = [row for row, steps in enumerate(held) if steps < (config.env.hold_steps or config.env.horizon)]
+        if not live:
             break
-    return episodes
+        chosen = act(step, observation).clamp(-1.0, 1.0)
+        result = env.step_chunk(chosen[:, None])
+        for row in live:
+            seen[row].append(observation.rows([row]).to("cpu"))
+            actions[row].append(chosen[row].cpu())
+            held[row] = held[row] + 1 if bool(result.success[row].any()) else 0
+        observation = result.observation
+    return [(steps > 0, _frames(shown, acted)) for steps, shown, acted in zip(held, seen, actions, strict=True)]
 
 
-def _frames(episode: _Taken) -> LeRobotEpisode:
-    seen = Observation.concatenate([observation.to("cpu") for observation in episode.seen])
-    images = {name: shown.numpy() for name, shown in seen.images.items()}
-    return LeRobotEpisode(seen.instruction[0], torch.stack(episode.actions).numpy(), seen.proprio.numpy(), images)
+def _frames(seen: list[Observation], actions: list[Tensor]) -> LeRobotEpisode:
+    whole = Observation.concatenate(seen)
+    images = {name: shown.numpy() for name, shown in whole.images.items()}
+    return LeRobotEpisode(whole.instruction[0], torch.stack(actions).numpy(), whole.proprio.numpy(), images)

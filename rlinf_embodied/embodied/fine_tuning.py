@@ -10,7 +10,6 @@ learns from them, which uses them in every epoch.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -30,8 +29,6 @@ from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import of_type
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +62,8 @@ def fine_tuning_stage(
     """Returns what the stage needs to know; it starts from the policy in a folder."""
     assert isinstance(config.algorithm, SFTConfig)
     return FineTuningConfig(
-        PolicyStageConfig(config.policy, policy_folder, config.run.seed, config.env.block_size),
-        env=config.env,
+        PolicyStageConfig(config.policy, policy_folder, config.env, config.run.seed, exact=config.run.exact.holds),
         num_iterations=config.run.num_iterations,
-        exact=config.run.exact.holds,
         algorithm=config.algorithm,
         sources=sources,
         start=config.warm_start,
@@ -90,8 +85,6 @@ def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgr
         done += sum(answer["episodes"] for answer in answers)
         used += sum(answer["used"] for answer in answers)
         progress("demonstrations", done, total, f"{used} solved")
-    if used < total and (source := stage.sources[0]).kind is not Kind.expert:
-        _LOG.warning("%d of %d episodes of %s do not solve the task here", total - used, total, source.named)
     executor.call(ACTOR, "prepare", StepContext(0))
 
 
@@ -113,7 +106,7 @@ class FineTuningLearner(PolicyLearner):
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
         rows = 1 if kinds == {Kind.lerobot} else ROWS
-        self._env: VectorEnv = make_env(for_demonstrations(config.env), rows, self.device)
+        self._env: VectorEnv = make_env(for_demonstrations(config.model.env), rows, self.device)
         settings = (self._env, config.start, config.model.seed)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
@@ -125,18 +118,15 @@ class FineTuningLearner(PolicyLearner):
         """Makes the demonstrations of one round; returns how many episodes it has, and how many of them are used."""
         if step_context.iteration >= len(self._rounds):
             return {"episodes": 0, "used": 0}
-        batch = self._rounds[step_context.iteration]
-        found = self._demonstrators[batch[0][0]].demonstrate([number for _, number, _, _ in batch])
+        batch, sources = self._rounds[step_context.iteration], self._config.sources
+        found = self._demonstrators[batch[0][0]]([number for _, number, _, _ in batch])
         for (_, _, block, out), part in zip(batch, found, strict=True):
-            if part is not None:
-                self._found.setdefault((block, out), []).append(self._of_images(part))
+            if part is None:
+                continue
+            if any(source.kind is Kind.lerobot for source in sources):  # which shows neither of these
+                part = replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
+            self._found.setdefault((block, out), []).append(part)
         return {"episodes": len(batch), "used": sum(part is not None for part in found)}
-
-    def _of_images(self, part: Demonstrations) -> Demonstrations:
-        """Returns what all sources can show: a dataset knows neither the simulator's state nor where objects are."""
-        if all(source.kind is not Kind.lerobot for source in self._config.sources):
-            return part
-        return replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
 
     def prepare(self, step_context: StepContext) -> None:
         """Closes the simulator, and measures the demonstrations where the policy is new.
@@ -146,26 +136,24 @@ class FineTuningLearner(PolicyLearner):
             DataError: none is left that could be held out.
         """
         self._env.close()
+        config = self._config
         blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
         if min(self._made.sizes(blocks).values()) == 0:
-            raise SimulatorError(self._nothing_solved())
+            kinds = ", ".join(source.path or source.kind for source in config.sources)
+            raise SimulatorError(
+                f"none of a block's episodes from {kinds} solves {config.model.env.task} here: check a task's expert; "
+                "compare env.options.robot, env.horizon and the simulator with those that a file was recorded with"
+            )
         self._data = {block: join(parts) for block, parts in blocks.items()}
         out = {block: self._found.pop((block, True), []) for block in self._blocks}
         self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
-        if self._config.num_held_out and not sum(self._made.sizes(out).values()):
+        if config.num_held_out and not sum(self._made.sizes(out).values()):
             raise DataError(
-                f"algorithm.held_out is {self._config.algorithm.held_out}, but none of the episodes that are held out "
-                f"solves {self._config.env.task} here: give more episodes, or use algorithm.held_out=0"
+                f"algorithm.held_out is {config.algorithm.held_out}, but none of the episodes that are held out "
+                f"solves {config.model.env.task} here: give more episodes, or use algorithm.held_out=0"
             )
         if self._made.fresh:
             self._made.measure(self._data)
-
-    def _nothing_solved(self) -> str:
-        task, kinds = self._config.env.task, ", ".join(source.path or source.kind for source in self._config.sources)
-        return (
-            f"none of a block's episodes from {kinds} solves {task} here: check a task's expert, and "
-            "compare env.options.robot, env.horizon and the simulator with those that a file was recorded with"
-        )
 
     # ------------------------------------------------------------------------------------------------------- learning
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:

@@ -10,10 +10,8 @@ of those of its env steps, up to the end of the episode if it comes in between; 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -22,18 +20,14 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.advantages import chunk_steps
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
-from rlinf_embodied.config import HierarchyConfig, PolicyConfig
+from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
-from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 HIGH_POLICY = "high_policy"  # names its weights in a worker, and its noise
-HIERARCHY_FILE = "hierarchy.json"
-_CHECKPOINT = ("state.json", "manifest.json")  # of a folder that is a whole checkpoint
-_ACTING = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 HIGH_FOLDER = "high"  # of a checkpoint: the high-level policy's files; the files next to it are the low-level policy's
 
 
@@ -61,18 +55,14 @@ def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor)
     if hierarchy.instructions:
         chosen = choice.argmax(1).tolist()
         return replace(observation, instruction=tuple(hierarchy.instructions[number] for number in chosen))
-    goal, proprio, columns = _goal(hierarchy, choice), observation.proprio.clone(), hierarchy.columns
+    low, high = choice.new_tensor(hierarchy.goal_low), choice.new_tensor(hierarchy.goal_high)
+    goal = low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)  # [B, number of columns]
+    proprio, columns = observation.proprio.clone(), hierarchy.columns
     if hierarchy.way_columns:
         moved = goal - proprio[:, columns]
         proprio[:, hierarchy.way_columns] += moved if hierarchy.way_to_goal else -moved
     proprio[:, columns] = goal
     return observation.with_proprio(proprio)
-
-
-def _goal(hierarchy: HierarchyConfig, choice: Tensor) -> Tensor:
-    """Returns the goal that a choice [B, D] stands for, [B, number of columns]."""
-    low, high = choice.new_tensor(hierarchy.goal_low), choice.new_tensor(hierarchy.goal_high)
-    return low + (choice.clamp(-1.0, 1.0) + 1.0) / 2.0 * (high - low)
 
 
 # ------------------------------------------------------------------------------------------------------------- acting
@@ -88,11 +78,9 @@ class TwoLevelConfig:
 class TwoLevelStage:
     """Two policies of which the low-level one sees the choices of the other; each has its own weights and noise."""
 
-    _level = RolloutStage
-
     def __init__(self, config: TwoLevelConfig) -> None:
         self._hierarchy = config.hierarchy
-        self._low, self._high = self._level(config.low), self._level(config.high)
+        self._low, self._high = RolloutStage(config.low), RolloutStage(config.high)
         self._by_name = {config.low.name: self._low, config.high.name: self._high}
         self._choices: dict[int, list[Tensor]] = {}  # by block, one for each chunk-step
 
@@ -123,8 +111,8 @@ class TwoLevelStage:
         low, high = (level.close(step_context, observations).blocks for level in (self._low, self._high))
         found: dict[int, TwoLevelColumns | None] = {}
         for block in observations:
-            ours, theirs = (cast("PolicyColumns | None", level[block]) for level in (low, high))
-            choices = self._choices.pop(block)
+            choices, theirs = self._choices.pop(block), cast("PolicyColumns | None", high[block])
+            ours = cast("PolicyColumns | None", low[block])
             found[block] = None if theirs is None else TwoLevelColumns(ours, theirs, torch.stack(choices))
         return Output(found)
 
@@ -172,13 +160,15 @@ class Decisions:
 
         Steps of the next episode, where one begins within a decision, are left out.
         """
-        ended = (env.terminated | env.truncated) & env.valid
         columns = {"rewards": env.rewards, "terminated": env.terminated, "truncated": env.truncated}
         joined = {name: self._joined(column) for name, column in (columns | {"valid": env.valid}).items()}
-        ends = self._joined(ended)
+        ends = self._joined((env.terminated | env.truncated) & env.valid)
         joined["valid"] &= (ends.cumsum(-1) - ends.to(torch.int64)) == 0
         steps = chunk_steps(**joined, gamma=self.gamma)
-        index, final = self._finals(env)
+        first: dict[tuple[int, int], int] = {}  # of each decision and row, the first end of an episode: it is known
+        for place, (step, row) in enumerate(env.final_index.tolist()):
+            first.setdefault((step // self.every, row), place)
+        index = torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2)
         return policy.high, replace(
             env,
             rewards=steps.rewards[..., None],
@@ -187,7 +177,7 @@ class Decisions:
             valid=steps.valid[..., None],
             privileged=None if env.privileged is None else env.privileged[:: self.every, :, :1],
             final_index=index,
-            final=final,
+            final=None if env.final is None else env.final.rows(list(first.values())),
             discounts=steps.discount[..., None],
         )
 
@@ -196,55 +186,3 @@ class Decisions:
         missing = -len(column) % self.every
         whole = functional.pad(column, (0, 0, 0, 0, 0, missing))
         return whole.unflatten(0, (-1, self.every)).transpose(1, 2).flatten(2)
-
-    def _finals(self, env: EnvColumns) -> tuple[Tensor, Observation | None]:
-        """Returns the first end of an episode in each decision and row: those that the columns know."""
-        first: dict[tuple[int, int], int] = {}
-        for place, (step, row) in enumerate(env.final_index.tolist()):
-            first.setdefault((step // self.every, row), place)
-        index = torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2)
-        return index, None if env.final is None else env.final.rows(list(first.values()))
-
-
-# -------------------------------------------------------------------------------------------------------- checkpoints
-def saved_hierarchy(checkpoint: str | Path, high: PolicyConfig) -> HierarchyConfig:
-    """Returns the section of a checkpoint of two levels; `high` is that of its high-level policy.
-
-    Raises:
-        CheckpointError: hierarchy.json is damaged.
-    """
-    path = Path(checkpoint) / HIERARCHY_FILE
-    try:
-        return HierarchyConfig(**json.loads(path.read_text(encoding="utf-8")), policy=high)
-    except (OSError, ValueError, TypeError, ConfigError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}): it is damaged; use another checkpoint") from error
-
-
-def has_two_levels(checkpoint: str | Path) -> bool:
-    """Returns whether a checkpoint holds a high-level policy."""
-    return (Path(checkpoint) / HIERARCHY_FILE).exists()
-
-
-Files = Mapping[str, bytes]  # of a folder, by name
-
-
-@dataclass(frozen=True, slots=True)
-class LowLevelFiles:
-    """The low-level policy's files in a checkpoint, which the high-level learner writes with its own in `high/`."""
-
-    folder: str  # of the policy while nobody trains it
-    policy: PolicyConfig
-    hierarchy: HierarchyConfig
-
-    def write(self, folder: Path) -> None:
-        """Writes the files of the policy as it is while nobody trains it, and hierarchy.json."""
-        for name, content in read_files(Path(self.folder)).items():
-            if name not in _CHECKPOINT:
-                (folder / name).write_bytes(content)
-        acting = {name: getattr(self.hierarchy, name) for name in _ACTING}
-        (folder / HIERARCHY_FILE).write_text(json.dumps(acting, indent=2) + "\n", encoding="utf-8")
-
-
-def read_files(folder: Path) -> Files:
-    """Returns the files of a folder, without those below it."""
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

@@ -1,9 +1,13 @@
-"""Training of a VLA in simulators as a job: what the embodied workflow brings to training/trainer.py."""
+"""Training of a VLA as a job, in simulators or from demonstrations: what this workflow brings to training/trainer.py.
+
+In supervised fine-tuning nothing acts, and an iteration is an epoch of demonstrations.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
@@ -11,38 +15,28 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import (
     AlgorithmConfig,
     CriticsConfig,
-    EnvConfig,
-    HierarchyConfig,
-    ReplayConfig,
     Reward,
     Source,
     TrainConfig,
 )
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require, within
-from rlinf_embodied.embodied.evaluation import (
-    Evaluation,
-    EvaluationEnvConfig,
-    file_name,
-    held_out,
-    policy_stage,
-)
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
+from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.learner import CARRY_OVER
 from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
-from rlinf_embodied.embodied.replay_stage import digests, require_recorded
-from rlinf_embodied.embodied.sources import sources_of
+from rlinf_embodied.embodied.replay_stage import require_recorded
+from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_high_level, starting_policy
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
-from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.checkpoint import load_state
+from rlinf_embodied.learning.checkpoint import load_state, load_tensors
 from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.precision import require_precision
@@ -58,7 +52,7 @@ from rlinf_embodied.training.job import Evaluated, Progress
 from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_DATA = "data"  # in a checkpoint
+_CARRY_OVER = "carry_over"  # of the env, in a checkpoint
 _REWARDS = {
     Reward.dense: "what the task gives for each step",
     Reward.dense_delta: "how much what the task gives changed in the step",
@@ -67,14 +61,15 @@ _REWARDS = {
 
 
 class EmbodiedJob:
-    """Training in a simulator by any algorithm, with held-out episodes before, on the way and after; see `Job`."""
+    """Training by any algorithm, with held-out episodes before, on the way and after; see `Job`."""
 
     speed = "charts/SPS"
     first_work = "env.step"
-    work = "RL"
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
+        self._fine_tunes = config.algorithm.learns_from is Source.demonstrations
+        self.work = "fine-tuning" if self._fine_tunes else "RL"
         self.columns = _columns(config.algorithm)
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
         self.learner = self.learners[0]
@@ -83,23 +78,35 @@ class EmbodiedJob:
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
         self.cache_dir = config.warm_start.cache_dir
 
+    @cached_property
+    def _sources(self) -> tuple[DemonstrationSource, ...]:
+        return sources_of(self.config)
+
+    def _stage(self, policy_folder: str = "") -> FineTuningConfig:
+        return fine_tuning_stage(self.config, self._sources, policy_folder)
+
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """See Job; there is nothing to do."""
+        """Has the demonstrations of fine-tuning made."""
+        if self._fine_tunes:
+            demonstrate(executor, self._stage(), progress)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
-        config = self.config
-        videos = str(folder.videos) if config.eval.record_video else None
-        asked = held_out(config.env, config.eval, config.run, videos)
-        return Evaluation(asked, self.acting("eval_policy", policy_folder, asked), session, cluster)
+        videos = str(folder.videos) if self.config.eval.record_video else None
+        asked = held_out(self.config.env, self.config.eval, self.config.run, videos)
+        return Evaluation(asked, self._acting("eval_policy", policy_folder, asked), session, cluster)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
         """The goal is run.until_success."""
         if self.goal is None:
             return None
-        config, given = self.config, self.config.eval
+        given = self.config.eval
         check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(config.env, check, config.run)
-        return Evaluation(asked, self.acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+        asked = held_out(self.config.env, check, self.config.run)
+        return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, self.goal)
+
+    def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
+        config, high_folder = self.config, self._high_folder(policy_folder)
+        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
 
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns the simulators; policies are the copies of the workers' other stages, or leave the device."""
@@ -142,66 +149,38 @@ class EmbodiedJob:
                 in algorithm.precision.
         """
         config, cluster = self.config, find_cluster(self.config.cluster)
-        kind = cluster.kind
-        require_env_target(config.env)
-        require_precision(config.algorithm.precision, cluster)
-        require_compiler(config.algorithm.compile, cluster)
-        require(
-            not (config.env.carry_over and config.env.runs_on_gpu(kind)),
-            "env.carry_over",
-            config.env.carry_over,
-            "a checkpoint replays episodes that are under way, and a GPU's simulator cannot: its resets draw for all "
-            "of their rows at once",
-            "set env.carry_over=false or env.backend=batched",
-        )
-        start = config.warm_start
+        env, start, kind, hierarchy = config.env, config.warm_start, cluster.kind, config.hierarchy
+        require_env_target(env)
+        rule = "a checkpoint replays running episodes, and a GPU's simulator cannot: it draws for all rows at once"
+        replays, action = not (env.carry_over and env.runs_on_gpu(kind)), "set env.carry_over=false or "
+        require(replays, "env.carry_over", env.carry_over, rule, f"{action}env.backend=batched")
         clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_nothing)
-        require_policy_class(config.policy, clones)
-        if config.hierarchy.on:
-            require_precision(config.hierarchy.algorithm.precision, cluster)
-            require_compiler(config.hierarchy.algorithm.compile, cluster)
-            with within("hierarchy"):
-                require_policy_class(config.hierarchy.policy, cloned=False)
-        self._require_algorithm()
+        levels = [("", config.policy, config.algorithm, clones)]
+        levels += [("hierarchy", hierarchy.policy, hierarchy.algorithm, False)] if hierarchy.on else []
+        for section, policy, algorithm, cloned in levels:
+            with within(section):
+                require_precision(algorithm.precision, cluster)
+                require_compiler(algorithm.compile, cluster)
+                require_policy_class(policy, cloned)
+        needed, target = config.algorithm.policy_method, config.policy._target_
+        rule = f"algorithm={config.algorithm.name} needs its `{needed}`"
+        usable = hasattr(load_target(target), needed)
+        require(usable, "policy._target_", target, rule, "use policy=soft_actor (docs/control.md)")
+        if not self._fine_tunes:
+            require_recorded(config.files, env)
         if checkpoint is not None:
-            require_conditions("resume", checkpoint, config.env, config.policy, kind)
-            self._require_same_data(checkpoint)
-        elif config.warm_start.checkpoint is not None:
-            require_policy_folder("warm_start.checkpoint", config.warm_start.checkpoint)
-            folder, free = Path(config.warm_start.checkpoint), ("task", "camera_fov")
-            free += ("horizon",) if config.hierarchy.on or config.algorithm.learns_from is Source.transitions else ()
-            if not is_published(folder, config.policy):
-                acts_in = (folder, config.env, config.policy, kind)
-                require_conditions("warm_start.checkpoint", *acts_in, free, logged=PHYSICS)
+            require_conditions("resume", checkpoint, env, config.policy, kind)
+        elif start.checkpoint is not None:
+            require_policy_folder("warm_start.checkpoint", start.checkpoint)
+            free = (*PHYSICS, "task", "camera_fov")
+            free += ("horizon",) if hierarchy.on or config.algorithm.learns_from is Source.transitions else ()
+            if not is_published(start.checkpoint, config.policy):
+                folder = Path(start.checkpoint)
+                require_conditions("warm_start.checkpoint", folder, env, config.policy, kind, free)
         else:
             require_start(config)
         if clones:
             sources_of(config)
-
-    def _require_algorithm(self) -> None:
-        """Checks that the policy has what the algorithm needs, and that recorded transitions can be used."""
-        config, needed = self.config, self.config.algorithm.policy_method
-        target, rule = config.policy._target_, f"algorithm={config.algorithm.name} needs its `{needed}`"
-        found = hasattr(load_target(target), needed)
-        require(found, "policy._target_", target, rule, "use policy=soft_actor (docs/control.md)")
-        if not self._fine_tunes:
-            require_recorded(config.files, config.env)
-
-    @property
-    def _fine_tunes(self) -> bool:
-        return self.config.algorithm.learns_from is Source.demonstrations
-
-    def _digests(self) -> list[str]:
-        """Returns the SHA-256 of all that is learned from files."""
-        return digests(self.config.files)
-
-    def _require_same_data(self, checkpoint: Path) -> None:
-        found = self._digests()
-        if found and load_state(checkpoint).get(_DATA) != found:
-            raise CheckpointError(
-                f"data is {self.config.data!r}, but what it holds is not what {checkpoint} has learned from: name the "
-                "folder below checkpoints/ in place of latest, bring the files back, or begin anew in another run.dir"
-            )
 
     def require_staleness(self, staleness: int) -> None:
         algorithm = self.config.algorithm
@@ -219,22 +198,20 @@ class EmbodiedJob:
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
     def launch_notes(self) -> list[str]:
-        """Returns what training sees as the reward, or how much is learned from how many transitions."""
-        env, algorithm = self.config.env, self.config.algorithm
-        if isinstance(algorithm, ReplayConfig):
-            return [_updates_note(algorithm, env, self.config.data)]
+        """Returns what training sees as the reward, or how many episodes are learned from."""
+        env = self.config.env
+        if self._fine_tunes:
+            every, out = sum(source.num_episodes for source in self._sources), self._stage().num_held_out
+            kinds = ", ".join(dict.fromkeys(source.kind.value for source in self._sources))
+            return [f"data     {every - out} episodes to learn from, {out} held out (algorithm.held_out): {kinds}"]
         bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
         bonus = bonus if env.success_bonus else ""
-        notes = [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
-        return [*notes, *_levels_note(self.config.hierarchy, env)]
+        return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
 
     # ------------------------------------------------------------------------------------------------------- stages
-    def acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
-        """Returns the stage in which the policy of a folder acts, with its high-level one if there is one."""
-        config, high_folder = self.config, self._high_folder(policy_folder)
-        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
-
     def workflow(self, policy_folder: str) -> Workflow:
+        if self._fine_tunes:
+            return fine_tuning_workflow(self._stage(policy_folder))
         return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
 
     def _high_folder(self, policy_folder: str) -> str:
@@ -275,24 +252,21 @@ class EmbodiedJob:
             parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
-        if found := self._digests():
-            state[_DATA] = found
-        keep = self.config.checkpoint.keep
-        argument = (str(root), progress.iteration, keep, StagePart({CARRY_OVER: carried} if carried else {}, state))
+        part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
+        argument = (str(root), progress.iteration, self.config.checkpoint.keep, part)
         more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
-        for other in (*self.learners[1:], *self._replay(executor)):
+        for other in (*self.learners[1:], *({REPLAY} & set(executor.workflow.stages))):
             more += executor.publish(other, "state_part", step_context)
         executor.call(self.learner, "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)
         step_context = StepContext(progress.iteration)
-        for learner in (*self.learners, *self._replay(executor)):
+        for learner in (*self.learners, *({REPLAY} & set(executor.workflow.stages))):
             executor.call(learner, "load", step_context, str(checkpoint))
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge)
-        carry_over = executor.call(self.learner, "load_carry_over", step_context, str(checkpoint))[0]
-        if carry_over:
+        if carry_over := load_tensors(checkpoint, _CARRY_OVER):
             executor.call(ENV, "import_state", step_context, carry_over)
         if executor.ahead is not None:
             executor.ahead.begin_again_from(
@@ -300,41 +274,20 @@ class EmbodiedJob:
             )
         return progress
 
-    def _replay(self, executor: Executor) -> tuple[str, ...]:
-        return (REPLAY,) if REPLAY in executor.workflow.stages else ()
-
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:
     """Returns what the live view shows of an algorithm."""
-    acts = (
-        Column("success_once", "rollout/success_once", ".1f", " %", 100.0),
-        Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0),
-        Column("return", "rollout/return", ".2f"),
-    )
-    losses: tuple[Column, ...] = ()
+    columns: list[Column] = []
+    if algorithm.acts:
+        columns.append(Column("success_once", "rollout/success_once", ".1f", " %", 100.0))
+        columns.append(Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0))
+        columns.append(Column("return", "rollout/return", ".2f"))
     if isinstance(algorithm, CriticsConfig):
-        losses = (Column("Q", "losses/q", ".2f"), Column("critic loss", "losses/critic_loss", ".3f"))
-    elif isinstance(algorithm, ReplayConfig):
-        losses = (Column("loss", "losses/imitation_loss", ".4f"),)
-    speed = Column("env steps/s" if algorithm.acts else "updates/s", EmbodiedJob.speed, ".0f", after=True)
-    return (*(acts if algorithm.acts else ()), *losses, speed)
-
-
-def _updates_note(algorithm: ReplayConfig, env: EnvConfig, data: str | None) -> str:
-    plan = algorithm.schedule(env)
-    updates = f"updates  {plan.updates} of {algorithm.batch_size} transitions"
-    if not algorithm.acts:
-        return f"{updates} in each iteration, from {data} alone"
-    expert = plan.expert_iterations * plan.steps
-    acted = f"; the expert acts in the first {expert}" if expert else ""
-    return f"{updates} after every {plan.steps} env steps, from env step {plan.first_update * plan.steps} on{acted}"
-
-
-def _levels_note(hierarchy: HierarchyConfig, env: EnvConfig) -> list[str]:
-    """Returns a line that says what the high-level policy chooses and how often; no line without such a policy."""
-    if not hierarchy.on:
-        return []
-    what = f"one of {hierarchy.size} instructions" if hierarchy.instructions else f"a goal of {hierarchy.size} numbers"
-    stays = "stays as it is" if hierarchy.frozen else "learns, too"
-    steps = hierarchy.every * env.executed
-    return [f"levels   the higher one chooses {what} every {steps} env steps; the lower one {stays}"]
+        columns += [Column("Q", "losses/q", ".2f"), Column("critic loss", "losses/critic_loss", ".3f")]
+    elif algorithm.learns_from is not Source.rollouts:
+        columns.append(Column("loss", "losses/imitation_loss", ".4f"))
+    if algorithm.learns_from is Source.demonstrations:
+        columns.append(Column("held-out loss", "losses/held_out_loss", ".3f"))
+        columns.append(Column("held-out action error", "losses/held_out_action_error", ".3f"))
+    speed = "env steps/s" if algorithm.acts else "updates/s"
+    return (*columns, Column(speed, EmbodiedJob.speed, ".0f", after=True))

@@ -8,18 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from torch import Tensor
-
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TwoLevelColumns
 from rlinf_embodied.algorithms.transitions import Columns, length
-from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Precision, Source
+from rlinf_embodied.config import AlgorithmConfig, Precision, Source
 from rlinf_embodied.device import require_autocast
-from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, LowLevelFiles, read_files
+from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, TwoLevelConfig
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, computed_in
 from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -28,7 +25,7 @@ from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
-CARRY_OVER = "carry_over"  # of the env, in a checkpoint
+_CHECKPOINT = ("state.json", "manifest.json")  # of a folder that is a whole checkpoint
 View = Callable[[TwoLevelColumns, EnvColumns], tuple[PolicyColumns, EnvColumns]]
 
 
@@ -38,11 +35,9 @@ class LearnerConfig:
 
     model: PolicyStageConfig
     algorithm: AlgorithmConfig
-    env: EnvConfig
     num_iterations: int
-    exact: bool
     view: View | None = None  # of two levels of policies: which columns are this one's
-    low: LowLevelFiles | None = None  # of the high level: the other policy of its checkpoints
+    both: TwoLevelConfig | None = None  # of the high level: its checkpoints hold the low-level policy, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +69,23 @@ class PolicyLearner(LearnerStage):
         found = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
         shared = cast(SharedPolicy[Policy], found)
         shared.enter(self.user)
+        computing = lambda policy: computed_in(algorithm.precision, policy, model.policy, context.device)  # noqa: E731
         training = Training(
             algorithm=algorithm,
-            policy=self._computing(shared.policy, context.device),
+            policy=computing(shared.policy),
             settings=model.policy,
             seed=model.seed,
-            block_size=model.block_size,
+            block_size=model.env.block_size,
             num_iterations=config.num_iterations,
-            exact=config.exact,
+            exact=model.exact,
             reducer=make_reducer(algorithm.reduction, context.group, context.owners, context.device),
             context=context,
-            copy=lambda: self._computing(load_policy(model.policy, model.folder, "cpu").policy, context.device),
+            copy=lambda: computing(load_policy(model.policy, model.folder, "cpu").policy),
         )
         self._made = made = cast(Callable[[Training], Algorithm], load_target(algorithm.implementation))(training)
-        prefix = "" if config.low is None else "high_"  # one checkpoint holds both levels' optimizers
+        prefix = "" if config.both is None else "high_"  # one checkpoint holds both levels' optimizers
         learners = {prefix + name: learner for name, learner in made.learners.items()}
         self.hold(shared, context.group.rank, context.device, learners, made.modules, policy=model.name)
-
-    def _computing(self, policy: Policy, device: str) -> Policy:
-        return computed_in(self._config.algorithm.precision, policy, self._config.model.policy, device)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes one iteration's update.
@@ -117,21 +110,27 @@ class PolicyLearner(LearnerStage):
         return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
 
     def _rollouts(self, step_context: StepContext, found: Mapping[int, list[Any]]) -> dict[int, Rollouts]:
-        rollouts: dict[int, Rollouts] = {block: _pair(payloads) for block, payloads in found.items()}
-        if (view := self._config.view) is not None:
-            rollouts = {b: [view(cast(TwoLevelColumns, p), env) for p, env in parts] for b, parts in rollouts.items()}
+        """Splits payloads [policy columns of each round, env columns of each round] into pairs."""
+        view, rollouts = self._config.view, dict[int, Rollouts]()
+        for block, payloads in found.items():
+            half = len(payloads) // 2
+            pairs = zip(payloads[:half], payloads[half:], strict=True)
+            rollouts[block] = [pair if view is None else view(*pair) for pair in pairs]
         versions = {columns.version for parts in rollouts.values() for columns, _ in parts}
         require_version(versions, self.shared.version, step_context.staleness)
         return rollouts
 
     # ---------------------------------------------------------------------------------------------------- checkpoints
     def write_policy(self, folder: Path) -> None:
-        model, env, low = self._config.model, self._config.env, self._config.low
-        own = folder if low is None else folder / HIGH_FOLDER
-        save_policy(self.shared.policy, own, env, model.policy, self.device)
-        if low is not None:
-            low.write(folder)
-            save_conditions(folder, env, low.policy, self.device)
+        """Writes the policy; the high level in `high/`, next to the low-level one as it is while nobody trains it."""
+        model, both = self._config.model, self._config.both
+        own = folder if both is None else folder / HIGH_FOLDER
+        save_policy(self.shared.policy, own, model.env, model.policy, self.device)
+        if both is not None:
+            for name, content in _files(Path(both.low.folder)).items():
+                if name not in _CHECKPOINT:
+                    (folder / name).write_bytes(content)
+            save_conditions(folder, model.env, both.low.policy, self.device, both.hierarchy)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
         """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""
@@ -140,16 +139,9 @@ class PolicyLearner(LearnerStage):
             return None
         with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
             self.write_policy(Path(folder))
-            return replace(part, files=read_files(Path(folder)))
-
-    def load_carry_over(self, step_context: StepContext, folder: str) -> dict[str, Tensor]:
-        """Returns what the env carried over, {} if nothing."""
-        return load_tensors(Path(folder), CARRY_OVER)
+            return replace(part, files=_files(Path(folder)))
 
 
-def _pair(payloads: list[object]) -> Rollouts:
-    """Splits [policy columns of each round, env columns of each round] into pairs."""
-    half = len(payloads) // 2
-    return [
-        (cast(PolicyColumns, p), cast(EnvColumns, e)) for p, e in zip(payloads[:half], payloads[half:], strict=True)
-    ]
+def _files(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a folder by name, without those below it."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}

@@ -31,10 +31,12 @@ class EvaluationResult:
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
-        rates = {} if self.once is None else self.once.summary("success_once")
-        rates |= {} if self.at_end is None else self.at_end.summary("success_at_end")
+        rates = {"success_once": self.once, "success_at_end": self.at_end}
+        found: dict[str, object] = {}
+        for name, rate in rates.items():
+            found |= {} if rate is None else rate.summary(name)
         return {
-            **rates,
+            **found,
             "return": self.mean_return,
             "return_interval": list(self.return_interval),
             "episode_len": self.episode_len,
@@ -43,9 +45,8 @@ class EvaluationResult:
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""
-        rates = {"eval/success_once": self.once, "eval/success_at_end": self.at_end}
-        known = {name: rate.value for name, rate in rates.items() if rate is not None}
-        return known | {"eval/return": self.mean_return}
+        names = ("success_once", "success_at_end", "return")
+        return {f"eval/{n}": cast(float, value) for n, value in self.summary().items() if n in names}
 
     @property
     def return_interval(self) -> tuple[float, float]:
@@ -56,21 +57,15 @@ class EvaluationResult:
 
     def by_task(self) -> dict[str, Rate]:
         """Returns how often each task was solved, by its name; {} where the env has one task only."""
-        names = dict.fromkeys(episode.task for episode in self.episodes if episode.task)
-        if self.once is None:
-            return {}
-        of = {name: [e.metrics["success_once"] > 0 for e in self.episodes if e.task == name] for name in names}
+        of: dict[str, list[bool]] = {}
+        for episode in self.episodes if self.once is not None else ():
+            if episode.task:
+                of.setdefault(episode.task, []).append(episode.metrics["success_once"] > 0)
         return {name: Rate(sum(solved), len(solved)) for name, solved in of.items()}
 
     def __str__(self) -> str:
-        """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes".
-
-        Of a task without success "return 812.4 [790.1, 834.7] of 200 episodes".
-        """
-        if self.once is None:
-            low, high = self.return_interval
-            return f"return {self.mean_return:.1f} [{low:.1f}, {high:.1f}] of {len(self.episodes)} episodes"
-        return f"success_once {self.once}, at_end {self.at_end} of {len(self.episodes)} episodes"
+        """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
+        return f"{shown(self.summary())} of {len(self.episodes)} episodes"
 
 
 def before_and_after(before: Mapping[str, object], after: EvaluationResult) -> dict[str, object]:
@@ -80,22 +75,14 @@ def before_and_after(before: Mapping[str, object], after: EvaluationResult) -> d
         before: the summary of the starting policy's evaluation.
         after: the evaluation of the trained one.
     """
-    returns = {
-        "return_before": before.get("return"),
-        "return_before_interval": before.get("return_interval"),
-        "return_after": after.mean_return,
-        "return_after_interval": list(after.return_interval),
-    }
-    if after.once is None or after.at_end is None:
-        return returns
-    return {
-        "success_rate_before": before["success_once"],
-        "success_rate_before_interval": before["success_once_interval"],
-        **after.once.summary("success_rate_after"),
-        "success_at_end_before": before["success_at_end"],
-        "success_at_end_after": after.at_end.value,
-        **returns,
-    }
+    names = {"success_once": "success_rate", "success_once_interval": "success_rate"}
+    names |= {"success_at_end": "success_at_end", "return": "return", "return_interval": "return"}
+    found: dict[str, object] = {}
+    for when, summary in (("before", before), ("after", after.summary())):
+        for name, short in names.items():
+            if name in summary:
+                found[f"{short}_{when}{'_interval' if name.endswith('_interval') else ''}"] = summary[name]
+    return found
 
 
 def shown(summary: Mapping[str, object]) -> str:
@@ -104,6 +91,12 @@ def shown(summary: Mapping[str, object]) -> str:
         return f"success_once {percent(summary, 'success_once')}, at_end {percent(summary, 'success_at_end')}"
     low, high = cast("list[float]", summary["return_interval"])
     return f"return {summary['return']:.1f} [{low:.1f}, {high:.1f}]"
+
+
+def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Returns the mean of each metric over episodes; empty without episodes."""
+    keys = episodes[0].metrics if episodes else ()
+    return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}
 
 
 # ----------------------------------------------------------------------------------------------------------- videos
@@ -118,17 +111,3 @@ def write_mp4(path: Path, frames: Sequence[np.ndarray], fps: int = 20) -> None:
         for frame in frames:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")))
         container.mux(stream.encode(None))
-
-
-def tile(episodes: Sequence[Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """Returns frames that show all episodes in a grid; an episode that is over stands still."""
-    columns = math.ceil(math.sqrt(len(episodes)))
-    rows = math.ceil(len(episodes) / columns)
-    blank = np.zeros_like(episodes[0][0])
-    frames = []
-    for k in range(max(len(frames) for frames in episodes)):
-        cells = [frames[min(k, len(frames) - 1)] for frames in episodes]
-        cells += [blank] * (rows * columns - len(cells))
-        lines = [np.concatenate(cells[r * columns : (r + 1) * columns], 1) for r in range(rows)]
-        frames.append(np.concatenate(lines, 0))
-    return frames

@@ -17,12 +17,8 @@ from rlinf_embodied.plug_ins import load_plug_in, load_target, named_when_raised
 
 _PACKAGE = "policies."
 _NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "from_folder")
+_CLONED = ("imitation_loss",)
 _SEE = "see docs/own_policy.md"
-
-
-def is_own(config: PolicyConfig) -> bool:
-    """Whether the policy is the user's, not of this project."""
-    return not config._target_.startswith(_PACKAGE)
 
 
 def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
@@ -39,25 +35,18 @@ def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
     declared = getattr(kind, "options_type", None)  # a dataclass
     if declared is not None:
         typed(config.options, declared, "policy.options")
-    if not is_own(config):
+    if config._target_.startswith(_PACKAGE):
         return
     if not isinstance(kind, type):
-        raise _wrong(
-            config, "it is no class, and a checkpoint is read by its class method `from_folder`", "name a class"
-        )
-    missing = [name for name in _NEEDED if _is_left_out(kind, name)]
+        raise _wrong(config, "it is no class, by whose `from_folder` checkpoints are read", "name a class")
+    plain = lambda owner, name: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
+    # a method of the protocol that a class does not override does nothing
+    missing = [n for n in (*_NEEDED, *_CLONED[: int(cloned)]) if plain(kind, n) in (None, plain(ImitationPolicy, n))]
     if missing:
-        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", f"write what is missing ({_SEE})")
-    if cloned and _is_left_out(kind, "imitation_loss"):
-        rule = f"{kind.__name__} has no imitation_loss, without which it cannot learn from demonstrations"
-        action = "inherit from ImitationPolicy and write it, or start from random weights: warm_start.from_nothing=true"
-        raise _wrong(config, rule, action)
-
-
-def _is_left_out(kind: type, name: str) -> bool:
-    """Whether a class does not override a method; the protocol's method does nothing."""
-    plain = lambda owner: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
-    return plain(kind) is None or plain(kind) is plain(ImitationPolicy)
+        action = f"write what is missing ({_SEE})"
+        if missing == [*_CLONED]:
+            action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_nothing=true"
+        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", action)
 
 
 def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Policy:

@@ -1,31 +1,31 @@
 """A policy folder: weights in Hugging Face form, and under which conditions they were trained.
 
 config.json  model.safetensors  dataset_statistics.json      what the policy writes
-evaluation.json                                              env and policy sections, evaluation fingerprint
+evaluation.json                                              env and policy sections, evaluation fingerprint; hierarchy
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Backend, Critic, EnvConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Backend, Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
-from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import env_options, load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-_LOG = logging.getLogger(__name__)
 _FILE = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
+USE_ITS_OWN = "Use its own settings (env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda)"
+_CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 
 
@@ -37,23 +37,17 @@ def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[
     """
     if not Path(folder).is_file():  # a published policy may be one file
         require_policy_folder("checkpoint", folder)
-    kind = cast(type[Policy], load_target(config._target_))
-    policy = kind.from_folder(Path(folder), config=config)
+    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), config=config)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
 
 def require_policy_folder(path: str, folder: str) -> None:
-    """Checks that a folder holds a policy; `path` is the config path to name.
-
-    Raises:
-        CheckpointError: it does not.
-    """
-    if not (Path(folder) / "config.json").exists():
-        raise CheckpointError(
-            f"{path} is {folder!r}, but there is no {Path(folder) / 'config.json'}: give a checkpoint folder, "
-            "for example <run.dir>/checkpoints/latest"
-        )
+    """Checks that a folder holds a policy; `path` is the config path to name."""
+    place = Path(folder) / "config.json"
+    if not place.exists():
+        action = "give a checkpoint folder, for example <run.dir>/checkpoints/latest"
+        raise CheckpointError(f"{path} is {folder!r}, but there is no {place}: {action}")
 
 
 def is_published(folder: str | Path, config: PolicyConfig) -> bool:
@@ -85,10 +79,15 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
     save_conditions(folder, env, config, device)
 
 
-def save_conditions(folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
-    """Writes under which conditions the policy of a folder acts; arguments as `save_policy`."""
+def save_conditions(
+    folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu", hierarchy: HierarchyConfig | None = None
+) -> None:
+    """Writes under which conditions the policy of a folder acts; with `hierarchy` it is the low-level one of two."""
     conditions = fingerprint(env, config, kind_of(device))
-    content = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    content: dict[str, Any] = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    if hierarchy is not None:
+        content["hierarchy"] = {name: getattr(hierarchy, name) for name in _CHOICES}
+        content["hierarchy"]["policy"] = asdict(hierarchy.policy)
     (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -106,13 +105,13 @@ def require_fitting(folder: str, observation: Observation, criticised: bool = Fa
     if "env" not in described:
         return
     made_for = EnvSpec.of(described["env"])
-    ours = {name: list(vector.shape[1:]) for name, vector in observation.state.items()}
     theirs = {part.name: list(part.shape) for part in made_for.of_kind(FeatureKind.state)}
+    ours = {name: list(vector.shape[1:]) for name, vector in observation.state.items()}
     if made_for.cameras:
-        ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
         theirs |= {f"image {k}": list(part.shape) for k, part in enumerate(made_for.of_kind(FeatureKind.image))}
+        ours |= {f"image {k}": list(image.shape[1:]) for k, image in enumerate(observation.images.values())}
     if observation.privileged is not None and (criticised or not made_for.cameras):
-        ours["privileged"], theirs["privileged"] = [observation.privileged.shape[1]], [made_for.privileged_dim]
+        theirs["privileged"], ours["privileged"] = [made_for.privileged_dim], [observation.privileged.shape[1]]
     if list(ours.items()) != list(theirs.items()):  # their order counts: vectors are put side by side
         raise CheckpointError(
             f"the policy in {folder} was made for {made_for.task} with the observation {theirs}, but this env shows "
@@ -125,12 +124,8 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
     The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
-    the Jacobian, a reset draws for all rows at once, and images have the original meshes.
-
-    Args:
-        env: section of the config.
-        policy: section of the config.
-        kind: of the devices, torch's name: "cuda", "cpu", ...
+    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  `kind` is torch's name of
+    the devices: "cuda", "cpu", ...
     """
     maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
     return {
@@ -154,17 +149,9 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 
 
 def require_conditions(
-    path: str,
-    folder: Path,
-    env: EnvConfig,
-    policy: PolicyConfig,
-    kind: str,
-    free: Sequence[str] = (),
-    logged: Sequence[str] = (),
+    path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, kind: str, free: Sequence[str] = ()
 ) -> None:
-    """Checks that training can go on from a folder.
-
-    Versions of libraries may differ: what was learned stays useful.
+    """Checks that training can go on from a folder; versions of libraries may differ, what was learned stays useful.
 
     Args:
         path: the config path to name.
@@ -173,28 +160,18 @@ def require_conditions(
         policy: section of the config.
         kind: of the devices, torch's name.
         free: fields of the fingerprint that may differ.
-        logged: fields that may differ, and the log says so.
 
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
     """
-    found = differences(trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind))
-    found = [text for text in found if not text.startswith(("version of", *(f"{name} is" for name in free)))]
-    hard = [text for text in found if not text.startswith(tuple(f"{name} is" for name in logged))]
-    if soft := [text for text in found if text not in hard]:
-        _LOG.warning("%s is %s, made in another simulation: %s", path, folder, "; ".join(soft))
-    if hard:
+    sides = trained_under(str(folder)).fingerprint, fingerprint(env, policy, kind)
+    passes = lambda name: name in free or name.startswith("version of ")  # noqa: E731
+    there, here = ({name: value for name, value in side.items() if not passes(name)} for side in sides)
+    if found := differences(there, here):
         raise CheckpointError(
-            f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(hard)}. "
-            f"{which_backend(hard)}Use its own settings, or another checkpoint"
+            f"{path} is {str(folder)!r}, but that policy was trained under other conditions: {'; '.join(found)}. "
+            f"{USE_ITS_OWN}, or another checkpoint"
         )
-
-
-def which_backend(found: Sequence[str]) -> str:
-    """Returns which setting brings a simulation back, where differences name it; "" where they do not."""
-    if not any(text.startswith("backend is") for text in found):
-        return ""
-    return "env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda. "
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +181,7 @@ class TrainedUnder:
     env: EnvConfig
     policy: PolicyConfig
     fingerprint: Mapping[str, Any]
+    hierarchy: HierarchyConfig | None = None  # where the folder has a high-level policy, too
 
 
 def trained_under(folder: str) -> TrainedUnder:
@@ -215,18 +193,16 @@ def trained_under(folder: str) -> TrainedUnder:
     require_policy_folder("checkpoint", folder)
     path = Path(folder) / _FILE
     if not path.exists():
-        raise CheckpointError(
-            f"checkpoint is {folder!r}, but it holds no {_FILE}: it was not written by this project; "
-            "evaluate it with the code that made it"
-        )
+        rule = f"it holds no {_FILE}: it was not written by this project"
+        raise CheckpointError(f"checkpoint is {folder!r}, but {rule}; evaluate it with the code that made it")
     try:
         content = json.loads(path.read_text())
-        env, policy = dict(content["env"]), dict(content["policy"])
+        policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
+        env, levels = dict(content["env"]), content.get("hierarchy")
         env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
-        policy["critic"] = Critic(policy["critic"])
-        return TrainedUnder(EnvConfig(**env), PolicyConfig(**policy), dict(content["fingerprint"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read ({error}): it is damaged, or was written by another version of this project; "
-            "use another checkpoint, or the version that wrote it"
-        ) from error
+        if levels is not None:
+            levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
+        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), dict(content["fingerprint"]), levels)
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
+        rule = "it is damaged, or was written by another version of this project"
+        raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error

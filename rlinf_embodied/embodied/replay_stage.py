@@ -9,7 +9,6 @@ recorded is read again when the stage is rebuilt.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,32 +42,17 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
         DataError: they are of another env.
     """
     for folder in folders:
+        said, action = f"data is {folder!r}", "give <run.dir>/checkpoints/latest of a run of algorithm=sac or rlpd"
         if not Path(folder).is_dir():
-            raise CheckpointError(
-                f"data is {folder!r}, but there is no such folder: give checkpoints of experiments/train_vla.py, "
-                "for example data=<run.dir>/checkpoints/latest"
-            )
+            raise CheckpointError(f"{said}, but there is no such folder: {action}")
         verify(Path(folder))
         if not load_tensors(Path(folder), REPLAY):
-            raise CheckpointError(
-                f"data is {folder!r}, but that checkpoint holds no transitions: give one of a run that acted, of "
-                "experiments/train_vla.py with algorithm=sac or rlpd"
-            )
+            raise CheckpointError(f"{said}, but that checkpoint holds no transitions: {action}")
         theirs = trained_under(folder).env
         for name in _SAME:
-            if getattr(theirs, name) != getattr(env, name):
-                raise DataError(
-                    f"data is {folder!r}, recorded with env.{name}={getattr(theirs, name)!r}, but env.{name} is "
-                    f"{getattr(env, name)!r}: use the same for both"
-                )
-
-
-def digests(folders: Sequence[str]) -> list[str]:
-    """Returns the SHA-256 of the transitions in checkpoints that `require_recorded` has verified."""
-    name = f"training_state/{REPLAY}.safetensors"
-    return [
-        json.loads((Path(f) / "manifest.json").read_text(encoding="utf-8"))["files"][name]["sha256"] for f in folders
-    ]
+            there, here = getattr(theirs, name), getattr(env, name)
+            if there != here:
+                raise DataError(f"{said}, recorded with env.{name}={there!r}, but env.{name} is {here!r}: use the same")
 
 
 def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, num_blocks: int) -> Columns:
@@ -88,7 +72,7 @@ def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, n
                 )
             parts.append({name: tensors[f"{start}.{name}"] for name in columns})
     whole = {name: torch.cat([part[name] for part in parts])[block::num_blocks] for name in columns}
-    if not len(next(iter(whole.values()))):
+    if not length(whole):
         raise DataError(
             f"data is {', '.join(folders)}, which hold fewer transitions than the {num_blocks} blocks: record more, or "
             "use a larger env.block_size"
@@ -131,29 +115,25 @@ class ReplayBuffer:
 
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of all that it holds: the columns and the cursor; {} of an empty one."""
-        if not self._size:
-            return {}
         held = {name: column[: self._size].clone() for name, column in self._columns.items()}
-        return {**held, _CURSOR: torch.tensor([self._cursor])}
+        return {**held, _CURSOR: torch.tensor([self._cursor])} if held else {}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restores what `export_state` returned.
+        """Restores what `export_state` returned, in a new buffer.
 
         Raises:
             CheckpointError: it holds more than fits in, or columns of different lengths.
         """
-        self._columns, self._size, self._cursor = {}, 0, 0
         held = {name: column for name, column in state.items() if name != _CURSOR}
-        if not held:
-            return
         lengths = {len(column) for column in held.values()}
-        if len(lengths) > 1 or max(lengths) > self._capacity or _CURSOR not in state:
+        if held and (len(lengths) > 1 or max(lengths) > self._capacity or _CURSOR not in state):
             raise CheckpointError(
                 f"a block of the replay buffer has {sorted(lengths)} transitions and room for {self._capacity}: the "
                 "checkpoint is of another run; resume with its own configuration, or use another run.dir"
             )
-        self.add(held)
-        self._cursor = int(state[_CURSOR][0])
+        if held:
+            self.add(held)
+            self._cursor = int(state[_CURSOR][0])
 
 
 # ------------------------------------------------------------------------------------------------------- the stage
@@ -189,11 +169,8 @@ class ReplayStage:
 
     def setup(self, context: StageContext) -> None:
         """Starts with empty buffers."""
-        self._num_blocks = context.num_blocks
-        self._buffers = {(b, name): self._empty() for b in context.blocks for name in (REPLAY, DEMONSTRATIONS)}
-
-    def _empty(self) -> ReplayBuffer:
-        return ReplayBuffer(self._config.capacity)
+        self._num_blocks, self._blocks = context.num_blocks, context.blocks
+        self._import({})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Takes each block's transitions in and returns its part of every batch, columns [U, R, ...]; {} in warm-up.
@@ -204,21 +181,15 @@ class ReplayStage:
         config, iteration = self._config, step_context.iteration
         name = DEMONSTRATIONS if iteration < config.demonstrations_until else REPLAY
         for block, payloads in inputs.items():
-            self._read(block)
+            if config.data and not len(self._buffers[block, DEMONSTRATIONS]):
+                recorded = recorded_block(config.data, config.columns, block, self._num_blocks)
+                self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(length(recorded), config.capacity))
+                self._buffers[block, DEMONSTRATIONS].add(recorded)
             for columns in cast("list[Columns]", payloads):
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731
         return Output(batches, ReplayReport(size(REPLAY), size(DEMONSTRATIONS)))
-
-    def _read(self, block: int) -> None:
-        """Reads a block's recorded transitions, once."""
-        config, buffer = self._config, self._buffers[block, DEMONSTRATIONS]
-        if config.data and not len(buffer):
-            found = recorded_block(config.data, config.columns, block, self._num_blocks)
-            number = len(next(iter(found.values())))
-            buffer = self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(number, config.capacity))
-            buffer.add(found)
 
     def _batches(self, block: int, iteration: int) -> Columns:
         config = self._config
@@ -244,6 +215,10 @@ class ReplayStage:
             for column, tensor in buffer.export_state().items()
         }
 
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Resumes from what all workers held."""
+        self._import({name: tensor for part in parts for name, tensor in part.items()})
+
     def state_part(self, step_context: StepContext) -> StagePart:
         """Returns what a checkpoint holds of the worker's blocks."""
         held = self.export_snapshot(step_context)
@@ -254,12 +229,9 @@ class ReplayStage:
         self._import(load_tensors(Path(folder), REPLAY))
 
     def _import(self, tensors: Mapping[str, Tensor]) -> None:
-        for block, name in self._buffers:
-            start = f"{block}.{name}."
-            state = {key.removeprefix(start): t for key, t in tensors.items() if key.startswith(start)}
-            buffer = self._buffers[block, name] = self._empty()
-            buffer.import_state(state)
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Goes on from what all workers held."""
-        self._import({name: tensor for part in parts for name, tensor in part.items()})
+        self._buffers: dict[tuple[int, str], ReplayBuffer] = {}
+        for block in self._blocks:
+            for name in (REPLAY, DEMONSTRATIONS):
+                buffer = self._buffers[block, name] = ReplayBuffer(self._config.capacity)
+                start = f"{block}.{name}."
+                buffer.import_state({k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import PolicyColumns
-from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
@@ -37,15 +37,16 @@ class PolicyStageConfig:
 
     policy: PolicyConfig
     folder: str  # the checkpoint folder it starts from
+    env: EnvConfig  # whose blocks it acts for
     seed: int
-    block_size: int
-    exact: bool = field(default=True, kw_only=True)  # a CPU's calls are of one block
-    rows_per_call: int | None = field(default=None, kw_only=True)  # see EnvConfig
-    precision: Precision = field(default=Precision.float32, kw_only=True)  # of rollouts that are trained on
-    name: str = field(default="policy", kw_only=True)  # of the weights: what a worker's stages share, what noise is for
-    greedy: bool = field(default=False, kw_only=True)  # the most likely actions instead of samples
-    records: bool = field(default=True, kw_only=True)  # false: it leaves no columns, as nobody trains on them
-    uniform_until: int = field(default=0, kw_only=True)  # iterations before this one have uniform actions
+    _: KW_ONLY
+    exact: bool = True  # a CPU's calls are of one block
+    precision: Precision = Precision.float32  # of rollouts that are trained on
+    name: str = "policy"  # of the weights: what a worker's stages share, what noise is for
+    greedy: bool = False  # the most likely actions instead of samples
+    records: bool = True  # false: it leaves no columns, as nobody trains on them
+    uniform_until: int = 0  # iterations before this one have uniform actions
+    evaluates: bool = False  # whether its noise is keyed by the episode
 
 
 _AHEAD = 16  # chunk-steps whose noise is drawn at once: each draw of so few numbers is mostly Python
@@ -60,12 +61,15 @@ class _Rollout:
 
 
 class RolloutStage:
-    """Samples actions with noise that is keyed by row."""
+    """Samples actions with noise that is keyed by row.
 
-    _user = "policy"  # of the worker's one copy of the weights
+    In an evaluation it holds the weights on the device from an episode's first chunk-step to its last only, so that
+    training's switches free the memory.
+    """
 
     def __init__(self, config: PolicyStageConfig) -> None:
         self._config = config
+        self._user = "eval_policy" if config.evaluates else "policy"  # of the worker's one copy of the weights
         self._rollouts: dict[int, _Rollout] = {}
         self._fits = False  # whether the env has been compared with the policy's
 
@@ -76,17 +80,16 @@ class RolloutStage:
             shared = context.share(config.name, lambda: load_policy(config.policy, config.folder, context.device))
         self._shared = cast(SharedPolicy[Policy], shared)
         self._shared.enter(self._user)
+        if config.evaluates:
+            self._shared.leave(self._user)
         self._device = context.device
-        self._blocks_per_call = self._most_blocks()
-        self._purpose = "action" if config.name == "policy" else f"{config.name} action"
-        self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
-
-    def _most_blocks(self) -> int | None:
-        """Returns how many blocks a policy call may have; None: any number."""
-        config = self._config
+        rows = config.env.rows_per_call
+        self._blocks_per_call = None if rows is None else rows // config.env.block_size or 1
         if config.exact and not is_accelerator(self._device):
-            return 1
-        return None if config.rows_per_call is None else max(1, config.rows_per_call // config.block_size)
+            self._blocks_per_call = 1
+        purpose = "evaluate" if config.evaluates else "action"
+        self._purpose = purpose if config.name == "policy" else f"{config.name} {purpose}"
+        self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
 
     @torch.no_grad()
     def step(
@@ -95,6 +98,8 @@ class RolloutStage:
         """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._rollouts |= {block: _Rollout() for block in observations}
+            if self._config.evaluates:
+                self._shared.enter(self._user)
         actions: dict[int, Tensor | None] = dict.fromkeys(observations)
         active = [block for block, observation in observations.items() if observation is not None]
         size = self._blocks_per_call or len(active)
@@ -109,7 +114,7 @@ class RolloutStage:
     def _act(self, step_context: StepContext, blocks: Sequence[int], observation: Observation) -> dict[int, Tensor]:
         """Returns the actions of some blocks, by one policy call."""
         policy, config = self._policy, self._config
-        assert len(observation) == len(blocks) * config.block_size
+        assert len(observation) == len(blocks) * config.env.block_size
         if not self._fits:
             criticised = config.records and config.policy.critic is Critic.privileged
             require_fitting(config.folder, observation, criticised)
@@ -118,44 +123,48 @@ class RolloutStage:
         noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
         output = policy.act(features, noise, config.policy.temperature)
         for number, block in enumerate(blocks if config.records else ()):
-            rows = slice(number * config.block_size, (number + 1) * config.block_size)
+            rows = slice(number * config.env.block_size, (number + 1) * config.env.block_size)
             self._rollouts[block].features.append({name: value[rows] for name, value in features.items()})
             self._rollouts[block].outputs.append(output.rows(rows))
-        return dict(zip(blocks, output.actions.split(config.block_size), strict=True))
+        return dict(zip(blocks, output.actions.split(config.env.block_size), strict=True))
 
     def _uniform(self, step_context: StepContext, block: int) -> Tensor:
         """Returns actions from all over their range, keyed as the noise is."""
-        size, spec = self._config.block_size, self._policy.spec
+        size, spec = self._config.env.block_size, self._policy.spec
         ids = np.arange(block * size, (block + 1) * size)
         when = (step_context.iteration, step_context.round, step_context.chunk_step)
         drawn = uniform(self._config.seed, "uniform action", ids, *when, shape=(spec.chunk, spec.action_dim))
         return torch.from_numpy(drawn * 2 - 1).to(self._device)
 
     def _noise(self, step_context: StepContext, block: int) -> Tensor:
-        """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step."""
-        rollout, step, size = self._rollouts[block], step_context.chunk_step, self._config.block_size
+        """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step, or by episode."""
+        rollout, step, size = self._rollouts[block], step_context.chunk_step, self._config.env.block_size
         place = step - rollout.noise_from
         if rollout.noise is None or not 0 <= place < _AHEAD:
             ids, steps = np.arange(block * size, (block + 1) * size), np.arange(step, step + _AHEAD)[:, None]
-            when = (step_context.iteration, step_context.round, steps)
-            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, ids, *when)
+            keys = (ids, step_context.iteration, step_context.round, steps)
+            if self._config.evaluates:
+                keys = (step_context.round * self._config.env.num_envs + ids, steps)
+            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, *keys)
             rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0
         return rollout.noise[place]
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the actor does."""
-        return Output({block: self._columns(self._rollouts.pop(block)) for block in observations})
+        if self._config.evaluates:
+            self._shared.leave(self._user)
+        rollouts = {block: self._rollouts.pop(block) for block in observations}
+        return Output({b: self._columns(rollout) if self._config.records else None for b, rollout in rollouts.items()})
 
-    def _columns(self, rollout: _Rollout) -> PolicyColumns | None:
-        if not self._config.records:
-            return None
+    def _columns(self, rollout: _Rollout) -> PolicyColumns:
         outputs = rollout.outputs
+        values = [output.values for output in outputs if output.values is not None]
         return PolicyColumns(
             features=_stacked(rollout.features),
             record=_stacked([output.record for output in outputs]),
             log_probs=torch.stack([output.log_probs for output in outputs]),
             version=self._shared.version,
-            values=_stacked_if_any([output.values for output in outputs]),
+            values=torch.stack(values) if values else None,
         )
 
     def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
@@ -172,11 +181,6 @@ class RolloutStage:
 
 def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
-
-
-def _stacked_if_any(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.stack(found) if found else None
 
 
 # ----------------------------------------------------------------------------------------------------------- bfloat16
@@ -208,15 +212,10 @@ def _autocast(method: Callable[..., Any], precision: Precision, device: str) -> 
     @functools.wraps(method)
     def run(*arguments: Any, **named: Any) -> Any:
         with computing(precision, device):
-            return _in_float32(method(*arguments, **named))
+            found = method(*arguments, **named)
+        if isinstance(found, PolicyOutput | Evaluation):
+            parts = {part.name: getattr(found, part.name) for part in fields(found)}
+            return replace(found, **{name: t.float() for name, t in parts.items() if isinstance(t, Tensor)})
+        return found.float() if isinstance(found, Tensor) else found
 
     return run
-
-
-def _in_float32(found: Any) -> Any:
-    if isinstance(found, PolicyOutput):
-        values = _in_float32(found.values)
-        return replace(found, actions=found.actions.float(), log_probs=found.log_probs.float(), values=values)
-    if isinstance(found, Evaluation):
-        return Evaluation(found.log_probs.float(), _in_float32(found.entropy), _in_float32(found.values))
-    return found.float() if isinstance(found, Tensor) else found

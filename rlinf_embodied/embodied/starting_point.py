@@ -16,14 +16,12 @@ def require_start(config: TrainConfig) -> None:
     Raises:
         ConfigError: there is neither.
     """
-    start, env = config.warm_start, config.env
+    start = config.warm_start
     fine_tunes = config.algorithm.learns_from is Source.demonstrations
     given = config.files if fine_tunes else start.checkpoint or start.from_nothing
-    given = given or start.demonstrations
-    if given or may_resume(config):
-        return
-    why = why_no_expert(env)
-    if why is None:
+    folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
+    resumes = config.resume != "never" and (config.resume != "auto" or (folder is not None and folder.exists()))
+    if given or start.demonstrations or resumes or (why := why_no_expert(config.env)) is None:
         return
     raise ConfigError(
         f"{why}, and training starts from a policy that sometimes succeeds. Give one of\n"
@@ -41,12 +39,8 @@ def require_env_target(env: EnvConfig) -> None:
     Raises:
         ConfigError: it cannot, or an option is not known or wrong; names the field.
     """
-    _require_target(env)
-    env_options(env)
-
-
-def _require_target(env: EnvConfig) -> None:
     load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
+    env_options(env)
 
 
 def why_no_expert(env: EnvConfig) -> str | None:
@@ -55,12 +49,6 @@ def why_no_expert(env: EnvConfig) -> str | None:
     Raises:
         ConfigError: a custom env cannot be imported.
     """
-    _require_target(env)
+    load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
     ask = getattr(importlib.import_module(env._target_.rpartition(".")[0]), "why_no_expert", None)
     return None if ask is None else ask(env)
-
-
-def may_resume(config: TrainConfig) -> bool:
-    """Whether the run may resume from one of its own checkpoints, and then needs no other starting point."""
-    folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
-    return config.resume != "never" and (config.resume != "auto" or (folder is not None and folder.exists()))

@@ -45,7 +45,6 @@ _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
     *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),
 )
-_NOTHING: Mapping[str, object] = {}
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
 
@@ -69,9 +68,13 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         return Path(given)
     cloned = not (config.warm_start.from_nothing or published)
     if cloned and config.algorithm.learns_from is not Source.demonstrations:
-        return behaviour_cloned(config, session, cluster, progress)
+        make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
+        return common.made_once(clone_folder(config, cluster.kind), make)
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
-    more = {"published": _files(Path(given))} if given is not None else {}
+    more: dict[str, object] = {}
+    if given is not None:  # its bytes are many: names, sizes and times stand for them
+        files = [(path.name, path.stat()) for path in sorted(Path(given).iterdir()) if path.is_file()]
+        more["published"] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     return _new(new, config.warm_start.cache_dir, session, cluster, more)
 
 
@@ -88,7 +91,7 @@ def _new(
     cache_dir: str,
     session: Session,
     cluster: Cluster,
-    more: Mapping[str, object] = _NOTHING,
+    more: Mapping[str, object],
 ) -> Path:
     """Returns the folder of a policy that has learned nothing here; `more` of its key."""
     key = {"seed": config.seed, "measures": config.measures, **more}
@@ -126,23 +129,25 @@ class NewPolicyStage:
     def save_policy(self, step_context: StepContext, folder: str) -> None:
         """Writes the new policy."""
         config = self._config
-        rows = ROWS if config.measures else 1
         try:
-            env = make_env(for_demonstrations(config.env), rows, self._device)
+            env = make_env(for_demonstrations(config.env), ROWS if config.measures else 1, self._device)
         except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
             raise ConfigError(str(error)) from error
         try:
-            acts_in = env.spec if config.hierarchy is None else choice_spec(env.spec, config.hierarchy)
-            with within("" if config.hierarchy is None else "hierarchy"):
-                policy = self._policy(acts_in)
+            policy = self._policy(env.spec)
             if config.measures and isinstance(policy, ImitationPolicy):
-                self._set_statistics(env, policy)
+                for name, column in self._seen(env, policy).items():
+                    mean, std = column.double().mean(0), column.double().std(0, correction=0)
+                    policy.set_statistics(name, mean.float(), std.float().clamp(min=_MIN_STD))
             save_policy(policy, Path(folder), config.env, config.policy, self._device)
         finally:
             env.close()
 
     def _policy(self, env: EnvSpec) -> Policy:
         config = self._config
+        if config.hierarchy is not None:
+            with within("hierarchy"):
+                return new_policy(config.policy, choice_spec(env, config.hierarchy), config.seed, self._device)
         if config.published is None:
             return new_policy(config.policy, env, config.seed, self._device)
         kind = cast(type[Policy], load_target(config.policy._target_))
@@ -150,47 +155,29 @@ class NewPolicyStage:
         move(policy.module, self._device)
         return policy
 
-    def _set_statistics(self, env: VectorEnv, policy: ImitationPolicy) -> None:
-        for name, column in self._seen(env, policy).items():
-            mean, std = column.double().mean(0), column.double().std(0, correction=0)
-            policy.set_statistics(name, mean.float(), std.float().clamp(min=_MIN_STD))
-
     @torch.no_grad()
     def _seen(self, env: VectorEnv, policy: ImitationPolicy) -> Mapping[str, Tensor]:
         """Returns columns [M, D]: what ROWS episodes of random actions show at the beginning of each chunk."""
         seed, spec = self._config.seed, env.spec
         observation = env.reset(reset_seed(seed, -1, np.arange(ROWS)).tolist()).to(self._device)
-        columns: dict[str, list[Tensor]] = {}
+        columns: dict[str, list[Tensor]] = {"proprio": [], "vision": [], "privileged": []}
         for step in range(spec.chunks_per_episode):
-            columns.setdefault("proprio", []).append(observation.proprio)
-            columns.setdefault("vision", []).append(policy.pooled(policy.encode_frozen(observation)))
+            columns["proprio"].append(observation.proprio)
+            columns["vision"].append(policy.pooled(policy.encode_frozen(observation)))
             if observation.privileged is not None:
-                columns.setdefault("privileged", []).append(observation.privileged)
+                columns["privileged"].append(observation.privileged)
             drawn = uniform(seed, "random", np.arange(ROWS), step, shape=(spec.chunk, spec.action_dim))
             observation = env.step_chunk(torch.from_numpy(drawn * 2 - 1)).observation.to(self._device)
-        joined = {name: torch.cat(parts) for name, parts in columns.items()}
-        return {name: column for name, column in joined.items() if column.shape[1] > 0}
+        return {name: torch.cat(parts) for name, parts in columns.items() if parts and parts[0].shape[1] > 0}
 
 
 # ------------------------------------------------------------------------------------------------------------- cloning
-def behaviour_cloned(config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-    """Returns the folder of the policy that the run's warm start makes, an SFT run; arguments as `starting_policy`."""
-    make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
-    return common.made_once(clone_folder(config, cluster.kind), make)
-
-
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
-    numbers = {name: getattr(config.warm_start, name) for name in _PHASES}
-    algorithm = SFTConfig(**numbers, held_out=0.0)
-    return replace(
-        config,
-        algorithm=algorithm,
-        data=None,
-        hierarchy=HierarchyConfig(),
-        run=replace(config.run, num_iterations=algorithm.num_epochs, until_success=None),
-        cluster=replace(config.cluster, cpu_devices=0),
-    )
+    algorithm = SFTConfig(**{name: getattr(config.warm_start, name) for name in _PHASES}, held_out=0.0)
+    run = replace(config.run, num_iterations=algorithm.num_epochs, until_success=None)
+    cluster = replace(config.cluster, cpu_devices=0)
+    return replace(config, algorithm=algorithm, data=None, hierarchy=HierarchyConfig(), run=run, cluster=cluster)
 
 
 def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> None:
@@ -240,9 +227,3 @@ def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, mo
         **more,
     }
     return common.cache_folder(root, env.task, key, ("torch", "mani_skill", "sapien", "transformers"))
-
-
-def _files(folder: Path) -> list[tuple[str, int, int]]:
-    """Returns names, sizes and times of the files of a published folder, whose bytes are many."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]

@@ -28,20 +28,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlinf_embodied.algorithms.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, LowLevelFiles, TwoLevelConfig
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, TwoLevelConfig
 from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
+from rlinf_embodied.embodied.outcome import episode_means
 from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
-from rlinf_embodied.workflow.graph import Loop, RepeatDecision, Workflow
+from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
 def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:
@@ -56,55 +57,48 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     replay = algorithm.learns_from is Source.transitions
     configs = _replay_configs(config, policy_folder) if replay else _rollout_configs(config, policy_folder, high_folder)
     where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
-    learners = learners_of(hierarchy)
-    graph = embodied_graph(env.num_blocks, _loop(config), configs, **where, learners=learners, replay=replay)
+    loop = None
+    if algorithm.acts:
+        steps = env.chunks_per_rollout
+        # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less
+        loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
+    graph = embodied_graph(env.num_blocks, loop, configs, **where, learners=learners_of(hierarchy), replay=replay)
     typical = 0 if hierarchy.on and hierarchy.frozen else algorithm.typical_iteration(env)
     if hierarchy.on:
         typical = max(typical, hierarchy.algorithm.typical_iteration(env))
     again = algorithm.resampling(env)
-    if again is None:
-        return replace(graph, typical_iteration=typical)
-    decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
-    return replace(graph, typical_iteration=typical, repeat=resample(decide, again.max_rounds))
-
-
-def _loop(config: TrainConfig) -> Loop | None:
-    """Returns the rollout loop; None where nothing acts."""
-    env, algorithm = config.env, config.algorithm
-    if not algorithm.acts:
-        return None
-    steps = env.chunks_per_rollout
-    # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less to the end
-    loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
-    return loop
+    if again is not None:
+        decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
+        graph = replace(graph, repeat=resample(decide, again.max_rounds))
+    return replace(graph, typical_iteration=typical)
 
 
 def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) -> dict[str, object]:
     """Returns what the stages need to know where whole rollouts are learned from."""
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
-    frozen = hierarchy.on and hierarchy.frozen
-    sizes = {"block_size": env.block_size, "exact": config.run.exact.holds, "rows_per_call": env.rows_per_call}
-    precision = algorithm.precision
-    acting = {"precision": precision, "greedy": frozen, "records": not frozen}
-    model = PolicyStageConfig(config.policy, policy_folder, seed, **sizes, **acting)
+    frozen, exact, number = hierarchy.on and hierarchy.frozen, config.run.exact.holds, config.run.num_iterations
+    model = PolicyStageConfig(
+        *(config.policy, policy_folder, env, seed),
+        exact=exact,
+        precision=algorithm.precision,
+        greedy=frozen,
+        records=not frozen,
+    )
     critics = [config.policy.critic] if getattr(algorithm, "has_critic", True) else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
-    settings = (env, config.run.num_iterations, config.run.exact.holds)
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
         POLICY: model,
-        ACTOR: LearnerConfig(model, algorithm, *settings, view=LowLevel(hierarchy) if hierarchy.on else None),
+        ACTOR: LearnerConfig(model, algorithm, number, view=LowLevel(hierarchy) if hierarchy.on else None),
     }
-    if not hierarchy.on:
-        return configs
-    other = {"precision": hierarchy.algorithm.precision, "name": HIGH_POLICY}
-    high = PolicyStageConfig(hierarchy.policy, high_folder, seed, **sizes, **other)
-    view = Decisions(hierarchy.every, hierarchy.algorithm.gamma)
-    low = LowLevelFiles(policy_folder, config.policy, hierarchy)
-    return configs | {
-        POLICY: TwoLevelConfig(model, high, hierarchy),
-        HIGH_ACTOR: LearnerConfig(high, hierarchy.algorithm, *settings, view=view, low=low),
-    }
+    if hierarchy.on:
+        learns, folder = hierarchy.algorithm, high_folder
+        high = PolicyStageConfig(
+            *(hierarchy.policy, folder, env, seed), exact=exact, precision=learns.precision, name=HIGH_POLICY
+        )
+        both, view = TwoLevelConfig(model, high, hierarchy), Decisions(hierarchy.every, learns.gamma)
+        configs[POLICY], configs[HIGH_ACTOR] = both, LearnerConfig(high, learns, number, view=view, both=both)
+    return configs
 
 
 def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object]:
@@ -113,33 +107,32 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     assert isinstance(algorithm, ReplayConfig)
     plan, labels = algorithm.schedule(env), EXPERT_ACTION in algorithm.columns
     columns = (*algorithm.columns, *seen_columns(env.cameras))
-    # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
-    expert_until = plan.expert_iterations if algorithm.mixes else 0
     model = PolicyStageConfig(
-        *(config.policy, policy_folder, seed, env.block_size),
+        *(config.policy, policy_folder, env, seed),
         exact=config.run.exact.holds,
-        rows_per_call=env.rows_per_call,
         precision=algorithm.precision,
         greedy=labels,
         records=False,
         uniform_until=0 if labels else plan.first_update,
     )
+    replay = ReplayStageConfig(
+        seed=seed,
+        capacity=algorithm.capacity // env.num_blocks,
+        rows=plan.rows,
+        updates=plan.updates,
+        first_update=plan.first_update,
+        columns=columns,
+        folder=policy_folder,
+        data=tuple(config.files),
+        # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
+        demonstrations_until=plan.expert_iterations if algorithm.mixes else 0,
+        demonstration_rows=plan.demonstration_rows,
+    )
     return {
         ENV: EnvStageConfig(env, seed, transitions=columns, expert_iterations=plan.expert_iterations),
         POLICY: model,
-        REPLAY: ReplayStageConfig(
-            seed=seed,
-            capacity=algorithm.capacity // env.num_blocks,
-            rows=plan.rows,
-            updates=plan.updates,
-            first_update=plan.first_update,
-            columns=columns,
-            folder=policy_folder,
-            data=tuple(config.files),
-            demonstrations_until=expert_until,
-            demonstration_rows=plan.demonstration_rows,
-        ),
-        ACTOR: LearnerConfig(model, algorithm, env, config.run.num_iterations, config.run.exact.holds),
+        REPLAY: replay,
+        ACTOR: LearnerConfig(model, algorithm, config.run.num_iterations),
     }
 
 
@@ -160,18 +153,13 @@ class DynamicSamplingFilter:
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Returns whether enough groups have nonzero variance, and which to train on."""
-        kept = [
-            (number, group)
-            for number, reports in enumerate(rounds)
-            for group, success in _groups(of_type(reports, RolloutReport))
-            if not self._drop or len(set(success)) > 1
-        ]
+        kept: list[tuple[int, int]] = []
+        for number, reports in enumerate(rounds):
+            success = {
+                g: found for report in of_type(reports, RolloutReport) for g, found in report.group_success.items()
+            }
+            kept += [(number, group) for group in sorted(success) if not self._drop or len(set(success[group])) > 1]
         return RepeatDecision(len(kept) >= self._min_groups, tuple(kept[: self._num_groups]))
-
-
-def _groups(reports: Sequence[RolloutReport]) -> list[tuple[int, tuple[bool, ...]]]:
-    """Returns the success of each group's members, in the order of the groups."""
-    return sorted(item for report in reports for item in report.group_success.items())
 
 
 def run_iteration(
@@ -183,34 +171,25 @@ def run_iteration(
     snapshot: weights, optimizer state, counters and what the env carries over.
     """
     result = executor.run(StepContext(iteration), Follow(end=end))
-    stages = executor.workflow.stages
-    learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in stages]
-    updates = {stage: result.all_of(stage, LearnerReport)[0].metrics for stage in learners}
-    metrics = _rollout_metrics(result) if ENV in stages else {}
+    stages, metrics = executor.workflow.stages, {}
+    if ENV in stages:
+        reports = result.all_of(ENV, RolloutReport)
+        # in an order that no plan changes: floating-point means depend on it
+        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
+        metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
+        metrics["rollout/episodes"] = float(len(episodes))
+        metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
+        metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
+        metrics["rollout/rounds"] = float(len(result.reports[ENV]))
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if REPLAY in stages:
         held = result.all_of(REPLAY, ReplayReport)
         metrics["rollout/replay_size"] = float(sum(report.size for report in held))
         metrics["rollout/demonstrations"] = float(sum(report.demonstrations for report in held))
-    metrics |= updates[learners[0]]
-    return result, metrics | {f"high/{name}": value for stage in learners[1:] for name, value in updates[stage].items()}
-
-
-def _rollout_metrics(result: IterationResult) -> dict[str, float]:
-    reports = result.all_of(ENV, RolloutReport)
-    # in an order that no plan changes: floating-point means depend on it
-    episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.env_id)
-    metrics = {f"rollout/{key}": value for key, value in episode_means(episodes).items()}
-    metrics["rollout/episodes"] = float(len(episodes))
-    metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
-    metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
-    metrics["rollout/rounds"] = float(len(result.reports[ENV]))
-    return metrics
-
-
-def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Returns the mean of each metric over episodes; empty without episodes."""
-    if not episodes:
-        return {}
-    return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in episodes[0].metrics}
+    learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in stages]
+    for stage in learners:
+        start = "" if stage == learners[0] else "high/"
+        learned = result.all_of(stage, LearnerReport)[0].metrics
+        metrics |= {f"{start}{name}": value for name, value in learned.items()}
+    return result, metrics

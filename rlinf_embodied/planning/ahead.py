@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 MOST_RUNS = 24  # until every one adds the same; then the later half of them counts
 _SAME = 1e-9  # of a run's seconds
 
-_State = tuple[frozenset[tuple[str, int]], list[float]]  # what is switched out, and clocks
-
 
 def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
     """Returns what happens in one iteration of a plan that has run for a while; inf seconds where a stage cannot run.
@@ -40,22 +38,19 @@ def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
     """
     runs = _Runs(times, plan, traced)
     ends: list[float] = []
-    states: list[_State] = []
+    states: list[tuple[frozenset[tuple[str, int]], list[float]]] = []
     for number in range(MOST_RUNS):
         ends.append(runs.next())
         if not math.isfinite(ends[-1]):
             return runs.simulation(ends[-1])
         states.append(runs.state())
-        scale_s = ends[-1] / len(ends)
-        alike = next((j for j in reversed(range(number)) if _is_same(states[j], states[-1], scale_s)), None)
-        if alike is not None:
-            return runs.simulation((ends[-1] - ends[alike]) / (number - alike))
+        (offloaded, clocks_s), same_s = states[-1], _SAME * ends[-1] / len(ends)
+        for before in reversed(range(number)):
+            both = zip(states[before][1], clocks_s, strict=True)
+            if states[before][0] == offloaded and all(abs(a - b) <= same_s for a, b in both):
+                return runs.simulation((ends[-1] - ends[before]) / (number - before))
     half = len(ends) // 2
     return runs.simulation((ends[-1] - ends[half - 1]) / (len(ends) - half))
-
-
-def _is_same(a: _State, b: _State, scale_s: float) -> bool:
-    return a[0] == b[0] and all(abs(x - y) <= _SAME * scale_s for x, y in zip(a[1], b[1], strict=True))
 
 
 class _Runs:
@@ -67,18 +62,15 @@ class _Runs:
         self._front = [step for step in steps if not back.intersection(step.stages)]
         self._back = [step for step in steps if back.intersection(step.stages)]
         self.clocks = times.clocks(plan)
-        front, back = (self._hosts(steps) for steps in (self._front, self._back))
+        stages = ({stage for step in steps for stage in step.stages} for steps in (self._front, self._back))
+        front, back = ({host for s in some for host in self.clocks.layouts[s].hosts} for some in stages)
         self._share = bool(front & back)
         self._ahead: deque[dict[str, list[float]]] = deque()
         self._begin_s = self._end_s = 0.0
         for _ in range(plan.staleness):
             self._submit_front()
 
-    def _hosts(self, steps: Sequence[Step]) -> set[int]:
-        return {host for step in steps for stage in step.stages for host in self.clocks.layouts[stage].hosts}
-
     def next(self) -> float:
-        """Goes through the next run and returns when it ends."""
         clocks = self.clocks
         clocks.calls_s, clocks.other_s, clocks.submitted = {}, {}, 0
         clocks.spans = [] if self._traced else None
@@ -94,13 +86,12 @@ class _Runs:
         clocks.wait(self._end_s)
         return self._end_s
 
-    def state(self) -> _State:
+    def state(self) -> tuple[frozenset[tuple[str, int]], list[float]]:
         """Returns what is switched out; all clocks, and ends of what was submitted ahead, since the end of the run."""
         ahead = [end for front in self._ahead for ends in front.values() for end in ends]
         return frozenset(self.clocks.offloaded), [time_s - self._end_s for time_s in (*self.clocks.free_s, *ahead)]
 
     def simulation(self, iteration_s: float) -> Simulation:
-        """Returns what the last run has counted, its spans from its beginning on."""
         found, begin_s = self.clocks.simulation(iteration_s), self._begin_s
         spans = (replace(s, start_s=s.start_s - begin_s, end_s=s.end_s - begin_s) for s in found.spans)
         return replace(found, spans=tuple(spans))

@@ -7,7 +7,6 @@ predictions are a few per cent off, and to save more in the iterations that rema
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning.simulate import simulate
 
 THRESHOLD = 0.15  # of the prediction
@@ -24,25 +22,11 @@ MARGIN = 0.05  # of the present plan's time, that another one has to save
 _LEAST_S = 0.02  # a stage that takes less per iteration is never a reason
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a plan is expected to take: seconds per iteration, and of each stage on its busiest device."""
-
-    iteration_s: float
-    stages_s: Mapping[str, float]
-
-
-def predict(pricer: Pricer, plan: Plan) -> Prediction:
-    """Returns the seconds of any plan, whether the planner would have chosen it or not; inf where it cannot run."""
-    run = simulate(plan, pricer)
-    return Prediction(run.iteration_s, run.stages_s if math.isfinite(run.iteration_s) else {})
-
-
 @dataclass(slots=True)
 class DriftWatch:
     """Compares each iteration with the prediction and remembers the ratios since the last plan."""
 
-    predicted: Prediction
+    predicted_s: Mapping[str, float]  # by stage, on its busiest device
     expected_rounds: Mapping[str, float] = field(default_factory=dict)  # by loop stage, of its repeat
     ratios: dict[str, list[float]] = field(default_factory=dict)
 
@@ -53,7 +37,7 @@ class DriftWatch:
             measured_s: of the busiest worker of each stage.
             rounds: of each loop stage; a repeat that took more rounds than usual does not make its stages slower.
         """
-        for stage, expected_s in self.predicted.stages_s.items():
+        for stage, expected_s in self.predicted_s.items():
             if stage not in measured_s or expected_s <= 0:
                 continue
             usual = self.expected_rounds.get(stage, 1.0)
@@ -66,20 +50,13 @@ class DriftWatch:
         for stage, ratios in self.ratios.items():
             last = ratios[-STREAK:]
             apart = all(r > 1 + THRESHOLD for r in last) or all(r < 1 - THRESHOLD for r in last)
-            weighs = self.predicted.stages_s[stage] * max(1.0, statistics.median(last)) >= _LEAST_S
+            weighs = self.predicted_s[stage] * max(1.0, statistics.median(last)) >= _LEAST_S
             if len(last) == STREAK and apart and weighs:
                 found[stage] = statistics.median(last)
         return found
 
     def factors(self) -> dict[str, float]:
-        """Returns for every stage how much longer than predicted it took lately."""
         return {stage: statistics.median(ratios[-STREAK:]) for stage, ratios in self.ratios.items()}
-
-
-def scaled(profile: Profile, factors: Mapping[str, float]) -> Profile:
-    """Returns the profile with each stage's seconds multiplied by its factor (1 where none is given)."""
-    stages = {n: replace(s, seconds=s.seconds * factors.get(n, 1.0)) for n, s in profile.stages.items()}
-    return replace(profile, stages=stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +77,16 @@ def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: 
     Args:
         pricer: with the profile that the plan was made by.
         plan: the present one.
-        factors: by stage, how much longer than predicted it took.
+        factors: by stage, how much longer than predicted it took; 1 where none is given.
         remaining: iterations to come.
         switch_s: seconds that a switch of plans takes: a checkpoint, and new stages.
 
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
     """
-    again = pricer.with_(profile=scaled(pricer.profile, factors))
-    stays_s = predict(again, plan).iteration_s
+    stages = {n: replace(s, seconds=s.seconds * factors.get(n, 1.0)) for n, s in pricer.profile.stages.items()}
+    again = pricer.with_(profile=replace(pricer.profile, stages=stages))
+    stays_s = simulate(plan, again).iteration_s
     best = rank(again, min_staleness=plan.staleness, max_staleness=plan.staleness).best
     saves_s = stays_s - best.iteration_s
     pays = saves_s > MARGIN * stays_s and saves_s * remaining > switch_s

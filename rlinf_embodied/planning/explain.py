@@ -47,12 +47,10 @@ class Ranked:
 
     @property
     def label(self) -> str:
-        """The plan as text."""
         return to_text(self.plan)
 
     @property
     def iteration_s(self) -> float:
-        """Seconds per iteration."""
         return self.run.iteration_s
 
     @property
@@ -70,7 +68,6 @@ class Ranking:
 
     @property
     def best(self) -> Ranked:
-        """The plan to choose."""
         return self.plans[0]
 
 
@@ -97,11 +94,12 @@ def rank(
     possible = [one for one in found if one.iteration_s < math.inf]
     if not possible:
         raise PlanError(_too_large(pricer, found))
-    simulator = Simulator(pricer)
-    ranked = [
-        _described(simulator, replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}"))
-        for i, one in enumerate(_chosen(possible, num_ranked))
-    ]
+    simulator, ranked = Simulator(pricer), list[Ranked]()
+    for i, one in enumerate(_chosen(possible, num_ranked)):
+        plan = replace(one.plan, name=f"{pricer.workflow.name}_{i + 1}")
+        run, peak_bytes = simulator.run(plan), max(pricer.memory(plan).values())
+        idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
+        ranked.append(Ranked(plan, one.kind, run, idle, peak_bytes))
     remarks = []
     for kind in Kind:
         lacking = [one.lacking_bytes for one in found if one.kind is kind]
@@ -156,14 +154,7 @@ def _chosen(found: Sequence[Found], number: int) -> list[Found]:
     return ordered[:number] + [one for one in ordered[number:] if one is first[one.kind]]
 
 
-def _described(simulator: Simulator, plan: Plan) -> Ranked:
-    pricer, run = simulator.pricer, simulator.run(plan)
-    idle = tuple(max(0.0, run.idle_share(device)) for device in range(pricer.cluster.num_devices))
-    return Ranked(plan, plan.kind(pricer.workflow), run, idle, max(pricer.memory(plan).values()))
-
-
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
-    """Returns the entry with the reason why it is slower than the best."""
     lost = entry.iteration_s - best.iteration_s
     if entry is best:
         why = ""
@@ -219,7 +210,6 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
 
 # ---------------------------------------------------------------------------------------------------------- impossible
 def _require_devices(pricer: Pricer) -> None:
-    """Checks that every stage has a device that it can run on."""
     for stage in pricer.workflow.stages:
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
             kinds = ", ".join(sorted({group.kind for group in pricer.groups}))
@@ -230,7 +220,6 @@ def _require_devices(pricer: Pricer) -> None:
 
 
 def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
-    """Returns how much memory the plan lacks that comes closest."""
     closest = min(found, key=lambda one: one.lacking_bytes).plan
     needs = pricer.memory(closest)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])

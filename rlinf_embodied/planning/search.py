@@ -60,7 +60,8 @@ class Search:
             return _IMPOSSIBLE
         if state in self.scores:
             return self.scores[state]
-        lacking = self._lacking(plan)
+        memory = self.pricer.memory_bytes
+        lacking = sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
         if lacking:
             found = (math.inf, lacking)
         elif (bound := max(self._total_s(state[0]).values()) * (1 - 1e-9)) > limit:
@@ -70,20 +71,12 @@ class Search:
             if found[0] > limit:
                 return found
         self.scores[state] = found
-        self._note(plan, found)
+        key = plan.kind(self.work), structure(plan)
+        if key not in self.best or found < self.best[key][0]:
+            self.best[key] = found, plan
         return found
 
-    def _note(self, plan: Plan, score: Score) -> None:
-        key = plan.kind(self.work), structure(plan)
-        if key not in self.best or score < self.best[key][0]:
-            self.best[key] = score, plan
-
-    def _lacking(self, plan: Plan) -> float:
-        memory = self.pricer.memory_bytes
-        return sum(max(0.0, needs - memory[device]) for device, needs in self.pricer.memory(plan).items())
-
     def _total_s(self, items: Items) -> dict[int, float]:
-        """Returns the seconds that each device computes."""
         total: dict[int, float] = {}
         for item in items:
             for device, seconds in self._busy_s(item).items():
@@ -140,7 +133,6 @@ class Search:
 
     # --------------------------------------------------------------------------------------------------------- starts
     def starts(self) -> Iterator[State]:
-        """Yields plans to begin with."""
         everywhere = tuple(range(self.cluster.num_devices))
         number = len(everywhere)
         yield self._start(dict.fromkeys(self.stages, everywhere))
@@ -238,7 +230,6 @@ class Search:
         return self.resident(items, pairs if self.draw.random() < 0.6 else ())
 
     def _some(self, items: Items) -> list[Place]:
-        """Returns one or several places to be changed alike."""
         places = [place for item in items for place in item.places]
         chosen = self.draw.choice(places)
         how = self.draw.random()
@@ -324,7 +315,6 @@ class Search:
         return found if shards <= self.num_blocks and found != items else None
 
     def _move_order(self, items: Items) -> Items | None:
-        """Swaps neighbours, of items or of a stage within one."""
         if len(items) < 2:
             return None
         at = self.draw.randrange(len(items) - 1)
@@ -398,14 +388,11 @@ class Search:
                     best = min(best, current, key=lambda entry: entry[0])
             if idle > patience:
                 idle = 0
-                current = self._kicked(best if self.draw.random() < 0.6 else self.draw.choice(pool))
+                state = (best if self.draw.random() < 0.6 else self.draw.choice(pool))[1]
+                for _ in range(self.draw.randint(1, 4)):
+                    state = self.moved(state) or state
+                current = self.score(state), state
         return False
-
-    def _kicked(self, entry: tuple[Score, State]) -> tuple[Score, State]:
-        state = entry[1]
-        for _ in range(self.draw.randint(1, 4)):
-            state = self.moved(state) or state
-        return self.score(state), state
 
 
 def structure(plan: Plan) -> tuple:

@@ -105,7 +105,6 @@ class Simulator:
 
     # ------------------------------------------------------------------------------------------------ facts of calls
     def lengths(self, stage: str, layout: Layout) -> list[float]:
-        """Returns the seconds of each call of a stage."""
         known = self._lengths.get(layout)
         if known is None:
             seconds, hosts = self.pricer.seconds, len(layout.hosts)
@@ -127,9 +126,8 @@ class Simulator:
                 owned[device] += size
             found = []
             for size, device in zip(layout.sizes, layout.devices, strict=True):
-                ends = [done[device] / owned[device], (done[device] + size) / owned[device]]
-                before, after = measured.finish_share(ends)
-                share = float(after) - (float(before) if done[device] else 0.0)
+                share = measured.finish_share((done[device] + size) / owned[device])
+                share -= measured.finish_share(done[device] / owned[device]) if done[device] else 0.0
                 found.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
                 done[device] += size
             self._streamed[layout] = found
@@ -177,7 +175,6 @@ class Simulator:
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
-        """Shows what there is at the start, once what comes before the loop is there."""
         sources = [s for s in self._sources[loop.opener] if s not in loop.sides]
         waits = [(clocks.ends[s], self._parts(clocks.layouts[s], opener, (s, loop.opener))) for s in sources]
         for call, device in enumerate(opener.devices):
@@ -185,7 +182,6 @@ class Simulator:
             clocks.free_s[device] = clocks.ends[loop.opener][call] = begin
 
     def _fused(self, loop: Loop, layout: Layout, clocks: Clocks) -> None:
-        """One call per worker."""
         fraction, steps = self.pricer.profile.stages[loop.answerer].bootstrap_fraction, loop.chunk_steps
         for call, (device, blocks) in enumerate(zip(layout.devices, layout.sizes, strict=True)):
             e, p = (self.pricer.seconds(stage, blocks, len(layout.hosts), device) for stage in loop.sides)
@@ -242,17 +238,11 @@ class _Stepwise:
         self._lengths = {side: simulator.lengths(side, layout) for side, layout in self._layouts.items()}
         ends = ((loop.opener, loop.answerer), (loop.answerer, loop.opener))
         self._parts = {b: simulator._parts(self._layouts[a], self._layouts[b], (a, b)) for a, b in ends}
-        self._relays = self._is_relayed()
-
-    def _is_relayed(self) -> bool:
-        """Returns whether the answerer's workers call the opener's, and the driver each of the former once."""
-        opener, answerer = (self._layouts[side] for side in self._loop.sides)
-        if set(opener.hosts) & set(answerer.hosts):
-            return False
-        answers = {
-            (opener.devices[a], answerer.devices[b]) for a, b in zip(opener.call_of, answerer.call_of, strict=True)
-        }
-        return len(answers) == len(opener.hosts)
+        opener, answerer = (self._layouts[side] for side in loop.sides)
+        calls = zip(opener.call_of, answerer.call_of, strict=True)
+        answers = {(opener.devices[a], answerer.devices[b]) for a, b in calls}
+        # whether the answerer's workers call the opener's, and the driver each of the former once
+        self._relays = len(answers) == len(opener.hosts) and not set(opener.hosts) & set(answerer.hosts)
 
     def run(self, hosts: Sequence[int]) -> None:
         """Goes through the steps; once two in a row add the same to every clock, the rest is added at once.
@@ -266,7 +256,9 @@ class _Stepwise:
         before = self._times(hosts)
         for step in range(loop.chunk_steps):
             submitted, driver_s = clocks.submitted, clocks.driver_s
-            self._step(step)
+            for shard in range(len(self._layouts[loop.opener].groups)):
+                for me, other in (loop.sides[::-1], loop.sides):
+                    self._exchange(me, other, shard, self._lengths[me], step)
             now = self._times(hosts)
             added = [b - a for a, b in zip(before, now, strict=True)]
             left, per_step, same = loop.chunk_steps - step - 1, clocks.driver_s - driver_s, 1e-12 * max(now)
@@ -281,12 +273,10 @@ class _Stepwise:
         self._close()
 
     def _times(self, hosts: Sequence[int]) -> list[float]:
-        """Returns all clocks: of the devices, and the ends of both sides' calls."""
         ends = (self._clocks.ends[side] for side in self._loop.sides)
         return [*(self._clocks.free_s[device] for device in hosts), *itertools.chain.from_iterable(ends)]
 
     def _skip(self, steps: int, hosts: Sequence[int], added: Sequence[float]) -> None:
-        """Adds steps of `added` seconds each to the clocks of the devices, and to the ends of both sides' calls."""
         clocks, seconds = self._clocks, iter(added)
         for device in hosts:
             clocks.free_s[device] += steps * next(seconds)
@@ -295,11 +285,6 @@ class _Stepwise:
             for call, device in enumerate(own.devices):
                 ends[call] += steps * next(seconds)
                 clocks.calls_s[side, device] += steps * self._lengths[side][call]
-
-    def _step(self, step: int) -> None:
-        for shard in range(len(self._layouts[self._loop.opener].groups)):
-            self._exchange(self._loop.answerer, self._loop.opener, shard, self._lengths[self._loop.answerer], step)
-            self._exchange(self._loop.opener, self._loop.answerer, shard, self._lengths[self._loop.opener], step)
 
     def _close(self) -> None:
         """All are shown what there is last, and the answerer values it."""

@@ -138,14 +138,14 @@ def curves(runs: Sequence[Run]) -> str:
 
 
 def videos(run: Run, budget_bytes: int) -> str:
-    """Videos inside the page, the tiled ones of first and last first, as far as `budget_bytes` goes."""
+    """Videos inside the page, those of the first and last evaluation first, as far as `budget_bytes` goes."""
     files = sorted((run.folder / "videos").glob("step_*/*.mp4"))
     if not files:
         return missing("no videos (eval.record_video=false, or nothing was evaluated)")
     step = lambda file: int(file.parent.name.removeprefix("step_"))  # noqa: E731
     ends = {min(map(step, files)), max(map(step, files))}
     shown, left_out, used = [], [], 0
-    for file in sorted(files, key=lambda file: (step(file) not in ends, file.stem != "tiled", step(file), file.name)):
+    for file in sorted(files, key=lambda file: (step(file) not in ends, step(file), file.name)):
         size = file.stat().st_size * 4 // 3  # as base64
         if used + size > budget_bytes:
             left_out.append(f"{file.parent.name}/{file.name}")

@@ -26,13 +26,15 @@ from rlinf_embodied.execution.profiler import (
     measure,
     store_profile,
 )
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check_staleness
-from rlinf_embodied.planning.drift import DriftWatch, Prediction, predict, replan
+from rlinf_embodied.planning.drift import DriftWatch, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, text_table
@@ -71,7 +73,7 @@ class Period:
     """Iterations under one plan: what was predicted, and what each took."""
 
     plan: Plan
-    predicted: Prediction | None
+    predicted: Simulation | None
     first_iteration: int
     iteration_s: list[float] = field(default_factory=list)
     stages_s: dict[str, list[float]] = field(default_factory=dict)
@@ -130,7 +132,7 @@ class Planning:
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
         asked = self._config.plan
-        plan = resolve_on(cluster, asked.name, asked.variants, self._workflow)
+        plan = resolve(asked.name, asked.variants, cluster, self._workflow)
         if plan.staleness or not asked.max_staleness:
             return plan
         check_staleness(plan.name, asked.max_staleness, self._workflow)
@@ -237,11 +239,11 @@ class Planning:
         """Goes over to a plan, or to another prediction of the same."""
         predicted, self._watch = None, None
         if self._pricer is not None:
-            predicted = predict(self._pricer, plan)
+            predicted = simulate(plan, self._pricer)
             predicted = predicted if math.isfinite(predicted.iteration_s) else None
             # a stale plan stays: when another starts depends on times, and shows in the weights that rollouts see
             if predicted is not None and self._forced is None and self._config.plan.replan and not plan.staleness:
-                self._watch = DriftWatch(predicted, self._pricer.workflow.expected_rounds())
+                self._watch = DriftWatch(predicted.stages_s, self._pricer.workflow.expected_rounds())
         self.periods.append(Period(plan, predicted, iteration))
 
     def observe(

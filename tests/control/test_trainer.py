@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from training_faults import lost, once
 
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
-from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import load_tensors
 
@@ -52,11 +50,9 @@ def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
     }
 
 
-@pytest.mark.parametrize("plan", ["collocated", "disaggregated"])
-def test_a_resumed_run_ends_as_an_uninterrupted_one(straight, tmp_path, plan) -> None:
+def test_a_resumed_run_ends_as_an_uninterrupted_one_under_another_plan(straight, tmp_path) -> None:
     train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
-    again = small(f"run.dir={tmp_path}", f"plan={plan}", "cluster.num_devices=2")
-    train(again)
+    train(small(f"run.dir={tmp_path}", "plan=disaggregated", "cluster.num_devices=2"))
     assert digest(tmp_path) == digest(straight)
     assert metric_rows(tmp_path) == metric_rows(straight)
 
@@ -84,8 +80,6 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
     ("kind", "method", "call", "after"),
     [
         (ReplayStage, "run", 2, True),
-        (PolicyLearner, "run", 2, True),
-        (RolloutStage, "step", 7, False),
         (PolicyLearner, "save", 1, False),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
@@ -107,33 +101,17 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
             r"policy\.name is 'soft_actor', but the actions of CartPole-v1 are the ch",
         ),
         (["policy=actor_critic"], ConfigError, r"policy\._target_ is 'policies\.actor_critic.*use policy=soft_actor"),
-        (["policy.options.x=1"], ConfigError, r"policy\.options\.x is 1, but there is no such option"),
-        (
-            ["warm_start.from_nothing=false", "warm_start.checkpoint=/nowhere"],
-            CheckpointError,
-            r"warm_start\.checkpoint is '/nowhere', but there is no",
-        ),
         (
             ["algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.batch_size=4"],
             ConfigError,
             r"demonstration_share is 0\.5, but of the 1 transitions of a block in a batch 0 would be demonstrations",
         ),
-        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give checkpoints of"),
+        (["data=/nowhere"], CheckpointError, r"data is '/nowhere', but there is no such folder: give <run.dir>"),
     ],
 )
 def test_bad_input_is_named(tmp_path, words, error, says) -> None:
     with pytest.raises(error, match=says):
         train(small(f"run.dir={tmp_path}", *words))
-
-
-def test_recordings_that_changed_are_noticed_when_a_run_goes_on(straight, tmp_path) -> None:
-    played, run = tmp_path / "played", tmp_path / "run"
-    shutil.copytree(straight, played, symlinks=True)
-    train(recorded("bc", played, f"run.dir={run}", "run.num_iterations=2"))
-    (played / "checkpoints/latest").unlink()
-    (played / "checkpoints/latest").symlink_to("step_000002")
-    with pytest.raises(CheckpointError, match=r"data is .*latest', but what it holds is not what .* has learned from"):
-        train(recorded("bc", played, f"run.dir={run}"))
 
 
 def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(straight, tmp_path) -> None:
@@ -143,16 +121,6 @@ def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(strai
     rows = metric_rows(tmp_path)
     assert [row["losses/updates"] for row in rows] == [4] * 4
     assert not any("rollout/env_steps" in row for row in rows)
-
-
-def test_a_damaged_replay_buffer_is_noticed(straight, tmp_path) -> None:
-    train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
-    path = tmp_path / "checkpoints/step_000002/training_state/replay.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"the checksum of training_state/replay\.safetensors differs"):
-        train(small(f"run.dir={tmp_path}"))
 
 
 def test_dagger_learns_what_the_expert_does(tmp_path) -> None:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from runs import clone, executor_for, iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
+from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.interfaces.policies import Evaluation
 from rlinf_embodied.runtime.session import SerialSession
+
+
+def started(monkeypatch, coefficient: float, change: Callable[[Evaluation], Evaluation]) -> Executor:
+    evaluate = TinyVLA.evaluate
+    monkeypatch.setattr(TinyVLA, "evaluate", lambda *args, **named: change(evaluate(*args, **named)))
+    short = ["env.num_envs=8", "algorithm.epochs=1", "algorithm.critic_warmup_iterations=0"]
+    config = tiny(f"algorithm.entropy_coef={coefficient}", *short)
+    return executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(tiny()))
 
 
 @pytest.mark.parametrize(("coefficient", "kept"), [(0.0, False), (0.01, True)])
 def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(coefficient, kept, monkeypatch) -> None:
-    seen, evaluate = set(), TinyVLA.evaluate
+    seen = set()
 
-    def looked(self, *arguments, **named):
-        found = evaluate(self, *arguments, **named)
-        if torch.is_grad_enabled():
+    def looked(found: Evaluation) -> Evaluation:
+        if torch.is_grad_enabled() and found.entropy is not None:
             seen.add((found.log_probs.requires_grad, found.entropy.requires_grad))
         return found
 
-    monkeypatch.setattr(TinyVLA, "evaluate", looked)
-    config = tiny(f"algorithm.entropy_coef={coefficient}", "algorithm.critic_warmup_iterations=0")
-    executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
-    (metrics,) = iterate(executor, 1)
+    (metrics,) = iterate(started(monkeypatch, coefficient, looked), 1)
     assert seen == {(True, kept)}
     assert metrics["losses/entropy"] > 0
+
+
+def test_an_entropy_bonus_without_an_entropy_is_refused(monkeypatch) -> None:
+    executor = started(monkeypatch, 0.01, lambda found: replace(found, entropy=None))
+    with pytest.raises(Exception, match=r"algorithm.entropy_coef is 0.01, but .*has no entropy in closed form"):
+        iterate(executor, 1)

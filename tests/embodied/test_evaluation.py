@@ -18,7 +18,7 @@ from envs.simulator import Measurement
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, evaluation_env, held_out, max_failures
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, max_failures
 from rlinf_embodied.errors import CheckpointError, RlinfError
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
 from rlinf_embodied.runtime.session import SerialSession
@@ -107,32 +107,21 @@ def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
     assert all(seed >= TRAINING_SEED_BIT for seed in resets["train"])
 
 
-def test_the_summary_is_the_mean_of_its_episodes_with_wilsons_interval(tmp_path) -> None:
-    info = evaluate(tmp_path, f"checkpoint={clone(tiny())}", "eval.num_episodes=10")
+# ---------------------------------------------------------------------------------------------------- what is written
+def test_eval_info_says_what_was_evaluated_and_its_summary_is_the_mean_of_the_episodes(tmp_path) -> None:
+    folder = clone(tiny())
+    info = evaluate(tmp_path, f"checkpoint={folder}", "eval.num_episodes=10")
     for key in ("success_once", "success_at_end", "return", "episode_len"):
         assert info[key] == pytest.approx(sum(e[key] for e in info["episodes"]) / 10)
     successes = sum(e["success_once"] for e in info["episodes"])
     assert 0 < successes < 10
     assert tuple(info["success_once_interval"]) == wilson(int(successes), 10)
-
-
-# ---------------------------------------------------------------------------------------------------- what is written
-def test_eval_info_says_what_was_evaluated_and_under_which_conditions(tmp_path) -> None:
-    folder = clone(tiny())
-    info = evaluate(tmp_path, f"checkpoint={folder}", "eval.num_episodes=3")
-    assert (info["policy"], info["checkpoint"], info["greedy"], info["first_seed"]) == (
-        "checkpoint",
-        str(folder),
-        True,
-        9000,
-    )
+    said = {"policy": "checkpoint", "checkpoint": str(folder), "greedy": True, "first_seed": 9000}
+    assert said.items() <= info.items()
     assert info["env"]["task"] == "PointReach-v0"
     assert info["env"]["obs_size"] == 16  # of the checkpoint, not of the default config
     assert info["backend"] == "point_reach"
     assert "torch" in info["versions"]
-    assert set(info["episodes"][0]) == {
-        *("seed", "success_once", "success_at_end", "return", "episode_len", "reward"),
-    }
 
 
 def frames(path: Path) -> list:
@@ -140,17 +129,16 @@ def frames(path: Path) -> list:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
-def test_the_first_episodes_are_filmed_one_file_each_and_all_in_one(tmp_path) -> None:
+def test_the_first_episodes_are_filmed_one_file_each(tmp_path) -> None:
     info = evaluate(tmp_path, "policy=expert", *ENV, "eval.num_episodes=6", "eval.record_video=true")
     videos = tmp_path / "videos/step_0"
     expected = {f"PointReach-v0--seed={e['seed']}--success={int(e['success_once'])}.mp4" for e in info["episodes"][:2]}
-    assert {path.name for path in videos.iterdir()} == expected | {"tiled.mp4"}
+    assert {path.name for path in videos.iterdir()} == expected
     for name in expected:
         shown = frames(videos / name)
         assert len(shown) == 12
         assert shown[0].shape == (32, 32, 3)
         assert (shown[0] != shown[-1]).any()  # something moves
-    assert frames(videos / "tiled.mp4")[0].shape == (32, 64, 3)  # two episodes side by side
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
@@ -225,8 +213,9 @@ def test_a_folder_that_is_no_checkpoint_of_ours_is_refused(tmp_path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------- facts
 def test_evaluation_runs_whole_episodes_whatever_training_does() -> None:
-    env = replace(tiny().env, carry_over=True, chunks_per_rollout=1)
-    changed = evaluation_env(env, 6)
+    config = tiny("eval.num_envs=6")
+    env = replace(config.env, carry_over=True, chunks_per_rollout=1)
+    changed = held_out(env, config.eval, config.run).env
     assert (changed.num_envs, changed.block_size, changed.chunks_per_rollout) == (6, 2, 3)
     assert (changed.auto_reset, changed.carry_over, changed.hold_steps) == (False, False, 0)
 

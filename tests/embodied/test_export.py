@@ -83,7 +83,7 @@ def test_nothing_solved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None
     folder = clone(tiny())
     config = asked(tmp_path / "x", f"checkpoint={folder}", "policy=checkpoint", "num_episodes=4")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_acting", lambda *args: lambda numbers, step, shown: torch.zeros(16, 2))
+        patch.setattr(export, "_acting", lambda *args: lambda step, shown: torch.zeros(16, 2))
         with pytest.raises(
             SimulatorError, match=r"none of 4 episodes .* use more num_episodes, a better policy, or succ"
         ):

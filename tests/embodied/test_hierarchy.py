@@ -100,9 +100,8 @@ def test_both_levels_learn(alone) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("plan", ["all apart, two shards", "the policy with the learners"])
-def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, plan: str) -> None:
-    assert trained(two_levels(), plan, ray_session) == alone
+def test_ray_workers_give_the_weights_of_one_process(alone, ray_session) -> None:
+    assert trained(two_levels(), "the policy with the learners", ray_session) == alone
 
 
 VARIANTS = {

@@ -15,18 +15,6 @@ from stopped_runs import straight_runs
 
 from rlinf_embodied.learning import checkpoint
 
-# the newest whole checkpoint then; "step_000004" at all other moments
-NEWEST: dict[str, tuple[str | None, ...]] = {
-    "in the warm start": (None,),
-    "in the evaluation before": (None,),
-    "before the first checkpoint": (None,),
-    "in the iteration after a checkpoint": ("step_000002",),
-    "in a checkpoint's write": ("step_000002",),
-    "before a checkpoint has its name": ("step_000002",),
-}
-ALWAYS = ("in a checkpoint's write",)  # others take long
-OTHERWISE = ["plan=disaggregated", "cluster.num_devices=3"]
-
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:

@@ -11,7 +11,6 @@ from training_faults import lost, once
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
 from rlinf_embodied.embodied.learner import PolicyLearner
-from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
 
 CARRIED = "env.carry_over=true"
@@ -30,11 +29,9 @@ def three(folder: Path, *overrides: str) -> TrainConfig:
 # the method of a stage in which a worker is lost: at which call, before or after its work
 PHASES = {
     "the first evaluation": (EvaluationEnvStage, "close", 0, False),
-    "the first rollout": (RolloutStage, "step", 2, False),
     "an update, after it": (PolicyLearner, "run", 2, True),
     "a later snapshot": (PolicyLearner, "export_snapshot", 2, False),
     "a checkpoint": (PolicyLearner, "save", 1, False),
-    "the last evaluation": (EvaluationEnvStage, "open", 1, False),
     "the set-up": (PolicyLearner, "setup", 0, True),
 }
 

@@ -45,10 +45,7 @@ def test_without_an_expert_all_ways_to_start_are_named() -> None:
     "given",
     [
         "warm_start.checkpoint=x",
-        "warm_start.demonstrations=x",
         "warm_start.from_nothing=true",
-        "policy=state",
-        "env=point_reach",
         "env.task=StackCube-v1",
     ],
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runs import clone, tiny
 
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
-from rlinf_embodied.embodied.evaluation import EvaluationPolicyConfig, EvaluationPolicyStage
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -41,11 +42,11 @@ def test_a_simulator_on_a_gpu_does_not_offer_to_leave_and_a_plan_that_wants_it_o
 
 def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     config, folder, shared = tiny(), str(clone(tiny())), {}
-    model = PolicyStageConfig(config.policy, folder, 0, 4)
+    model = PolicyStageConfig(config.policy, folder, config.env, 0)
     rollout = RolloutStage(model)
     rollout.setup(solo_context((0,), shared=shared))
     shared |= {"policy": rollout._shared}
-    evaluation = EvaluationPolicyStage(EvaluationPolicyConfig(config.policy, folder, 0, 4, greedy=True, records=False))
+    evaluation = RolloutStage(replace(model, greedy=True, records=False, evaluates=True))
     evaluation.setup(solo_context((0,), shared=shared))
     policy = shared["policy"]
     assert isinstance(policy, SharedPolicy)
@@ -100,7 +101,7 @@ def test_of_a_loop_in_one_call_each_side_takes_its_own_data_along(monkeypatch) -
 @pytest.mark.gpu
 def test_a_policy_on_a_gpu_leaves_its_memory_and_comes_back_the_same() -> None:
     config = tiny()
-    stage = RolloutStage(PolicyStageConfig(config.policy, str(clone(config)), 0, 4))
+    stage = RolloutStage(PolicyStageConfig(config.policy, str(clone(config)), config.env, 0))
     stage.setup(solo_context((0,), "cuda:0"))
     before = {name: tensor.cpu().clone() for name, tensor in stage._shared.policy.module.state_dict().items()}
     parameters = list(stage._shared.policy.module.parameters())

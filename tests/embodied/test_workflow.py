@@ -10,8 +10,8 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.embodied.outcome import tile, write_mp4
-from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, episode_means, training_workflow
+from rlinf_embodied.embodied.outcome import episode_means, write_mp4
+from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, training_workflow
 from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.plots import plot_curve
 
@@ -76,16 +76,6 @@ def test_a_curve_is_drawn_from_whatever_a_run_has_so_far(tmp_path) -> None:
     ends |= {"success_at_end": 0.3, "success_at_end_interval": [0.2, 0.4]}
     (tmp_path / "summary.json").write_text(json.dumps({"before": ends, "after": ends}))
     assert plot_curve(tmp_path).read_bytes() != unfinished
-
-
-def test_tiles_stand_still_when_their_episode_is_over() -> None:
-    short = [np.full((2, 2, 3), 10 + k, np.uint8) for k in range(1)]
-    long = [np.full((2, 2, 3), 50 + k, np.uint8) for k in range(3)]
-    frames = tile([short, long, long])
-    assert [frame.shape for frame in frames] == [(4, 4, 3)] * 3  # two by two, one cell stays black
-    assert [int(frame[0, 0, 0]) for frame in frames] == [10, 10, 10]
-    assert [int(frame[0, 2, 0]) for frame in frames] == [50, 51, 52]
-    assert [int(frame[3, 3, 0]) for frame in frames] == [0, 0, 0]
 
 
 def test_an_mp4_has_a_frame_per_step_and_shows_what_was_put_in(tmp_path) -> None:

@@ -192,14 +192,14 @@ def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -
     folder = finished(tmp_path / "run")
     for step in (0, 8, 16):
         (folder / f"videos/step_{step}").mkdir(parents=True)
-        for name in ("tiled", "PickCube-v1--seed=9000--success=1"):
+        for name in ("PickCube-v1--seed=9000--success=1", "PickCube-v1--seed=9001--success=1"):
             (folder / f"videos/step_{step}/{name}.mp4").write_bytes(b"0" * 3000)  # 4000 letters as base64
     found = Checked(videos(read_run(folder), 13_000))
     assert found.tags.count("video") == 3
-    assert found.text.startswith(
-        "step 0: tiled step 16: tiled step 0: PickCube-v1--seed=9000--success=1 Missing: 3 vid"
-    )
-    assert "step_16/PickCube-v1--seed=9000--success=1.mp4, step_8/tiled.mp4" in found.text
+    name = "PickCube-v1--seed=900{}--success=1"
+    first = f"step 0: {name} step 0: {name} step 16: {name} Missing: 3 vid".format(0, 1, 0)
+    assert found.text.startswith(first)
+    assert f"step_16/{name}.mp4, step_8/{name}.mp4".format(1, 0) in found.text
     assert Checked(videos(read_run(folder), 0)).tags.count("video") == 0
 
 

@@ -6,14 +6,15 @@ import pytest
 from plan_cases import cluster, embodied, profile, stage
 
 from rlinf_embodied.planning import drift
-from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, Prediction, predict, replan
+from rlinf_embodied.planning.drift import MARGIN, STREAK, DriftWatch, replan
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.simulate import simulate
 
 pytestmark = pytest.mark.usefixtures("few_moves")
 
-USUAL = Prediction(10.0, {"env": 6.0, "policy": 2.0, "actor": 2.0})
+USUAL = {"env": 6.0, "policy": 2.0, "actor": 2.0}
 
 
 def watched(*env_s: float, rounds: int | None = None) -> DriftWatch:
@@ -48,7 +49,7 @@ def test_more_rounds_of_a_repeat_are_more_work_and_no_drift() -> None:
 
 
 def test_a_stage_of_milliseconds_is_never_a_reason() -> None:
-    watch = DriftWatch(Prediction(10.0, {"env": 0.001}), ratios={"env": [2.0] * STREAK})
+    watch = DriftWatch({"env": 0.001}, ratios={"env": [2.0] * STREAK})
     assert watch.drifted() == {}
 
 
@@ -71,7 +72,7 @@ def test_a_slower_simulator_moves_the_rollout_to_both_devices() -> None:
     found = replan(pricer, best.plan, {"env": 60.0}, 10, 1.0)
     assert found.plan is not None
     assert found.plan.places()["env"].devices == (0, 1)
-    assert predict(found.pricer, found.plan).iteration_s < found.stays_s * (1 - MARGIN)
+    assert simulate(found.plan, found.pricer).iteration_s < found.stays_s * (1 - MARGIN)
 
 
 def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_prediction() -> None:
@@ -85,7 +86,7 @@ def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_predi
 def test_another_plan_has_to_win_by_a_margin(monkeypatch) -> None:
     pricer = flat_env()
     present, best = collocated(pricer.workflow, 2), rank(pricer).best
-    saved = 1 - best.iteration_s / predict(pricer, present).iteration_s
+    saved = 1 - best.iteration_s / simulate(present, pricer).iteration_s
     for margin, wins in ((0.9 * saved, True), (1.1 * saved, False)):
         monkeypatch.setattr(drift, "MARGIN", margin)
         assert bool(replan(pricer, present, {}, 1000, 0.0).plan) is wins
@@ -96,6 +97,6 @@ def test_a_switch_has_to_pay_in_the_iterations_that_are_left() -> None:
     present, factors = rank(pricer).best.plan, {"env": 60.0}
     found = replan(pricer, present, factors, 100, 1.0)
     assert found.plan is not None
-    saves_s = found.stays_s - predict(found.pricer, found.plan).iteration_s
+    saves_s = found.stays_s - simulate(found.plan, found.pricer).iteration_s
     assert replan(pricer, present, factors, 1, 1.01 * saves_s).plan is None  # one iteration before the end
     assert replan(pricer, present, factors, 2, 1.01 * saves_s).plan

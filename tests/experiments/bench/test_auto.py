@@ -8,7 +8,7 @@ import pytest
 
 from experiments.bench import auto as bench
 from experiments.bench.harness.trainings import outside_stages
-from rlinf_embodied.planning.drift import Prediction
+from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.telemetry.trace import Span
 
@@ -16,7 +16,8 @@ from rlinf_embodied.telemetry.trace import Span
 def found(**seconds: list[float]) -> dict:
     plan = Plan("p", 1, (Item((Place("env", (0,)),)),))
     timed = {name: [(value, 0.25) for value in values] for name, values in seconds.items()}
-    return {name: bench.outcome(Prediction(1.1, {"env": 1.0}), plan, rounds, "d") for name, rounds in timed.items()}
+    predicted = Simulation(1.1, {}, {"env": 1.0}, {}, 0.0)
+    return {name: bench.outcome(predicted, plan, rounds, "d") for name, rounds in timed.items()}
 
 
 @pytest.mark.parametrize(
