@@ -76,7 +76,6 @@ class RunFolder:
             ) from error
 
     def unlock(self) -> None:
-        """Lets others have the folder."""
         if self._lock is not None:
             self._lock.close()
 
@@ -94,15 +93,12 @@ class RunFolder:
         return target
 
     def write_json(self, name: str, content: object) -> Path:
-        """Writes JSON, indented."""
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Returns what a JSON file of the run holds."""
         return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     def append_json(self, name: str, content: object) -> None:
-        """Adds a line of JSON."""
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(content) + "\n")
 

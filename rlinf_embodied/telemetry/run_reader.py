@@ -52,7 +52,6 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        """All metrics."""
         return list(dict.fromkeys(name for row in self.metrics for name in row))
 
     @property

@@ -29,7 +29,6 @@ class Span:
 
     @property
     def duration_s(self) -> float:
-        """Seconds it took."""
         return self.end_s - self.start_s
 
 

@@ -299,7 +299,6 @@ class Planning:
     # ------------------------------------------------------------------------------------------------------- report
     @property
     def plan(self) -> Plan:
-        """The plan that runs."""
         return self.periods[-1].plan
 
     @property

@@ -90,7 +90,6 @@ class Trainer:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self._folder.path
 
     # -------------------------------------------------------------------------------------------------------- run
