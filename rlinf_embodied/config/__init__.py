@@ -52,14 +52,11 @@ from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
-    Engine,
     FineTuningConfig,
     GenerationConfig,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
-    SamplesConfig,
-    VllmConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig

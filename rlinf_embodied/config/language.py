@@ -29,6 +29,8 @@ class DataConfig:
         rule = "problems are of a level (data.level) or come from files"
         some = bool(self.files or self.level) or custom
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
+        rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
+        require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
         rule, action = "problems come from files or from a custom source", "leave out one of the two"
         require(not (custom and self.files), "data._target_", self._target_, rule, action)
         require_one_of(self, "data", "prompt_template", "compact", "natural")

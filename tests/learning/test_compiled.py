@@ -55,11 +55,11 @@ def test_training_is_the_same_but_for_rounding_and_under_every_plan() -> None:
 
 def test_what_compiled_passes_do_not_go_with_is_named() -> None:
     for words, said in (
-        (["run.exact=portable"], "and a compiler makes this one's kernels: set run.exact=exact"),
-        (["run.exact=off", "algorithm.sharding=fsdp2"], "use algorithm.sharding=none"),
-        ([*SFT, "run.exact=exact"], "passes of fine-tuning are not compiled: use false"),
+        (["run.exact=portable"], "compile is True, .*a compiler makes this one's kernels: set run.exact=exact"),
+        (["run.exact=off", "algorithm.sharding=fsdp2"], "sharding is 'fsdp2', .*slices are not compiled.*use none"),
+        ([*SFT, "run.exact=exact"], "compile is True, .*passes of fine-tuning are not compiled: use false"),
     ):
-        with pytest.raises(ConfigError, match=rf"algorithm\.compile is True, .*{said}"):
+        with pytest.raises(ConfigError, match=rf"algorithm\.{said}"):
             tiny("algorithm.compile=true", *words)
     with pytest.raises(ConfigError, match=r"algorithm\.compile is true, .*of the kind npu: use algorithm.compile=f"):
         require_compiler(compile=True, cluster=Cluster("test", "npu", 1, 1, 0))
