@@ -234,7 +234,7 @@ def _trained(
             others = [session for other, session in sessions.items() if other != name]
             steps = iterations(job, executor, (before + count) * (1 + settle))
             arms[name] = partial(timed_iteration, steps, others, settle)
-        found = alternate(arms, count, warm_up=before, quiet=True)
+        found = alternate(arms, count, warm_up=before, said=lambda *_: None)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
