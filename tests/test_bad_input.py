@@ -98,7 +98,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     (
         VLA,
         "run.dir={ruined}",
-        ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to start from scratch"],
+        ["step_000002 is incomplete (manifest.json", "use another run.dir"],
     ),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation
