@@ -93,7 +93,6 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
         "resume={linked}/checkpoints/step_000002",
         ["model.safetensors is a link that leads elsewhere", "use step_000001"],
     ),
-    (VLA, "run.dir={run} resume=never", ["holds another run and resume=never", "use another run.dir"]),
     (VLA, "run.dir={run} run.seed=9", ["run.seed is 9 here and 3 there", "another run.dir"]),
     (VLA, "run.dir={run} env.obs_size=32", ["env.obs_size is 32 here and 16 there", "another run.dir"]),
     (
