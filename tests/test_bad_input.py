@@ -92,13 +92,12 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
         "resume={linked}/checkpoints/step_000002",
         ["model.safetensors is a link that leads elsewhere", "use step_000001"],
     ),
-    (VLA, "run.dir={run} resume=never", ["holds another run and resume=never", "use another run.dir"]),
     (VLA, "run.dir={run} run.seed=9", ["run.seed is 9 here and 3 there", "another run.dir"]),
     (VLA, "run.dir={run} env.obs_size=32", ["env.obs_size is 32 here and 16 there", "another run.dir"]),
     (
         VLA,
         "run.dir={ruined}",
-        ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to start from scratch"],
+        ["step_000002 is incomplete (manifest.json", "use another run.dir"],
     ),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation

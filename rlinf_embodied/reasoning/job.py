@@ -13,17 +13,17 @@ from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
-from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
+from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
@@ -61,7 +61,8 @@ class ReasoningJob:
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.eval_every = config.eval.every
-        self.goal, self.check_every = None, 1  # it runs its iterations
+        self.goal: float | None = None  # it runs its iterations
+        self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
@@ -92,8 +93,8 @@ class ReasoningJob:
             DataError: a file cannot be used.
         """
         config, given = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
-        folder = None if given is None else Path(given).expanduser()
-        require_precision(config.algorithm.precision, find_cluster(config.cluster))
+        folder, cluster = None if given is None else Path(given).expanduser(), find_cluster(config.cluster)
+        require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
             if config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():
@@ -101,11 +102,9 @@ class ReasoningJob:
                     f"algorithm.kl_coef is {config.algorithm.kl_coef}, but the policy that the run started from is no "
                     f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
                 )
-        elif config.policy.folder is None and folder is not None:
-            trained_on(folder)
-        rule = "there is no such folder, with what save_pretrained writes"
-        there = folder is None or folder.is_dir()
-        require(there, "policy.folder", given, rule, "give one with config.json, model.safetensors and tokenizer.json")
+        key = "policy.folder" if config.policy.folder else "warm_start.checkpoint"
+        there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
+        require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
         problem_source(config.data, config.run.seed)
         for split in (Split.train, Split.test):

@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
+from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, Sequences
 
@@ -54,11 +54,6 @@ class TrainingRows:
 
     def __len__(self) -> int:
         return len(self.sequences)
-
-    @property
-    def num_watched(self) -> int:
-        """Rows that are looked at only."""
-        return len(self) - self.num_trained
 
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""

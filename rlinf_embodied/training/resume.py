@@ -17,12 +17,11 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning.checkpoint import MANIFEST, load_state, newest_undamaged, verify
+from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
 from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
-_START = "warm_start.checkpoint"  # the key that begins a run with another one's policy
 _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
 _Value = TypeVar("_Value")
 
@@ -32,61 +31,33 @@ class Resumption:
     """The checkpoint that a run resumes from, complete and undamaged."""
 
     path: Path
-    note: str  # says which one, and why not a newer one
-
-
-def require_unused(config: TrainingConfig) -> None:
-    """Checks that resume=never meets a folder that no run has used.
-
-    Raises:
-        ConfigError: one has.
-    """
-    names = ("metrics.jsonl", "checkpoints") if config.resume == "never" and config.run.dir is not None else ()
-    if any((Path(config.run.dir or "") / name).exists() for name in names):
-        raise ConfigError(
-            f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
-            "use another run.dir, or resume=auto to go on"
-        )
+    note: str  # says which one
 
 
 def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     """Returns where a run resumes; None for a new run.
 
-    A damaged newest checkpoint of the run's own folder is passed over; one that resume=<path> names is refused.
-
     Raises:
         ConfigError: the checkpoint is of another run than the config describes.
-        CheckpointError: the named checkpoint is missing or damaged, or there are some and none can be used.
+        CheckpointError: the checkpoint that resume names, or the newest of the run, is missing or damaged.
     """
-    path, unusable = _found(config)
+    path = _found(config)
     if path is None:
         return None
+    verify(path)
     _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = saved_progress(path).iteration, config.run.num_iterations
-    lines = [f"{text}: it is not used, the one before it is" for text in unusable]
-    lines.append(f"going on from {path}: iteration {number} of {last} is done, written {written}")
-    return Resumption(path, "\n".join(lines))
+    return Resumption(path, f"going on from {path}: iteration {number} of {last} is done, written {written}")
 
 
-def _found(config: TrainingConfig) -> tuple[Path | None, tuple[str, ...]]:
-    if config.resume in ("auto", "never"):
-        return (None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
+def _found(config: TrainingConfig) -> Path | None:
+    """Returns the newest checkpoint of a run; one that is no whole checkpoint where there are only such."""
+    if config.resume == "auto":
+        root = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
+        return None if root is None else find_latest(root) or max(root.glob("step_*"), default=None)
     named = Path(config.resume)
-    path, unusable = _newest(named.parent) if named.name == "latest" else (None, ())
-    if path is None:
-        verify(named)
-    return path or named, unusable
-
-
-def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
-    path, unusable = newest_undamaged(root)
-    if path is None and unusable:
-        raise CheckpointError(
-            f"{root} holds checkpoints, but none can be used: {'; '.join(unusable)}. Restore one from a copy, "
-            f"use another run.dir, or remove {root} to start from scratch"
-        )
-    return path, unusable
+    return (find_latest(named.parent) or named) if named.name == "latest" else named
 
 
 def saved_progress(path: Path) -> Progress:
@@ -119,8 +90,8 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        "go on with its own values, or begin a new run in another run.dir (resume=never sees to it that it is a new "
-        f"one; {_START}={checkpoint} begins with what this one has learned)"
+        f"go on with its own values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
+        "with what this one has learned)"
     )
 
 
@@ -133,8 +104,7 @@ def _differences(before: dict[str, object], here: dict[str, object]) -> Iterator
         if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
         old, new = before.get(key, _ABSENT), here.get(key, _ABSENT)
-        texts = isinstance(old, str) and isinstance(new, str)
-        same = _resolved(old) == _resolved(new) if texts else old == new
+        same = old == new or (isinstance(old, str) and isinstance(new, str) and _resolved(old) == _resolved(new))
         if not same and (old != _ABSENT or ".options." in key):
             yield key, old, new
 

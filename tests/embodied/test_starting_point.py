@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from runs import tiny, train
 
-import rlinf_embodied
 from envs.maniskill import EXPERT_TASKS, why_no_expert
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig
@@ -60,8 +59,6 @@ def test_a_run_that_goes_on_needs_no_start(tmp_path: Path) -> None:
         require_start(compose_train([*PEG, f"run.dir={tmp_path}"]))
     (tmp_path / "checkpoints").mkdir()
     require_start(compose_train([*PEG, f"run.dir={tmp_path}"]))
-    with pytest.raises(ConfigError):
-        rlinf_embodied.train(compose_train([*PEG, f"run.dir={tmp_path}", "resume=never"]))
 
 
 def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
@@ -80,9 +77,9 @@ def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
     ("given", "says"),
     [
         ("env._target_=my_env.make_env", r"env\._target_ is 'my_env.make_env', but my_env cannot be imported"),
-        ("env._target_=envs.point_reach.mak_env", r"env\._target_ is .* has no mak_env .*correct the name"),
+        ("env._target_=envs.point_reach.mak_env", r"env\._target_ is .* has no attribute 'mak_env'.*correct that"),
         ("env._target_=envs.maniskill.why_no_expert", r"is called with \(config, num_envs, device, render_final\)"),
-        ("policy._target_=policies.state_policy.StatePolcy", r"policy\._target_ is .* has no StatePolcy"),
+        ("policy._target_=policies.state_policy.StatePolcy", r"policy\._target_ is .* has no attribute 'StatePolcy'"),
     ],
 )
 def test_a_plug_in_that_cannot_be_used_is_named_before_anything_starts(given: str, says: str) -> None:
