@@ -49,8 +49,8 @@ class EmulatedLaunch:
 
     def _run(self, probe: Probe) -> None:
         done: list[Iteration] = []
-        found = self._effort.measure(probe, lambda run, *_: done.append(self._iterate(probe, run)) or done[-1])
-        for one in found.iterations:
+        found, _ = self._effort.measure(probe, lambda run, *_: done.append(self._iterate(probe, run)) or done[-1])
+        for one in found:
             self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _iterate
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
