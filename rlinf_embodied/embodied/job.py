@@ -15,7 +15,6 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import (
     AlgorithmConfig,
     CriticsConfig,
-    Reward,
     Source,
     TrainConfig,
 )
@@ -53,11 +52,6 @@ from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _CARRY_OVER = "carry_over"  # of the env, in a checkpoint
-_REWARDS = {
-    Reward.dense: "what the task gives for each step",
-    Reward.dense_delta: "how much what the task gives changed in the step",
-    Reward.sparse: "nothing for a step",
-}
 
 
 class EmbodiedJob:
@@ -198,15 +192,8 @@ class EmbodiedJob:
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
     def launch_notes(self) -> list[str]:
-        """Returns what training sees as the reward, or how many episodes are learned from."""
-        env = self.config.env
-        if self._fine_tunes:
-            every, out = sum(source.num_episodes for source in self._sources), self._stage().num_held_out
-            kinds = ", ".join(dict.fromkeys(source.kind.value for source in self._sources))
-            return [f"data     {every - out} episodes to learn from, {out} held out (algorithm.held_out): {kinds}"]
-        bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
-        bonus = bonus if env.success_bonus else ""
-        return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
+        """Returns nothing; `config.yaml` has all settings."""
+        return []
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

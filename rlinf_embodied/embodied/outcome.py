@@ -99,7 +99,6 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}
 
 
-# ----------------------------------------------------------------------------------------------------------- videos
 def write_mp4(path: Path, frames: Sequence[np.ndarray], fps: int = 20) -> None:
     """Writes frames, uint8 [S, S, 3] with S even, as H.264."""
     path.parent.mkdir(parents=True, exist_ok=True)

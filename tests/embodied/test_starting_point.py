@@ -90,13 +90,10 @@ def test_a_plug_in_that_cannot_be_used_is_named_before_anything_starts(given: st
         EmbodiedJob(tiny(given)).require_checkpoint(None)
 
 
-def test_a_run_of_no_iterations_leaves_a_starting_folder(tmp_path: Path, capsys) -> None:
+def test_a_run_of_no_iterations_leaves_a_starting_folder(tmp_path: Path) -> None:
     policy = ["policy=state", "algorithm=ppo_dense", "env.chunk=4", "env.block_size=4"]
     start = ["warm_start.from_nothing=true", "run.num_iterations=0", "eval.num_episodes=2", *policy]
     train(tiny(f"run.dir={tmp_path / 'start'}", *start))
-    printed = capsys.readouterr().out
-    assert "reward   " in printed
-    assert "and 5 more" in printed
     folder = tmp_path / "start/checkpoints/latest"
     assert folder.resolve().name == "step_000000"
     again = ["run.num_iterations=1", f"warm_start.checkpoint={folder}", "eval.num_episodes=2", *policy]
