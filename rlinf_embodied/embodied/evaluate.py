@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +50,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     with open_session(config.cluster) as session:
         view = LiveView(1)
         evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-        result = evaluation.run(_step_of(config.checkpoint))
+        result = evaluation.run(0)
         _write(folder, config, result, evaluation.env_spec.backend)
     _print(config, result)
     filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""
@@ -95,12 +94,6 @@ def _print(config: EvaluateConfig, result: EvaluationResult) -> None:
         print(f"success_once: solved at any time; at_end: solved {last}")
     first, number = config.eval.seed, len(result.episodes)
     print(f"return {result.mean_return:.2f}, episode_len {result.episode_len:.1f}; seeds {first}..{first + number - 1}")
-
-
-def _step_of(checkpoint: str | None) -> int:
-    """Returns the iteration after which a checkpoint was written, 0 where its name does not tell; videos bear it."""
-    found = re.fullmatch(r"step_(\d+)", "" if checkpoint is None else Path(checkpoint).resolve().name)
-    return int(found[1]) if found else 0
 
 
 def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:

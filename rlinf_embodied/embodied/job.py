@@ -24,7 +24,7 @@ from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, 
 from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
+from rlinf_embodied.embodied.outcome import EvaluationResult, shown
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.replay_stage import require_recorded
@@ -117,13 +117,11 @@ class EmbodiedJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        assert progress.before is not None
         assert isinstance(after, EvaluationResult)
-        shared = before_and_after(progress.before, after) | {"num_eval_episodes": len(after.episodes)}
+        number: dict[str, object] = {"num_eval_episodes": len(after.episodes)}
         if not self.config.algorithm.acts:
-            return shared | {"updates": progress.global_step}
-        return {
-            **shared,
+            return number | {"updates": progress.global_step}
+        return number | {
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
             "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,

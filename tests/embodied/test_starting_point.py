@@ -80,9 +80,7 @@ def test_a_dry_run_says_so_too_and_imports_nothing_heavy() -> None:
     ("given", "says"),
     [
         ("env._target_=my_env.make_env", r"env\._target_ is 'my_env.make_env', but my_env cannot be imported"),
-        ("env._target_=envs.point_reach.mak_env", r"env\._target_ is .* has no mak_env .*correct the name"),
         ("env._target_=envs.maniskill.why_no_expert", r"is called with \(config, num_envs, device, render_final\)"),
-        ("policy._target_=policies.state_policy.StatePolcy", r"policy\._target_ is .* has no StatePolcy"),
     ],
 )
 def test_a_plug_in_that_cannot_be_used_is_named_before_anything_starts(given: str, says: str) -> None:

@@ -48,8 +48,8 @@ def test_the_page_shows_the_files() -> None:
 
 def test_the_image_env_trains_a_convolutional_policy_and_tells_success(tmp_path, capsys) -> None:
     summary = trained(COMMANDS[1], tmp_path / "run", "eval.num_episodes=2")
-    assert 0 <= summary["success_rate_after"] <= 1
-    assert summary["return_after"] in (-1.0, 0.0, 1.0)
+    assert 0 <= summary["after"]["success_once"] <= 1
+    assert summary["after"]["return"] in (-1.0, 0.0, 1.0)
     info = evaluated(tmp_path / "run")
     assert info["episode_len"] == 9  # the env's own end, which is no time limit
     assert "success_once" in info
@@ -60,8 +60,8 @@ def test_a_task_without_success_shows_its_return_everywhere(tmp_path, capsys) ->
     run, short = tmp_path / "run", ["env.horizon=6", "env.chunks_per_rollout=4", "eval.num_episodes=3"]
     summary = trained(COMMANDS[0], run, *short, "eval.record_video=false")
     out = capsys.readouterr().out
-    low, high = summary["return_after_interval"]
-    assert low <= summary["return_after"] <= high
+    low, high = summary["after"]["return_interval"]
+    assert low <= summary["after"]["return"] <= high
     assert not any("success" in key for key in summary)
     assert re.search(r"before RL return -?[\d.]+ \[.*\]; after return -?[\d.]+ \[", out)
     assert "success_once -" in out  # of an iteration: there is none
