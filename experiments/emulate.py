@@ -54,15 +54,15 @@ def emulate(config: EmulationConfig) -> list[Emulated]:
     plans = [] if config.probes else find_named_plans(config.plan, pricer, config.num_ranked, config.max_staleness)
 
     from rlinf_embodied.runtime.ray_session import RaySession
-    from rlinf_embodied.tools.emulation import Emulator, row
+    from rlinf_embodied.tools.emulation import emulate as run_emulated
+    from rlinf_embodied.tools.emulation import row
 
     session, done = RaySession(), []
     try:
         plans = launched(config, pricer, session) if config.probes else plans
-        emulator = Emulator(pricer, session)
         for plan in plans:
             print(f"EMULATED {plan.name}: predicted {simulate(plan, pricer).iteration_s:.2f} s ...", flush=True)
-            done.append(emulator.run(plan, config.run.num_iterations, config.time_scale))
+            done.append(run_emulated(pricer, session, plan, config.run.num_iterations, config.time_scale))
     finally:
         session.close()
     title = f"EMULATED {pricer.workflow.name} on {cluster.name} ({cluster.description}), profile {profile.name}"

@@ -172,9 +172,8 @@ class CausalLM:
         if has_plain_cache(self.model, width):
             return CachedDecoder(self.model, max_num_seqs, width, self._masked)
         raise ConfigError(
-            f"generation.engine is 'transformers', but layers of {self.spec.name} do not keep one key and value for "
-            f"each of {width} tokens: use generation.engine=vllm and eval.engine=vllm, another model, or, for one "
-            "with a sliding window, shorter prompts and completions"
+            f"policy.folder has a {self.spec.name}, but its layers do not keep one key and value for each of {width} "
+            "tokens: use another model, or, for one with a sliding window, shorter prompts and completions"
         )
 
     def parameters(self) -> list[nn.Parameter]:

@@ -52,7 +52,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (
         MATH,
         "algorithm.tokens_per_microbatch=5",
-        ["algorithm.tokens_per_microbatch is 5", "none is cut", "use at least"],
+        ["algorithm.tokens_per_microbatch is 5", "the shortest of", "use at least"],
     ),
     (MATH, "reward._target_=nowhere.score", ["reward._target_ is 'nowhere.score'", "nowhere"]),
     (EXPORT, "out={new}.h5 checkpoint=/nowhere", ["checkpoint is '/nowhere'", "give a checkpoint folder"]),

@@ -237,6 +237,7 @@ BAD_INPUT = [
     (MATH, "policy.folder=a warm_start.checkpoint=b", "warm_start.checkpoint is 'b'|give one of the two"),
     (MATH, "policy.precision=bfloat16", "policy.precision is 'bfloat16'|policy.lora.rank=16"),
     (MATH, "policy.num_heads=5", "policy.hidden_size is 96|policy.num_heads=5"),
+    (MATH, "algorithm=rloo algorithm.epochs=2", "algorithm.epochs is 2|one step per iteration|num_minibatches=1"),
     (MATH, "algorithm.group_size=1", "algorithm.group_size is 1|grpo compares|use 8, or algorithm=ppo"),
     (MATH, "algorithm=ppo algorithm.dynamic_sampling=true", "algorithm.dynamic_sampling is True|algorithm=dapo"),
     (MATH, "algorithm=dapo algorithm.drop_zero_variance_groups=false", "algorithm.drop_zero_variance_groups is False"),
@@ -246,7 +247,6 @@ BAD_INPUT = [
     (MATH, "cluster.cpu_devices=2", "cluster.cpu_devices is 2|only training and evaluation in simulators"),
     (MATH, "cluster=ray cluster.waiting_devices=1", "cluster.waiting_devices is 1|on this machine"),
     (MATH, "generation.rows_per_block=5", "generation.rows_per_block|5|use "),
-    (MATH, "generation.engine=vllm", "generation.engine is 'vllm'|run.exact=false"),
     (MATH, "run.until_success=0.9", "run.until_success is 0.9|leave it out"),
     (
         *(MATH, "generation.rows_per_block=48 generation.rows_per_batch=96"),

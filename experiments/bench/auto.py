@@ -46,7 +46,7 @@ from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.explain import rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_text
+from rlinf_embodied.planning.notation import resolve, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import as_measured, linked
@@ -197,7 +197,7 @@ def presets(overrides: Sequence[str], pricer: Pricer, names: Sequence[str] = ())
         if preset.is_auto or (names and name not in names):
             continue
         try:
-            plan = resolve_on(pricer.cluster, preset.name, preset.variants, pricer.workflow)
+            plan = resolve(preset.name, preset.variants, pricer.cluster, pricer.workflow)
         except PlanError as error:
             print(f"  {name}: {error}")
             continue

@@ -153,7 +153,7 @@ def measure(run: Run[Options]) -> Report:
     config = configure(ChaosOptions(workflow=own.workflow), overrides, folder)
     pin(config, overrides)
     seconds, samples = 60 * own.minutes, list[dict[str, float]]()
-    faults = schedule(_MANY, own.seed, ("warm start", "profile", "set-up"))
+    faults = schedule(_MANY, own.seed, ("warm start", "set-up"))
     chaos, started = Steady(faults, every_s=own.every_s), time.time()
     threading.Thread(target=watch, args=(samples, seconds), daemon=True).start()
     code = disturbed(config, chaos)

@@ -57,14 +57,11 @@ from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConf
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
-    Engine,
     FineTuningConfig,
     GenerationConfig,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
-    SamplesConfig,
-    VllmConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig

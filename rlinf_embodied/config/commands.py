@@ -20,12 +20,10 @@ from rlinf_embodied.config.machine import (
 from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
-    Engine,
     FineTuningConfig,
     GenerationConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
-    SamplesConfig,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
@@ -33,12 +31,10 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "samples."),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval."),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
     *("run.tensorboard", "run.wandb"),
-    *("warm_start.cache_dir", "generation.vllm.gpu_memory_utilization"),
-    "generation.vllm.max_model_len",
-    "algorithm.max_zero_advantage_iterations",
+    "warm_start.cache_dir",
     "env.control_hz",
     "env.rows_per_call",
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
@@ -144,10 +140,9 @@ class MathConfig(TrainingConfig):
     reward: RewardConfig = field(default_factory=RewardConfig)
     warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
-    samples: SamplesConfig = field(default_factory=SamplesConfig)
 
     def __post_init__(self) -> None:
-        generation, algorithm = self.generation, self.algorithm
+        algorithm = self.algorithm
         require_no_cores(self.cluster)
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
@@ -159,10 +154,6 @@ class MathConfig(TrainingConfig):
         whole = block % group == 0 and self.num_rows % block == 0
         require(whole, "generation.rows_per_block", block, rule, f"use {_largest(group, block, self.num_rows)}")
         require_exact(self.run.exact, "algorithm", algorithm.reduction)
-        rule = "run.exact=true needs tokens that no other completion has an influence on, which vLLM does not promise"
-        for path, engine in (("generation.engine", generation.engine), ("eval.engine", self.eval.engine)):
-            valid = engine is not Engine.vllm or not self.run.exact.holds
-            require(valid, path, engine.value, rule, f"set run.exact=false or {path}=transformers")
         folder, start = self.policy.folder, self.warm_start.checkpoint
         rule = f"policy.folder is {folder!r}, and training starts from one model"
         require(folder is None or start is None, "warm_start.checkpoint", start, rule, "give one of the two")

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from rlinf_embodied.config.algorithms import Reduction, Sharding
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
-
-
-class Engine(StrEnum):
-    """What decodes."""
-
-    transformers = "transformers"  # our continuous batching over the model in this process
-    vllm = "vllm"  # vLLM's own engine, see docs/reasoning.md
-
-
-@dataclass(kw_only=True, slots=True)
-class VllmConfig:
-    """vLLM's options other than the model."""
-
-    gpu_memory_utilization: float = 0.4  # share of the GPU for its weights and cache; a learner there needs the rest
-    dtype: str = "auto"  # auto: that of the model, half precision for float32
-    enforce_eager: bool = False  # true: no compilation and no CUDA graphs, which start slowly
-    max_model_len: int | None = None  # tokens of a prompt with its completion; None: the model's context
-
-    def __post_init__(self) -> None:
-        share, length = self.gpu_memory_utilization, self.max_model_len
-        require(0 < share <= 1, "generation.vllm.gpu_memory_utilization", share, "it is a share", "use 0.4")
-        rule = "a prompt and its completion have at least one token each"
-        require(length is None or length >= 2, "generation.vllm.max_model_len", length, rule, "use null or 512")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,9 +18,7 @@ class GenerationConfig:
     temperature: float = 1.0  # of sampling, and of the log-probs alike
     rows_per_block: int = 64  # completions in a block: the unit of placement, streaming and gradients
     rows_per_batch: int = 128  # most completions in a decoding batch: consecutive blocks, in one worker
-    max_num_seqs: int = 128  # of these at a time (vLLM's word); the next one starts as soon as one has ended
-    engine: Engine = Engine.transformers
-    vllm: VllmConfig = field(default_factory=VllmConfig)  # of engine=vllm
+    max_num_seqs: int = 128  # of these at a time; the next one starts as soon as one has ended
 
     def __post_init__(self) -> None:
         require_numbers(self, "generation", "max_new_tokens", "rows_per_block", "rows_per_batch", "max_num_seqs", low=1)
@@ -105,7 +80,6 @@ class ReasoningAlgorithmConfig:
     drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_resamples: int = 3  # ... at most this many rounds of them
-    max_zero_advantage_iterations: int = 10  # this many in a row, without anything to learn from, end a run; 0: never
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -141,12 +115,14 @@ class ReasoningAlgorithmConfig:
         for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
-        counts = ("max_resamples", "max_zero_advantage_iterations", "critic_warmup_iterations", "lr_warmup_iterations")
+        counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo
         rule = f"{self.name.value} compares the completions of a prompt, so a group needs at least two"
         enough = self.group_size >= (2 if compares else 1)
         require(enough, "algorithm.group_size", self.group_size, rule, "use 8, or algorithm=ppo")
+        one_step, rule = self.name is not ReasoningName.rloo or self.num_steps == 1, "RLOO makes one step per iteration"
+        require(one_step, "algorithm.epochs", self.epochs, rule, "use epochs=1 num_minibatches=1, or algorithm=grpo")
         dynamic, rule = self.dynamic_sampling, "PPO has no groups whose rewards could be compared"
         action = "set it to false, or use algorithm=dapo"
         require(compares or not dynamic, "algorithm.dynamic_sampling", dynamic, rule, action)
@@ -192,20 +168,7 @@ class AnswerEvalConfig:
     every: int = 0  # iterations between (greedy) evaluations during training; 0: before and after only
     problems_per_block: int = 125  # of a decoding batch
     num_shown: int = 12  # answers in the table of samples
-    engine: Engine = Engine.transformers  # the engine that decodes; vllm reads generation.vllm
 
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_problems", "problems_per_block", low=1)
         require_numbers(self, "eval", "num_samples", "every", "num_shown", low=0)
-
-
-@dataclass(kw_only=True, slots=True)
-class SamplesConfig:
-    """What the policy writes while it is trained: some completions, for people to read."""
-
-    every: int = 10  # iterations between them, from the first one on; 0: none
-    num_prompts: int = 2  # the first ones of an iteration, with all their completions
-
-    def __post_init__(self) -> None:
-        require_numbers(self, "samples", "every", low=0)
-        require_numbers(self, "samples", "num_prompts", low=1)

@@ -111,10 +111,6 @@ class EmbodiedJob:
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
-    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
-        """Returns nothing: what this policy does is seen in videos."""
-        return []
-
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
         assert isinstance(after, EvaluationResult)

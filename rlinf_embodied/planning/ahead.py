@@ -71,7 +71,6 @@ class _Runs:
             self._submit_front()
 
     def next(self) -> float:
-        """Goes through the next run and returns when it ends."""
         clocks = self.clocks
         clocks.calls_s, clocks.other_s, clocks.submitted = {}, {}, 0
         clocks.spans = [] if self._traced else None
@@ -93,7 +92,6 @@ class _Runs:
         return frozenset(self.clocks.offloaded), [time_s - self._end_s for time_s in (*self.clocks.free_s, *ahead)]
 
     def simulation(self, iteration_s: float) -> Simulation:
-        """Returns what the last run has counted, its spans from its beginning on."""
         found, begin_s = self.clocks.simulation(iteration_s), self._begin_s
         spans = (replace(s, start_s=s.start_s - begin_s, end_s=s.end_s - begin_s) for s in found.spans)
         return replace(found, spans=tuple(spans))

@@ -46,7 +46,6 @@ class Layouts:
         return self._known[key]
 
     def of_item(self, item: Item) -> list[tuple[Place, Layout]]:
-        """Returns the stages of an item, each with its calls."""
         loop = self._workflow.loop_of(item.places[0].stage)
         parts = item.chunks if loop is None else 1 if self.fused(item) else item.shards
         return [(place, self.of(place, parts, shards=loop is not None)) for place in item.places]
@@ -106,7 +105,6 @@ class Simulation:
     spans: tuple[Span, ...] = ()
 
     def idle_share(self, device: int) -> float:
-        """Returns the share of the iteration in which a device does nothing."""
         return 1.0 - self.busy_s.get(device, 0.0) / self.iteration_s if self.iteration_s else 0.0
 
 
@@ -127,11 +125,9 @@ class Clocks:
     other_s: dict[tuple[str, int], float] = field(default_factory=dict)  # switches and weights, by device
 
     def begin(self, stages: Iterable[str]) -> None:
-        """Makes room for the ends of some stages' calls."""
         self.ends |= {stage: [0.0] * len(self.layouts[stage].devices) for stage in stages}
 
     def last_s(self) -> float:
-        """Returns when the last call of those in `ends` is over."""
         return max((end for ends in self.ends.values() for end in ends), default=0.0)
 
     def submit(self, calls: int = 1) -> float:
@@ -141,7 +137,6 @@ class Clocks:
         return self.driver_s
 
     def work(self, stage: str, device: int, begin_s: float, seconds: float, number: int) -> float:
-        """Occupies a device with a call and returns its end."""
         start = max(begin_s, self.free_s[device])
         end = self.free_s[device] = start + seconds
         self.calls_s[stage, device] = self.calls_s.get((stage, device), 0.0) + seconds
@@ -161,7 +156,6 @@ class Clocks:
         self.free_s[:] = [max(free, until_s) for free in self.free_s]
 
     def simulation(self, iteration_s: float) -> Simulation:
-        """Returns what was counted, as that of one iteration."""
         stages, busy, other = dict[str, float](), dict[int, float](), dict[str, float]()
         for largest, table in ((stages, self.calls_s), (other, self.other_s)):
             for (name, device), seconds in table.items():

@@ -56,7 +56,6 @@ class DriftWatch:
         return found
 
     def factors(self) -> dict[str, float]:
-        """Returns for every stage how much longer than predicted it took lately."""
         return {stage: statistics.median(ratios[-STREAK:]) for stage, ratios in self.ratios.items()}
 
 

@@ -47,12 +47,10 @@ class Ranked:
 
     @property
     def label(self) -> str:
-        """The plan as text."""
         return to_text(self.plan)
 
     @property
     def iteration_s(self) -> float:
-        """Seconds per iteration."""
         return self.run.iteration_s
 
     @property
@@ -70,7 +68,6 @@ class Ranking:
 
     @property
     def best(self) -> Ranked:
-        """The plan to choose."""
         return self.plans[0]
 
 
@@ -158,7 +155,6 @@ def _chosen(found: Sequence[Found], number: int) -> list[Found]:
 
 
 def _compared(entry: Ranked, best: Ranked) -> Ranked:
-    """Returns the entry with the reason why it is slower than the best."""
     lost = entry.iteration_s - best.iteration_s
     if entry is best:
         why = ""
@@ -214,7 +210,6 @@ def rows(ranked: Iterable[Ranked]) -> list[dict[str, str]]:
 
 # ---------------------------------------------------------------------------------------------------------- impossible
 def _require_devices(pricer: Pricer) -> None:
-    """Checks that every stage has a device that it can run on."""
     for stage in pricer.workflow.stages:
         if not any(pricer.runs_on(stage, device) for device in range(pricer.cluster.num_devices)):
             kinds = ", ".join(sorted({group.kind for group in pricer.groups}))
@@ -225,7 +220,6 @@ def _require_devices(pricer: Pricer) -> None:
 
 
 def _too_large(pricer: Pricer, found: Sequence[Found]) -> str:
-    """Returns how much memory the plan lacks that comes closest."""
     closest = min(found, key=lambda one: one.lacking_bytes).plan
     needs = pricer.memory(closest)
     device = max(needs, key=lambda d: needs[d] - pricer.memory_bytes[d])

@@ -81,7 +81,6 @@ def place_text(devices: Devices, blocks: Blocks = ()) -> str:
 
 
 def _exclusive_texts(pairs: Pairs) -> list[str]:
-    """Returns a text for all stages that exclude the same others."""
     others: dict[str, list[str]] = {}
     for a, b in pairs:
         others.setdefault(a, []).append(b)
@@ -158,40 +157,25 @@ class _Reader:
 
 
 # ------------------------------------------------------------------------------------------------------------- resolve
-def resolve_on(cluster: Cluster, name: str, variants: Sequence[Mapping[str, object]], workflow: Workflow) -> Plan:
-    """Returns a named plan for a cluster, of whose devices `all` means those that compute.
-
-    Raises:
-        PlanError: see `resolve`.
-    """
-    cores = cluster.cores_beside if workflow.of_cores() else ()
-    return resolve(name, variants, cluster.num_computing, workflow, cores, cluster.num_devices)
-
-
-def resolve(
-    name: str,
-    variants: Sequence[Mapping[str, object]],
-    num_devices: int,
-    workflow: Workflow,
-    cores: Devices = (),
-    total: int | None = None,
-) -> Plan:
+def resolve(name: str, variants: Sequence[Mapping[str, object]], cluster: Cluster | int, workflow: Workflow) -> Plan:
     """Returns the plan for a cluster: the variant that the devices suffice for, checked against the workflow.
 
     Args:
         name: for messages and plan.json.
         variants: mappings `{min_devices, max_devices, cores, items, exclusive, staleness}`.
-        num_devices: devices of the cluster that `all` and fractions mean.
+        cluster: of whose devices `all` and fractions mean those that compute; a number: as many devices, all alike.
+            Where it has cores beside them, and the workflow stages that run on these only, variants with `cores: true`
+            are preferred.  A variant for just its number of devices is taken whatever their kinds.
         workflow: what the plan is for.
-        cores: devices behind these for the stages that run on cores only; with them variants with `cores: true` are
-            preferred, without them the others are taken.
-        total: devices of the cluster, these included; None: there are no others.  A variant for just this number is
-            taken whatever their kinds.
 
     Raises:
         PlanError: no variant fits, a stage is missing or unknown, there are too few blocks, or nothing can run ahead.
     """
-    total = num_devices + len(cores) if total is None else total
+    num_devices, cores, total = (
+        (cluster, (), cluster)
+        if isinstance(cluster, int)
+        else (cluster.num_computing, cluster.cores_beside if workflow.of_cores() else (), cluster.num_devices)
+    )
     variant = _chosen(name, variants, num_devices, bool(cores), total)
     texts, exclusive, staleness = variant.get("items"), variant.get("exclusive") or [], variant.get("staleness", 0)
     for key, value in (("items", texts), ("exclusive", exclusive)):
@@ -217,7 +201,6 @@ def resolve(
 def _chosen(
     name: str, variants: Sequence[Mapping[str, object]], num_devices: int, on_cores: bool, total: int
 ) -> Mapping[str, object]:
-    """Returns the variant that suits the devices."""
     ranges = []
     for variant in variants:
         least, most = variant.get("min_devices", 1), variant.get("max_devices", float("inf"))

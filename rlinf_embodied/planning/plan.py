@@ -52,7 +52,6 @@ class Item:
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The names of its stages, in the order of their calls."""
         return tuple(place.stage for place in self.places)
 
 
@@ -71,19 +70,15 @@ class Plan:
     staleness: int = 0
 
     def places(self) -> dict[str, Place]:
-        """Returns each stage's place, in the order of the items."""
         return {place.stage: place for item in self.items for place in item.places}
 
     def item_of(self, stage: str) -> Item:
-        """Returns the item of a stage."""
         return next(item for item in self.items if stage in item.stages)
 
     def devices(self) -> Devices:
-        """Returns all devices that the plan uses."""
         return tuple(sorted({device for place in self.places().values() for device in place.devices}))
 
     def owners(self, stage: str, workflow: Workflow) -> Devices:
-        """Returns the device that owns each block of a stage."""
         chunk = workflow.num_blocks // self.item_of(stage).chunks
         return owners(self.places()[stage], workflow.num_blocks, chunk, workflow.stages[stage].blocks_per_batch)
 

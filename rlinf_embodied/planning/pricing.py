@@ -79,10 +79,8 @@ class Pricer:
         self._peaks: dict[tuple[Held, frozenset[tuple[str, str]]], float] = {}
 
     def with_(self, **changes: object) -> Pricer:
-        """Returns the same with another workflow, profile, cluster or scale."""
-        kept = {"workflow": self.workflow, "profile": self.profile, "cluster": self.cluster, "scale": self.scale}
-        kept |= {"standing": self.standing}
-        return Pricer(**(kept | changes))  # pyright: ignore[reportArgumentType]
+        names = ("workflow", "profile", "cluster", "standing", "scale")
+        return Pricer(**({name: getattr(self, name) for name in names} | changes))  # pyright: ignore[reportArgumentType]
 
     # ------------------------------------------------------------------------------------------------------------ time
     def slowdown_on(self, stage: str, device: int) -> float:
@@ -90,7 +88,6 @@ class Pricer:
         return self._slowdown[stage, self.group_of[device]]
 
     def runs_on(self, stage: str, device: int) -> bool:
-        """Returns whether there is a time for a stage on a device."""
         return self.slowdown_on(stage, device) < math.inf
 
     def seconds(self, stage: str, blocks: int, num_devices: int, device: int) -> float:
@@ -99,7 +96,7 @@ class Pricer:
         if key not in self._seconds:
             slowdown, items = self._slowdown[stage, key[3]], blocks * self.workflow.items_per_block
             if slowdown < math.inf:  # times 0 s it would be no number
-                slowdown *= float(self.profile.stages[stage].call_s(items, num_devices * self.scale))
+                slowdown *= self.profile.stages[stage].call_s(items, num_devices * self.scale)
             self._seconds[key] = slowdown * self.rounds.get(stage, 1.0)
         return self._seconds[key]
 
@@ -116,13 +113,12 @@ class Pricer:
 
     # ---------------------------------------------------------------------------------------------------------- memory
     def _standing_bytes(self, device: int) -> float:
-        """Returns what stages of evaluations hold on a device."""
         held = 0.0
         for copy in self.standing:
             number = min(self.cluster.num_computing * self.scale, copy.num_blocks)
             if device * self.scale < number:
                 items = math.ceil(copy.num_blocks / number) * copy.items_per_block
-                held += float(self.profile.stages[copy.stage].resident(items, number))
+                held += self.profile.stages[copy.stage].resident(items, number)
         return held
 
     def memory(self, plan: Plan) -> dict[int, float]:
@@ -137,11 +133,9 @@ class Pricer:
         return found
 
     def fits(self, plan: Plan) -> bool:
-        """Returns whether every device has the memory that a plan needs."""
         return all(num_bytes <= self.memory_bytes[device] for device, num_bytes in self.memory(plan).items())
 
     def held(self, items: Sequence[Item]) -> dict[int, Held]:
-        """Returns by device what the stages of each item hold there."""
         on: dict[int, list[Entries]] = {}
         for item in items:
             for device, entries in self._entries_of(item).items():
@@ -167,8 +161,8 @@ class Pricer:
         key = (stage, devices, owned, called)
         if key not in self._facts:
             measured, items = self.profile.stages[stage], self.workflow.items_per_block
-            held = float(measured.resident(owned * items, devices * self.scale))
-            working = float(measured.working(called * items, devices * self.scale))
+            held = measured.resident(owned * items, devices * self.scale)
+            working = measured.working(called * items, devices * self.scale)
             self._facts[key] = held, working, measured.offloaded_bytes
         return self._facts[key]
 

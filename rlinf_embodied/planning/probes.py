@@ -1,16 +1,7 @@
 """Which runs measure a workflow, and how what they show becomes a profile.
 
-A probe has `few` or twice as many blocks on each of its devices, however much work there is in all:
-
-    collocated on all    twice as many blocks on each device (at most its share), every device at work
-    disaggregated        of workflows with loops: each loop on two devices, few blocks per call, the other stages on
-                         the first one; what leaves its worker can be counted here
-    few on all           of workflows without loops
-    collocated on one    of workflows without loops, twice as many blocks; of each other kind of device in any case
-    one block            where blocks flow one by one
-    collocated on a node where there are several: collectives within a node
-
-Each shows every stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
+A probe has `few` or twice as many blocks on each of its devices, however much work there is in all.  Each shows every
+stage at one cell (items per device and call, devices).  Cells that no probe shows are filled by:
 
 1. Along the items of the number of devices with most cells (of all numbers together where none has two): linear, by the
    last slope beyond; in proportion to the items where there is one cell (bytes: constant).
@@ -62,7 +53,6 @@ class Probe:
 
     @property
     def most_blocks(self) -> int:
-        """Blocks on the busiest device."""
         return max(-(-self.workflow.num_blocks // self.cell(stage)[1]) for stage in self.workflow.stages)
 
 
@@ -79,7 +69,8 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     def add(name: str, work: Workflow, devices: int, on: Devices = cores) -> None:
         found.append(Probe(name, work, collocated(work, devices, cores=on), cluster))
 
-    add(f"collocated on {num}", every, num)
+    add(f"collocated on {num}", every, num)  # every device at work
+    # each loop on two devices, the other stages on the first one: what leaves its worker can be counted
     if workflow.loops and (cluster.num_computing > 1 or cores):
         most = min(max(loop.shards) for loop in workflow.loops.values())
         plan = disaggregated(single, min(most, twice // few), one_core)
@@ -124,7 +115,6 @@ def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
 
 
 def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
-    """Returns the plan with the stages in the order of the edges, one after the other."""
     on = {stage: Place(stage, devices[: workflow.most_devices(stage)]) for stage, devices in places.items()}
     number = 1 + max(device for place in on.values() for device in place.devices)
     return Plan(name, number, in_order(workflow, on, shards))
@@ -326,7 +316,7 @@ def _stage(stage: str, measured: Measurements) -> StageProfile:
     )
     factors = dict[str, float]()
     for kind, cells in shown.other_kinds.items():
-        ratios = [statistics.median(s) / max(float(result.call_s(*cell)), 1e-9) for cell, s in cells.items()]
+        ratios = [statistics.median(s) / max(result.call_s(*cell), 1e-9) for cell, s in cells.items()]
         factors[kind] = statistics.median(ratios)
     return replace(result, kind_factors=factors | dict.fromkeys((*spec.kinds, *[WAITING] * spec.waits), 1.0))
 

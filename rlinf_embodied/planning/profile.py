@@ -12,6 +12,7 @@ One stage of a file (a loop's stage has s_per_chunk_step instead of s_per_call; 
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import itertools
 import json
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from rlinf_embodied.cluster.hardware import Cluster, Links
 from rlinf_embodied.errors import ConfigError
@@ -36,23 +37,20 @@ _LARGEST = 1e30  # beyond any seconds and bytes; sums of such numbers stay finit
 _TABLES = ("seconds", "resident_bytes", "working_bytes")
 
 
-def interpolate(x: ArrayLike, xs: Floats, ys: Floats) -> Floats:
+def interpolate(x: float, xs: Floats, ys: Floats) -> float:
     """Returns y at x: piecewise linear, by the last slope beyond the last point (never falling), constant below.
 
     Args:
-        x: any shape [...].
+        x: anywhere.
         xs: ascending [n].
-        ys: [n], or [n, m] for m curves; the result is [...] or [..., m].
+        ys: [n].
     """
-    x = np.asarray(x, dtype=float)
     if len(xs) == 1:
-        return np.broadcast_to(ys[0], (*x.shape, *ys.shape[1:])).astype(float)
-    right = np.clip(np.searchsorted(xs, x, side="left"), 1, len(xs) - 1)
-    share = np.maximum((x - xs[right - 1]) / (xs[right] - xs[right - 1]), 0.0)
-    share = share.reshape(share.shape + (1,) * (ys.ndim - 1))
+        return float(ys[0])
+    right = min(max(bisect.bisect_left(xs, x), 1), len(xs) - 1)
+    share = max((x - xs[right - 1]) / (xs[right] - xs[right - 1]), 0.0)
     value = ys[right - 1] + share * (ys[right] - ys[right - 1])
-    beyond = (x > xs[-1]).reshape(share.shape)
-    return np.where(beyond, np.maximum(value, ys[-1]), value)
+    return float(max(value, ys[-1]) if x > xs[-1] else value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,41 +107,37 @@ class StageProfile:
 
     @property
     def time_key(self) -> str:
-        """The name of its seconds in a file."""
         return "s_per_chunk_step" if self.in_loop else "s_per_call"
 
-    def _at(self, table: Floats, items: ArrayLike, devices: ArrayLike) -> Floats:
-        items, devices = np.broadcast_arrays(np.asarray(items, float), np.asarray(devices, float))
-        by_device = interpolate(items.ravel(), self.items_per_device, table)  # [n, number of device counts]
+    def _at(self, table: Floats, items: float, devices: float) -> float:
         if len(self.devices) == 1:
-            return by_device[:, 0].reshape(items.shape)
-        at, rows = np.clip(devices.ravel(), self.devices[0], None), np.arange(items.size)
-        right = np.clip(np.searchsorted(self.devices, at), 1, len(self.devices) - 1)
-        low, high = by_device[rows, right - 1], by_device[rows, right]
+            return interpolate(items, self.items_per_device, table[:, 0])
+        at = max(devices, float(self.devices[0]))
+        right = min(max(bisect.bisect_left(self.devices, at), 1), len(self.devices) - 1)
+        low, high = (interpolate(items, self.items_per_device, table[:, column]) for column in (right - 1, right))
         share = (at - self.devices[right - 1]) / (self.devices[right] - self.devices[right - 1])
-        return np.maximum(low + share * (high - low), 0.0).reshape(items.shape)
+        return float(max(low + share * (high - low), 0.0))
 
-    def call_s(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def call_s(self, items: float, devices: float) -> float:
         """Returns the seconds of a call (or chunk-step) with `items` per device on `devices` devices."""
         return self._at(self.seconds, items, devices)
 
-    def resident(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def resident(self, items: float, devices: float) -> float:
         """Returns the bytes on each device while the stage is loaded and owns `items` per device."""
         return self._at(self.resident_bytes, items, devices)
 
-    def working(self, items: ArrayLike, devices: ArrayLike) -> Floats:
+    def working(self, items: float, devices: float) -> float:
         """Returns the bytes on each device on top of the resident ones while a call with `items` per device runs."""
         return self._at(self.working_bytes, items, devices)
 
-    def finish_share(self, share_of_items: ArrayLike) -> Floats:
+    def finish_share(self, share_of_items: float) -> float:
         """Returns after which share of a call's time that share of its items is done (1 without a distribution)."""
         if not self.finish_quantiles:
-            return np.ones_like(np.asarray(share_of_items, float))
-        xs, ys = np.array(self.finish_quantiles, dtype=float).T
-        return np.interp(np.asarray(share_of_items, float), xs, ys)
+            return 1.0
+        xs, ys = zip(*self.finish_quantiles, strict=True)
+        return float(np.interp(share_of_items, xs, ys))
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the stage as in a file."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in values.items()}
         seconds, _, _ = plain.pop("seconds"), plain.pop("name"), plain.pop("in_loop")
@@ -226,7 +220,6 @@ class Profile:
                 raise ConfigError(f"profile {self.name}: stage {stage!r} has {has}, but {used}: profile it again")
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the profile as in a file."""
         ends = lambda table, of: {f"{a}->{b}": of(value) for (a, b), value in table.items()}  # noqa: E731
         return {
             "format": FORMAT,
@@ -309,7 +302,6 @@ def _ends(text: str) -> Ends:
 
 
 def _record(kind: type[Value], data: object, path: str) -> Value:
-    """Returns a dataclass of plain values."""
     body = _mapping(data, path, _keys(kind))
     for entry in fields(kind):  # type: ignore[arg-type]
         if entry.name in body:

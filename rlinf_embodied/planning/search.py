@@ -77,7 +77,6 @@ class Search:
         return found
 
     def _total_s(self, items: Items) -> dict[int, float]:
-        """Returns the seconds that each device computes."""
         total: dict[int, float] = {}
         for item in items:
             for device, seconds in self._busy_s(item).items():
@@ -134,7 +133,6 @@ class Search:
 
     # --------------------------------------------------------------------------------------------------------- starts
     def starts(self) -> Iterator[State]:
-        """Yields plans to begin with."""
         everywhere = tuple(range(self.cluster.num_devices))
         number = len(everywhere)
         yield self._start(dict.fromkeys(self.stages, everywhere))
@@ -232,7 +230,6 @@ class Search:
         return self.resident(items, pairs if self.draw.random() < 0.6 else ())
 
     def _some(self, items: Items) -> list[Place]:
-        """Returns one or several places to be changed alike."""
         places = [place for item in items for place in item.places]
         chosen = self.draw.choice(places)
         how = self.draw.random()
@@ -318,7 +315,6 @@ class Search:
         return found if shards <= self.num_blocks and found != items else None
 
     def _move_order(self, items: Items) -> Items | None:
-        """Swaps neighbours, of items or of a stage within one."""
         if len(items) < 2:
             return None
         at = self.draw.randrange(len(items) - 1)

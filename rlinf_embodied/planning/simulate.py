@@ -105,7 +105,6 @@ class Simulator:
 
     # ------------------------------------------------------------------------------------------------ facts of calls
     def lengths(self, stage: str, layout: Layout) -> list[float]:
-        """Returns the seconds of each call of a stage."""
         known = self._lengths.get(layout)
         if known is None:
             seconds, hosts = self.pricer.seconds, len(layout.hosts)
@@ -127,9 +126,8 @@ class Simulator:
                 owned[device] += size
             found = []
             for size, device in zip(layout.sizes, layout.devices, strict=True):
-                ends = [done[device] / owned[device], (done[device] + size) / owned[device]]
-                before, after = measured.finish_share(ends)
-                share = float(after) - (float(before) if done[device] else 0.0)
+                share = measured.finish_share((done[device] + size) / owned[device])
+                share -= measured.finish_share(done[device] / owned[device]) if done[device] else 0.0
                 found.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
                 done[device] += size
             self._streamed[layout] = found
@@ -177,7 +175,6 @@ class Simulator:
 
     # --------------------------------------------------------------------------------------------------------- loops
     def _open(self, loop: Loop, opener: Layout, clocks: Clocks) -> None:
-        """Shows what there is at the start, once what comes before the loop is there."""
         sources = [s for s in self._sources[loop.opener] if s not in loop.sides]
         waits = [(clocks.ends[s], self._parts(clocks.layouts[s], opener, (s, loop.opener))) for s in sources]
         for call, device in enumerate(opener.devices):
@@ -185,7 +182,6 @@ class Simulator:
             clocks.free_s[device] = clocks.ends[loop.opener][call] = begin
 
     def _fused(self, loop: Loop, layout: Layout, clocks: Clocks) -> None:
-        """One call per worker."""
         fraction, steps = self.pricer.profile.stages[loop.answerer].bootstrap_fraction, loop.chunk_steps
         for call, (device, blocks) in enumerate(zip(layout.devices, layout.sizes, strict=True)):
             e, p = (self.pricer.seconds(stage, blocks, len(layout.hosts), device) for stage in loop.sides)
@@ -277,12 +273,10 @@ class _Stepwise:
         self._close()
 
     def _times(self, hosts: Sequence[int]) -> list[float]:
-        """Returns all clocks: of the devices, and the ends of both sides' calls."""
         ends = (self._clocks.ends[side] for side in self._loop.sides)
         return [*(self._clocks.free_s[device] for device in hosts), *itertools.chain.from_iterable(ends)]
 
     def _skip(self, steps: int, hosts: Sequence[int], added: Sequence[float]) -> None:
-        """Adds steps of `added` seconds each to the clocks of the devices, and to the ends of both sides' calls."""
         clocks, seconds = self._clocks, iter(added)
         for device in hosts:
             clocks.free_s[device] += steps * next(seconds)

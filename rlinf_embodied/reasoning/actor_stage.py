@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
-from rlinf_embodied.config import Engine, Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
+from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import require_autocast
 from rlinf_embodied.learning.checkpoint import load_tensors
@@ -35,12 +35,11 @@ from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, TrainingRows, training_rows, zero_loss
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy, save_policy
-from rlinf_embodied.reasoning.vllm_engine import require_same_weights
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
-# differences of log-probs at the same weights, in float32 on a CPU
 _OPTIMIZER, _MODULE = "policy_optimizer", "policy_module"  # in a checkpoint
+# differences of log-probs at the same weights, in float32 on a CPU
 _LARGEST_MISMATCH = 1e-3  # of generation and training: other kernels
 _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in other batches
 
@@ -122,13 +121,16 @@ class ActorStage(LearnerStage):
         if step_context.chunk < step_context.num_chunks - 1:
             return Output(made, {})
         metrics = {} if warming else self._update(step_context)
-        metrics["rollout/useful_groups"] = self._total({b: r.num_groups for b, r in self._rows.items()})
+        useful = {block: torch.tensor([float(rows.num_groups)]) for block, rows in self._rows.items()}
+        metrics["rollout/useful_groups"] = sum(float(n[0]) for n in self._reducer.gather_blocks(useful).values())
         self._rows = {}
         self.shared.version = step_context.iteration + 1
         return Output(made, metrics)
 
     def _rows_of(self, step_context: StepContext, block: int, payloads: list[object]) -> TrainingRows:
-        rounds = _rounds([to_device(payload, self.device) for payload in payloads], actor_inputs(self._algorithm))
+        inputs = actor_inputs(self._algorithm)  # payloads come edge by edge, rounds within an edge
+        count, parts = len(payloads) // len(inputs), [to_device(payload, self.device) for payload in payloads]
+        rounds = [Round(**dict(zip(inputs, parts[k::count], strict=True))) for k in range(count)]  # pyright: ignore[reportArgumentType]
         versions = {part.version for r in rounds for part in (r.generation, r.old_log_probs) if part is not None}
         require_version(versions, self.shared.version, step_context.staleness)
         kept = None
@@ -136,18 +138,13 @@ class ActorStage(LearnerStage):
             chosen = cast("tuple[tuple[int, int, int], ...]", step_context.message)
             kept = [(number, group) for number, of_block, group in chosen if of_block == block]
         rows = training_rows(rounds, self._algorithm, kept)
-        return self._scored_again(rows) if self._stale and self._algorithm.num_steps > 1 else rows
-
-    def _scored_again(self, rows: TrainingRows) -> TrainingRows:
-        """Returns rows whose old log-probs are of the weights that are to be trained, not of those that sampled.
-
-        The ratio's clip is around the policy before the update, and importance weights correct for the sampler
-        (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641).
-        """
+        if not self._stale or self._algorithm.num_steps == 1:
+            return rows
+        # the ratio's clip is around the weights that are to be trained, not those that sampled: importance weights
+        # correct for these (decoupled PPO: Hilton et al. 2022, arXiv 2110.00641)
         settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
         with computing(self._algorithm.precision, self.device):
-            found = all_log_probs(self._policy, rows.sequences, *settings)
-        return replace(rows, old_log_probs=found)
+            return replace(rows, old_log_probs=all_log_probs(self._policy, rows.sequences, *settings))
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self.device)
@@ -195,20 +192,12 @@ class ActorStage(LearnerStage):
         self._differences = (float(found[0]), float(found[1]))
         precisions = {self._config.policy.precision, self._algorithm.precision}
         if not self._stale and self.device == "cpu" and precisions == {Precision.float32}:
-            if self._config.generation.engine is Engine.transformers:
-                require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
+            require_unit_ratio(self._differences[0], _LARGEST_MISMATCH)
             require_unit_ratio(self._differences[1], _LARGEST_RATIO)
         return False
 
-    def _total(self, numbers: Mapping[int, int]) -> float:
-        own = {block: torch.tensor([float(number)]) for block, number in numbers.items()}
-        return sum(float(value[0]) for value in self._reducer.gather_blocks(own).values())
-
     def _metrics(self, fitted: Fitted) -> dict[str, float]:
         assert self._differences is not None
-        generation = self._config.generation
-        if generation.engine is Engine.vllm and not self._stale:
-            require_same_weights(fitted.mean("mismatch", "ratios"), generation.vllm)
         mean = lambda name: fitted.mean(name, "ratios")  # noqa: E731
         metrics = policy_metrics(fitted) | {
             "losses/mismatch_mean": mean("mismatch"),
@@ -260,10 +249,3 @@ def actor_inputs(algorithm: ReasoningAlgorithmConfig) -> list[str]:
         "critic": algorithm.name is ReasoningName.ppo,
     }
     return ["generation", "reward", *(stage for stage, there in needed.items() if there)]
-
-
-def _rounds(payloads: Sequence[object], inputs: Sequence[str]) -> list[Round]:
-    """Sorts a block's payloads (edge by edge, rounds within an edge) into rounds."""
-    count = len(payloads) // len(inputs)
-    by_round = [payloads[k::count] for k in range(count)]
-    return [Round(**dict(zip(inputs, parts, strict=True))) for parts in by_round]  # pyright: ignore[reportArgumentType]

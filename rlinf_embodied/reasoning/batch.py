@@ -7,7 +7,7 @@ of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,13 +98,6 @@ class LogProbs:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class TokenAdvantages:
-    """What a critic says of a block's completions."""
-
-    advantages: Tensor  # float32 [K x G, R]
-
-
 # ------------------------------------------------------------------------------------------------------------- reports
 @dataclass(frozen=True, slots=True)
 class GenerationReport:
@@ -141,6 +134,11 @@ class ScoredGroup:
     shown: tuple[Sample, ...] = ()
 
 
+def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
+    """Returns the groups of all workers in the order of blocks."""
+    return sorted((group for report in reports for group in report), key=lambda group: (group.block, group.index))
+
+
 # --------------------------------------------------------------------------------------------------------- microbatches
 @dataclass(frozen=True, slots=True)
 class Sequences:
@@ -160,16 +158,24 @@ class Sequences:
         ]
         return Sequences(tuple(prompts), tuple(rows))
 
+    def __len__(self) -> int:
+        return len(self.prompts)
+
     def select(self, rows: Sequence[int]) -> Sequences:
         """Returns these sequences, in this order."""
         return Sequences(tuple(self.prompts[row] for row in rows), tuple(self.completions[row] for row in rows))
 
-    def __len__(self) -> int:
-        return len(self.prompts)
-
     def lengths(self) -> list[int]:
         """Returns tokens of prompt and completion together, by sequence."""
         return [len(prompt) + len(rest) for prompt, rest in zip(self.prompts, self.completions, strict=True)]
+
+    def num_tokens(self, rows: Sequence[int]) -> int:
+        """Returns the tokens of these completions."""
+        return sum(len(self.completions[row]) for row in rows)
+
+    def split(self, rows: Sequence[int], token_budget: int) -> list[list[int]]:
+        """Returns these rows in microbatches, as `dynamic_batches` does."""
+        return [[rows[place] for place in part] for part in dynamic_batches(self.select(rows).lengths(), token_budget)]
 
     def batch(self, rows: Sequence[int], pad_id: int) -> TokenBatch:
         """Returns these sequences, padded on the right to the longest of them."""
@@ -212,12 +218,20 @@ def microbatches(
 
 
 @torch.no_grad()
-def all_log_probs(policy: LanguagePolicy, sequences: Sequences, temperature: float, token_budget: int) -> Tensor:
-    """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
-    device = next(policy.module.parameters()).device
+def token_table(
+    found: Callable[[TokenBatch], Tensor], sequences: Sequences, token_budget: int, pad_id: int, device: str
+) -> Tensor:
+    """Returns what `found` gives for the tokens of all completions in the order of `sequences`, float32 [B, R]."""
     table = torch.zeros(len(sequences), max(map(len, sequences.completions)), device=device)
-    for rows, batch in microbatches(sequences, token_budget, policy.spec.pad_id, str(device)):
-        found = policy.log_probs(batch, temperature, with_entropy=False).log_probs
-        table[rows, : found.shape[1]] = found
+    for rows, batch in microbatches(sequences, token_budget, pad_id, device):
+        part = found(batch)
+        table[rows, : part.shape[1]] = part
         report_progress()
     return table
+
+
+def all_log_probs(policy: LanguagePolicy, sequences: Sequences, temperature: float, token_budget: int) -> Tensor:
+    """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
+    device = str(next(policy.module.parameters()).device)
+    found = lambda batch: policy.log_probs(batch, temperature, with_entropy=False).log_probs  # noqa: E731
+    return token_table(found, sequences, token_budget, policy.spec.pad_id, device)

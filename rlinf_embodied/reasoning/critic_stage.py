@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -17,23 +17,16 @@ from rlinf_embodied.interfaces.language import ValueModel
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
-from rlinf_embodied.learning.learner_stage import LearnerStage, Moment, StagePart
+from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
+from rlinf_embodied.learning.weights import Groups
 from rlinf_embodied.plug_ins import load_target
-from rlinf_embodied.reasoning.batch import (
-    Completions,
-    Rewards,
-    Sequences,
-    TokenAdvantages,
-    dynamic_batches,
-    microbatches,
-)
+from rlinf_embodied.reasoning.batch import Completions, Rewards, Sequences, token_table
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
-from rlinf_embodied.telemetry.progress import report_progress
 
 OPTIMIZER, MODULE = "critic_optimizer", "critic_module"  # in a checkpoint
 
@@ -75,59 +68,38 @@ class CriticStage(LearnerStage):
         self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Returns the TokenAdvantages of each block, standardised over all of them; then fits the values."""
+        """Returns each block's advantages [K x G, R], standardised over all blocks; then fits the values."""
         blocks = {
             block: self._rows(cast(Completions, completions), cast(Rewards, rewards))
             for block, (completions, rewards) in inputs.items()
         }
         found = standardized({b: (r.advantages, r.mask) for b, r in blocks.items()}, self._reducer.sum_blocks)
-        made = {b: TokenAdvantages(found[b] * r.mask) for b, r in blocks.items()}
-        return Output(made, self._fit(step_context, blocks))
-
-    def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
-        sequences = Sequences.of(completions.groups)
-        lengths = torch.tensor([len(row) for row in sequences.completions], device=self.device)
-        mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
-        values = self._values(sequences, mask)
-        earned = torch.zeros_like(values)
-        last = torch.arange(len(lengths), device=self.device), lengths - 1
-        earned[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1)
-        ended = torch.zeros_like(mask)
-        ended[last] = True
-        none, cut = torch.zeros_like(values.T), torch.zeros_like(mask.T)
-        following = next_values(values.T, none, none[0], cut, mask.T)
-        algorithm = self._algorithm
-        advantages, returns = gae(
-            *(earned.T, values.T, following, ended.T, cut, mask.T, algorithm.gamma, algorithm.gae_lambda)
-        )
-        return _Rows(sequences, mask, values, advantages.T.contiguous(), returns.T.contiguous())
-
-    @torch.no_grad()
-    def _values(self, sequences: Sequences, mask: Tensor) -> Tensor:
-        table = torch.zeros(mask.shape, device=self.device)
-        budget = self._algorithm.tokens_per_microbatch
-        for rows, batch in microbatches(sequences, budget, self._pad_id, self.device):
-            found = self._critic.values(batch)
-            table[rows, : found.shape[1]] = found
-            report_progress()
-        return table
-
-    # ----------------------------------------------------------------------------------------------------------- update
-    def _fit(self, step_context: StepContext, blocks: Mapping[int, _Rows]) -> dict[str, float]:
         algorithm, shuffle = self._algorithm, Shuffle(self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
         columns = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
-        return value_metrics(fitted, explained_variance(columns, self._reducer.sum_blocks))
+        metrics = value_metrics(fitted, explained_variance(columns, self._reducer.sum_blocks))
+        return Output({b: found[b] * r.mask for b, r in blocks.items()}, metrics)
+
+    def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:
+        sequences, algorithm = Sequences.of(completions.groups), self._algorithm
+        lengths = torch.tensor([len(row) for row in sequences.completions], device=self.device)
+        mask = torch.arange(int(lengths.max()), device=self.device) < lengths[:, None]
+        values = token_table(self._critic.values, sequences, algorithm.tokens_per_microbatch, self._pad_id, self.device)
+        earned, ended = torch.zeros_like(values), torch.zeros_like(mask)
+        last = torch.arange(len(lengths), device=self.device), lengths - 1
+        earned[last], ended[last] = cast(Tensor, to_device(rewards.rewards, self.device)).reshape(-1), True
+        none, cut = torch.zeros_like(values.T), torch.zeros_like(mask.T)
+        following = next_values(values.T, none, none[0], cut, mask.T)
+        advantages, returns = gae(
+            *(earned.T, values.T, following, ended.T, cut, mask.T, algorithm.gamma, algorithm.gae_lambda)
+        )
+        return _Rows(sequences, mask, values, advantages.T.contiguous(), returns.T.contiguous())
 
     def _passes(self, rows: _Rows, index: Sequence[int]) -> list[Pass]:
-        chosen, budget, made = rows.sequences.select(index), self._algorithm.tokens_per_microbatch, []
-        for numbers in dynamic_batches(chosen.lengths(), budget):
-            places = [index[number] for number in numbers]
-            weight = float(sum(len(rows.sequences.completions[place]) for place in places))
-            made.append(Pass(weight, partial(self._loss, rows, places)))
-        return made
+        parts = rows.sequences.split(index, self._algorithm.tokens_per_microbatch)
+        return [Pass(float(rows.sequences.num_tokens(part)), partial(self._loss, rows, part)) for part in parts]
 
     def _loss(self, rows: _Rows, index: Sequence[int]) -> LossSums:
         batch = rows.sequences.batch(index, self._pad_id).to(self.device)
@@ -136,11 +108,9 @@ class CriticStage(LearnerStage):
         return LossSums(loss, mask.sum().to(torch.float32), loss.detach().reshape(1))
 
     # ----------------------------------------------------------------------------------------------------------- state
-    def state_part(self, step_context: Moment) -> StagePart | None:
-        """Returns what the actor adds to its checkpoint; the first worker does."""
-        part = super().state_part(step_context)
-        module = self._critic.module.state_dict()
-        return None if part is None else replace(part, tensors={**part.tensors, MODULE: module})
+    def export_training(self) -> Groups:
+        """Returns the optimizer's state and the weights, which the actor adds to its checkpoint."""
+        return super().export_training() | {MODULE: dict(self._critic.module.state_dict())}
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores weights and learner."""

@@ -128,8 +128,7 @@ class FineTuningStage:
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
         return [
-            Pass(float(sum(len(chosen.completions[row]) for row in rows)), partial(self._loss, chosen, rows))
-            for rows in _parts(chosen.lengths())
+            Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in _parts(chosen.lengths())
         ]
 
     def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:

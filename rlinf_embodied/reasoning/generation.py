@@ -15,20 +15,16 @@ for other shapes), which is a function of the block's content and of S.  Another
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.log_probs import (
-    greedy_tokens,
-    inverse_cdf,
-    log_softmax,
-)
+from rlinf_embodied.algorithms.log_probs import greedy_tokens, inverse_cdf, log_softmax
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, Prompt, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, SamplingParams
 from rlinf_embodied.telemetry.progress import report_progress
 
 
@@ -45,19 +41,14 @@ def generate(
     Args:
         policy: its weights must stay as they are until the iterator is exhausted.
         block: what to complete.
-        sampling: how.
+        sampling: how tokens are drawn.
         noise: keys of the uniforms.
         max_num_seqs: S, rows that decode together: memory against speed.
 
     Raises:
         ObjectiveError: the model's logits are not finite.
     """
-    decoding, held, handed_out = _Decoding(policy, block, sampling, noise, max_num_seqs), set[int](), 0
-    for finished in decoding.run():
-        held.update(finished)
-        while handed_out in held:
-            yield decoding.group(handed_out)
-            handed_out += 1
+    yield from _Decoding(policy, block, sampling, noise, max_num_seqs).run()
 
 
 class _Decoding:
@@ -87,33 +78,33 @@ class _Decoding:
         self.prefix: Prefix | None = None
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`
 
-    def run(self) -> Iterator[list[int]]:
-        """Yields numbers of finished groups, ascending within a step, until all rows have ended."""
-        finished = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device))
+    def run(self) -> Iterator[Group]:
+        """Yields the groups in order, until all rows have ended."""
+        finished, handed_out = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device)), 0
         while True:
-            if groups := self._count(finished):
-                yield groups
+            for row in finished:
+                self.open[row // self.block.group_size] -= 1
+            while handed_out < len(self.open) and self.open[handed_out] == 0:
+                yield self._group(handed_out)
+                handed_out += 1
             if len(self.row_of) == 0:
                 return
             finished = self._step()
             report_progress()
 
-    def group(self, number: int) -> Group:
-        """Returns a finished group."""
+    def _group(self, number: int) -> Group:
         size = self.block.group_size
         rows = slice(number * size, (number + 1) * size)
-        lengths = self.lengths[rows]
-        longest = int(lengths.max())
-        cut = lambda table: table[rows, :longest].clone()  # noqa: E731
-        tables = cut(self.tokens), lengths.clone(), cut(self.log_probs), self.ended[rows].clone()
-        return Group(self.block.prompts[number], *tables)
+        lengths = self.lengths[rows].clone()
+        cut = lambda table: table[rows, : int(lengths.max())].clone()  # noqa: E731
+        prompt = self.block.prompts[number]
+        return Group(prompt, cut(self.tokens), lengths, cut(self.log_probs), self.ended[rows].clone())
 
     # -------------------------------------------------------------------------------------------------------- one step
     @torch.inference_mode()
     def _step(self) -> list[int]:
         """Adds a token to every live row; returns the rows that ended."""
-        tokens, over = self._sample(self.decoder.step(self.last), self.row_of)
-        self.last = tokens
+        self.last, over = self._sample(self.decoder.step(self.last), self.row_of)
         gaps = over.nonzero()[:, 0]
         if len(gaps) == 0:
             return []
@@ -122,21 +113,14 @@ class _Decoding:
 
     def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
-        place = self.lengths[rows]
-        tokens = self._draw(logits, rows, place)
-        self.tokens[rows, place] = tokens
-        place = place + 1
-        self.lengths[rows] = place
-        ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
-        self.ended[rows] = ended
-        return tokens, ended | (place == self.sampling.max_new_tokens)
-
-    def _draw(self, logits: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+        place, greedy = self.lengths[rows], self.sampling.temperature == 0
         every = log_softmax(logits, self.sampling.temperature or 1.0)
-        greedy = self.sampling.temperature == 0
         tokens = greedy_tokens(every) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        self.tokens[rows, place] = tokens
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
-        return tokens
+        self.lengths[rows] = place + 1
+        self.ended[rows] = ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
+        return tokens, ended | (place + 1 == self.sampling.max_new_tokens)
 
     # ------------------------------------------------------------------------------------------------ who sits where
     @torch.inference_mode()
@@ -155,7 +139,9 @@ class _Decoding:
             slots, gaps = gaps[: len(live)], gaps[len(live) :]
             if len(live) > 0:
                 self.decoder.join(prefix, prompts[live], slots)
-                self._seat(rows[live], tokens[live], slots)
+                short = max(0, int(slots.max()) + 1 - len(self.row_of))
+                self.row_of, self.last = (torch.cat([t, t.new_zeros(short)]) for t in (self.row_of, self.last))
+                self.row_of[slots], self.last[slots] = rows[live], tokens[live]
         self._close(gaps)
         return finished
 
@@ -165,24 +151,14 @@ class _Decoding:
         if self.prefix is None or prompt >= self.read_to:
             count = -(-self.max_num_seqs // self.block.group_size)
             self.read_from, self.read_to = prompt, min(prompt + count, len(self.block.prompts))
-            prompts = self.block.prompts[self.read_from : self.read_to]
+            prompts, size = self.block.prompts[self.read_from : self.read_to], self.block.group_size
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
-            self._key_uniforms(prompts)
+            ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
+            places, noise = np.arange(self.sampling.max_new_tokens), self.noise
+            drawn = torch.from_numpy(uniform(noise.seed, noise.purpose, noise.iteration, ids, samples, places))
+            rows = slice(self.read_from * size, self.read_to * size)
+            self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)
         return self.prefix
-
-    def _key_uniforms(self, prompts: Sequence[Prompt]) -> None:
-        size = self.block.group_size
-        ids = np.array([prompt.id for prompt in prompts])[:, None, None]
-        samples, places = np.arange(size)[None, :, None], np.arange(self.sampling.max_new_tokens)
-        drawn = uniform(self.noise.seed, self.noise.purpose, self.noise.iteration, ids, samples, places)
-        table = torch.from_numpy(drawn.reshape(-1, self.sampling.max_new_tokens))
-        self.uniforms[self.read_from * size : self.read_to * size] = table.to(self.uniforms.device)
-
-    def _seat(self, rows: Tensor, tokens: Tensor, slots: Tensor) -> None:
-        short = int(slots.max()) + 1 - len(self.row_of)
-        if short > 0:
-            self.row_of, self.last = (torch.cat([t, t.new_zeros(short)]) for t in (self.row_of, self.last))
-        self.row_of[slots], self.last[slots] = rows, tokens
 
     def _close(self, gaps: Tensor) -> None:
         """Moves the last live rows into gaps, so that the live slots are 0..n-1."""
@@ -196,13 +172,3 @@ class _Decoding:
             self.decoder.move(sources, targets)
             self.row_of[targets], self.last[targets] = self.row_of[sources], self.last[sources]
         self.row_of, self.last = self.row_of[:remaining], self.last[:remaining]
-
-    def _count(self, rows: Sequence[int]) -> list[int]:
-        """Returns the groups that these rows were the last of."""
-        finished = []
-        for row in rows:
-            group = row // self.block.group_size
-            self.open[group] -= 1
-            if self.open[group] == 0:
-                finished.append(group)
-        return sorted(finished)

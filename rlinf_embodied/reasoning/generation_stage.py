@@ -6,18 +6,18 @@ Generation decodes the blocks of a batch at once, and hands each on when its gro
     call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
             where this one stopped, so that a stage downstream has work while long completions are decoded
 
-On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators and in vLLM the
-sets of a call decode together, so that no slot waits for the end of a set.
+On a CPU the block numbers alone determine which rows decode together, never the plan.  On accelerators the sets
+of a call decode together, so that no slot waits for the end of a set.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
-from rlinf_embodied.config import Engine
+from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.shared_policy import SharedPolicy
@@ -36,7 +36,6 @@ from rlinf_embodied.reasoning.batch import (
 )
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
-from rlinf_embodied.reasoning.vllm_engine import generate_with_vllm
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 
@@ -66,18 +65,18 @@ class LanguageStage:
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
 
-    def _generate(
-        self, block: GenerationBlock, sampling: SamplingParams, noise: Noise, engine: Engine
-    ) -> Iterator[Group]:
-        """Completes a block with an engine; groups come in the order of the prompts."""
-        policy, config = self._shared.policy, self._config.generation
-        if engine is Engine.vllm:
-            return generate_with_vllm(policy, block, sampling, noise, self._shared.version, config.vllm)
-        return generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs)
+    def _generate(self, block: GenerationBlock, sampling: SamplingParams, noise: Noise) -> Iterator[Group]:
+        """Completes a block; groups come in the order of the prompts."""
+        size = self._config.generation.max_num_seqs
+        return generate(self._shared.policy, block, sampling, noise, max_num_seqs=size)
 
-    def _texts(self, group: Group) -> list[str]:
-        rows = zip(group.tokens.tolist(), group.lengths.tolist(), strict=True)
-        return [self._shared.policy.decode(row[:length]) for row, length in rows]
+    def _completions(self, problems: Sequence[Problem], groups: Iterator[Group]) -> Completions:
+        """Returns the next groups, one for each problem, with their texts."""
+        found = tuple(islice(groups, len(problems)))
+        assert len(found) == len(problems), "blocks of a set are asked for once, in ascending order"
+        rows = Sequences.of(found).completions
+        texts = tuple(self._shared.policy.decode(row) for row in rows)
+        return Completions(tuple(problems), found, texts, self._shared.version)
 
     def offload(self, step_context: StepContext) -> None:
         """Leaves the device's memory; the weights stay if another stage uses them."""
@@ -98,48 +97,44 @@ class GenerationStage(LanguageStage):
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Completions of each block."""
-        start, made, finish_s = time.perf_counter(), {}, {}
-        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
-        for block, prompts in asked.items():
-            made[block] = self._completions(step_context, block, prompts, asked)
-            finish_s[block] = time.perf_counter() - start
-        lengths = [n for block in made.values() for group in block.groups for n in group.lengths.tolist()]
-        ended = sum(int(group.ended.sum()) for block in made.values() for group in block.groups)
-        report = GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
-        return Output(made, report)
-
-    def _completions(
-        self, step_context: StepContext, block: int, prompts: PromptSet, asked: Mapping[int, PromptSet]
-    ) -> Completions:
         key = (step_context.iteration, step_context.attempt, step_context.round)
         if self._under_way[0] != key:
             self._under_way = key, {}
-        decoding, first = self._under_way[1], block - prompts.index
-        if first not in decoding:
-            decoding |= self._begun(step_context, first, asked)
-        problems = tuple(problem for problem, _ in prompts.blocks[prompts.index])
-        groups = tuple(islice(decoding[first], len(problems)))
-        assert len(groups) == len(problems), "blocks of a set are asked for once, in ascending order"
-        if prompts.index == len(prompts.blocks) - 1:
-            del decoding[first]  # the last one frees its memory
-        texts = tuple(text for group in groups for text in self._texts(group))
-        return Completions(problems, groups, texts, self._shared.version)
+        start, made, finish_s = time.perf_counter(), {}, {}
+        asked = {block: cast("list[PromptSet]", inputs[block])[0] for block in sorted(inputs)}
+        for block, prompts in asked.items():
+            decoding, first = self._under_way[1], block - prompts.index
+            if first not in decoding:
+                decoding |= self._begun(step_context, first, asked)
+            made[block] = self._completions([problem for problem, _ in prompts.blocks[prompts.index]], decoding[first])
+            if prompts.index == len(prompts.blocks) - 1:
+                del decoding[first]  # the last one frees its memory
+            finish_s[block] = time.perf_counter() - start
+        return Output(made, generation_report(made.values(), finish_s))
 
     def _begun(
         self, step_context: StepContext, first: int, asked: Mapping[int, PromptSet]
     ) -> dict[int, Iterator[Group]]:
-        """Begins to decode a set, on accelerators and in vLLM with all sets that this call asks for from there on.
+        """Begins to decode a set, on accelerators with all sets that this call asks for from there on.
 
         On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
         """
         config, group_size = self._config.generation, self._config.algorithm.group_size
         sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
-        if self._device == "cpu" and config.engine is not Engine.vllm:
+        if self._device == "cpu":
             sets = {first: sets[first]}
         rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
         sampling = SamplingParams(config.max_new_tokens, config.temperature)
         noise = Noise(self._config.run.seed, step_context.iteration)
-        return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise, config.engine))
+        return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise))
+
+
+def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
+    """Returns what the driver learns of some blocks."""
+    groups = [group for completions in made for group in completions.groups]
+    lengths = [n for group in groups for n in group.lengths.tolist()]
+    ended = sum(int(group.ended.sum()) for group in groups)
+    return GenerationReport(sum(lengths), len(lengths), len(lengths) - ended, max(lengths), finish_s)
 
 
 class LogProbStage(LanguageStage):

@@ -6,7 +6,7 @@ no stage for prompts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from rlinf_embodied.planning.profile import Workload
@@ -24,9 +24,15 @@ _CLASSES = {  # in the order of the data
     "actor": "actor_stage.ActorStage",
 }
 _LEARNERS = ("critic", "actor")
+_EDGES = (
+    *(("prompts", "generation"), ("generation", "reward")),
+    *(("generation", name) for name in ("old_log_probs", "reference", "critic")),
+    ("reward", "critic"),
+    *((name, "actor") for name in ("generation", "reward", "old_log_probs", "reference", "critic")),
+)
 _PUBLISHED = (
     *(("generation", "reward"), ("generation", "logprob"), ("reward", "critic"), ("logprob", "critic")),
-    *(("logprob", "actor"), ("critic", "actor")),
+    *(("logprob", "actor"), ("critic", "actor"), ("reward", "actor")),
 )
 
 
@@ -34,43 +40,50 @@ def reasoning_graph(
     stages: Collection[str],
     num_blocks: int,
     *,
-    streams: bool,
     items_per_block: int,
     blocks_per_batch: int,
+    together: bool = False,
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
 ) -> Workflow:
     """Returns the graph.
 
+    The learners take answers in chunks as they are finished, and accumulate gradients over them.  They wait for all of
+    them where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat; those of
+    published systems do not.
+
     Args:
         stages: those that the algorithm needs.
         num_blocks: of an iteration.
-        streams: whether the learners take answers in chunks as they are finished, and accumulate gradients over them.
         items_per_block: completions.
         blocks_per_batch: of generation.
-        repeat: of dynamic sampling, see `resample`.
+        together: whether the learners wait for all answers in any case.
+        repeat: of dynamic sampling.
         configs: of the stages; without them the graph can be planned but not run.
         waiting: stages that wait for something that is none of the cluster's.
     """
-    names = [name for name in _CLASSES if name in stages]
-
-    def spec(name: str) -> StageSpec:
-        learns, generates = name in _LEARNERS, name == "generation"
-        return StageSpec(
+    names, published = [name for name in _CLASSES if name in stages], "prompts" not in stages
+    together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
+    ends = [(a, b) for a, b in (_PUBLISHED if published else _EDGES) if a in names and b in names]
+    if published and "critic" in names and ("reward", "actor") in ends:
+        ends.remove(("reward", "actor"))
+    specs = {
+        name: StageSpec(
             *(name, f"{_PACKAGE}.{_CLASSES[name]}", configs.get(name)),
-            collective=learns,
-            whole=learns and not streams,
-            at_once=generates,
+            collective=name in _LEARNERS,
+            whole=together and name in _LEARNERS,
+            at_once=name == "generation",
             waits=name in waiting,
-            blocks_per_batch=blocks_per_batch if generates else 1,
+            blocks_per_batch=blocks_per_batch if name == "generation" else 1,
         )
-
+        for name in names
+    }
     return Workflow(
         name="reasoning",
         num_blocks=num_blocks,
-        stages={name: spec(name) for name in names},
-        edges=tuple(Edge(a, b, whole=not streams and b in _LEARNERS) for a, b in _ends(names)),
+        stages=specs,
+        edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
         weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
@@ -79,36 +92,13 @@ def reasoning_graph(
     )
 
 
-def _ends(stages: Collection[str]) -> list[tuple[str, str]]:
-    """Returns the data edges."""
-    if "prompts" not in stages:
-        rewarded = () if "critic" in stages else (("reward", "actor"),)
-        return [(a, b) for a, b in (*_PUBLISHED, *rewarded) if a in stages and b in stages]
-    sources = [name for name in stages if name not in ("prompts", "actor")]
-    ends = [("prompts", "generation"), ("generation", "reward")]
-    ends += [("generation", name) for name in ("old_log_probs", "reference", "critic") if name in sources]
-    ends += [("reward", "critic")] if "critic" in sources else []
-    return [*ends, *((name, "actor") for name in sources)]
-
-
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
-    """Returns the graph that a profile was measured for.
-
-    Where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat, the learners
-    wait for all answers; those of published systems do not.
-    """
-    repeats = work.max_rounds > 1
-    waits = "prompts" in stages and (repeats or bool({"critic", "old_log_probs"} & set(stages)))
+    """Returns the graph that a profile was measured for; its repeat decides nothing, as nothing runs."""
+    decide = lambda rounds: RepeatDecision(True)  # noqa: E731
     return reasoning_graph(
         stages,
         work.num_items // work.items_per_block,
-        streams=not waits,
         items_per_block=work.items_per_block,
         blocks_per_batch=work.blocks_per_batch,
-        repeat=resample(lambda rounds: RepeatDecision(True), work.max_rounds) if repeats else None,  # nothing runs
+        repeat=Repeat("resample", "actor", "reward", decide, work.max_rounds) if work.max_rounds > 1 else None,
     ).with_rounds(work.expected_rounds)
-
-
-def resample(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
-    """Returns the repeat of dynamic sampling: all that comes before the actor, until `decide` has enough groups."""
-    return Repeat("resample", "actor", "reward", decide, max_rounds)

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
@@ -19,14 +20,7 @@ from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.update import POLICY_STATISTICS
-from rlinf_embodied.reasoning.batch import (
-    Completions,
-    LogProbs,
-    Rewards,
-    Sequences,
-    TokenAdvantages,
-    dynamic_batches,
-)
+from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, Sequences
 
 # summed in addition to the loss, over all sampled tokens
 STATISTICS = (*POLICY_STATISTICS, "mismatch", "mismatch_kl", "ratio", "capped", "kl")
@@ -43,7 +37,7 @@ class Round:
     reward: Rewards
     old_log_probs: LogProbs | None = None
     reference: LogProbs | None = None
-    critic: TokenAdvantages | None = None
+    critic: Tensor | None = None  # advantages, float32 [K x G, R]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +79,17 @@ def training_rows(
         kept: (round, group within the block) of what counts; None: every group, or those with nonzero variance where
             the others are dropped.
     """
-    groups = [(number, k, group) for number, r in enumerate(rounds) for k, group in enumerate(r.generation.groups)]
-    every = _every_row(rounds, algorithm, Sequences.of([group for *_, group in groups]))
-    if kept is None:
-        kept = [(number, group) for number, r in enumerate(rounds) for group in _nonzero_variance(r, algorithm)]
-    places, start = {}, 0
-    for number, k, group in groups:
-        numbers = range(start, start + len(group.lengths))
-        places[number, k] = [row for row in numbers if group.ended[row - start] or not algorithm.mask_truncated]
-        start = numbers.stop
-    chosen = [places[key] for key in sorted(kept, key=lambda key: key[0])]
+    every = _every_row(rounds, algorithm)
+    drops = kept is None and algorithm.name is not ReasoningName.ppo and algorithm.drop_zero_variance_groups
+    places, start = {}, 0  # of the rows that may be trained on, by round and group
+    for number, one in enumerate(rounds):
+        spread = nonzero_variance_groups(one.reward.raw)
+        for k, group in enumerate(one.generation.groups):
+            if spread[k] or not drops:
+                whole = group.ended.tolist() if algorithm.mask_truncated else [True] * len(group.lengths)
+                places[number, k] = [start + row for row, counts in enumerate(whole) if counts]
+            start += len(group.lengths)
+    chosen = [places[key] for key in (places if kept is None else sorted(kept, key=lambda key: key[0]))]
     trained = [row for group in chosen for row in group]
     watched = sorted(set(range(len(every))) - set(trained))
     moved = (every.advantages != 0).any(dim=1).tolist()
@@ -102,27 +97,22 @@ def training_rows(
     return every.select(trained + watched, len(trained), useful)
 
 
-def _nonzero_variance(round_: Round, algorithm: ReasoningAlgorithmConfig) -> list[int]:
-    every = range(len(round_.generation.groups))
-    if algorithm.name is ReasoningName.ppo or not algorithm.drop_zero_variance_groups:
-        return list(every)
-    spread = nonzero_variance_groups(round_.reward.raw)
-    return [group for group in every if spread[group]]
-
-
-def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, sequences: Sequences) -> TrainingRows:
+def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig) -> TrainingRows:
     """Returns the completions of all rounds, in order."""
-    width, groups = max(map(len, sequences.completions)), [group for r in rounds for group in r.generation.groups]
-    table = lambda parts: torch.cat([_widened(part, width) for part in parts])  # noqa: E731
+    groups = [group for one in rounds for group in one.generation.groups]
+    sequences = Sequences.of(groups)
+    width = max(map(len, sequences.completions))
+    # zeros are added, or columns cut off that no row needs
+    table = lambda parts: torch.cat([pad(part[:, :width], (0, max(0, width - part.shape[1]))) for part in parts])  # noqa: E731
 
     def of_stage(name: str) -> Tensor | None:
-        found = [part.log_probs for r in rounds if (part := getattr(r, name)) is not None]
+        found = [part.log_probs for one in rounds if (part := getattr(one, name)) is not None]
         return None if not found or found[0] is None else table(found)
 
     return TrainingRows(
         sequences=sequences,
         rollout_log_probs=table([group.log_probs for group in groups]),
-        advantages=torch.cat([_advantages(r, algorithm, width) for r in rounds]),
+        advantages=table([_advantages(one, algorithm, width) for one in rounds]),
         old_log_probs=of_stage("old_log_probs"),
         reference=of_stage("reference"),
         num_trained=len(sequences),
@@ -130,23 +120,15 @@ def _every_row(rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, seq
     )
 
 
-def _advantages(round_: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> Tensor:
-    """Advantages of all completions of a round, [K x G, R]."""
-    if round_.critic is not None:
-        return _widened(round_.critic.advantages, width)
-    rewards = round_.reward.rewards
+def _advantages(one: Round, algorithm: ReasoningAlgorithmConfig, width: int) -> Tensor:
+    """Returns the advantages of all completions of a round, [K x G, R]."""
+    if one.critic is not None:
+        return one.critic
     if algorithm.name is ReasoningName.rloo:
-        found = leave_one_out_advantages(rewards)
+        found = leave_one_out_advantages(one.reward.rewards)
     else:
-        found = group_advantages(rewards, scale_by_std=algorithm.scale_by_std)
+        found = group_advantages(one.reward.rewards, scale_by_std=algorithm.scale_by_std)
     return found.reshape(-1, 1).expand(-1, width)
-
-
-def _widened(table: Tensor, width: int) -> Tensor:
-    """Returns a table [B, R] with `width` columns: zeros added, or those cut off that no row needs."""
-    if table.shape[1] >= width:
-        return table[:, :width]
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]))
 
 
 # ---------------------------------------------------------------------------------------------------------------- loss
@@ -166,33 +148,19 @@ class Objective:
         Rows without a gradient count in the loss's denominator if they are part of the loss.  The metrics read a few of
         them, each in the place of several.
         """
-        every = index.tolist()
-        trained = self._nonzero_advantage(rows, every)
+        every, moved = index.tolist(), (rows.advantages != 0).any(dim=1).tolist()
+        regularised = bool(self.algorithm.entropy_coef or self.algorithm.kl_coef)
+        trained = [row for row in every if row < rows.num_trained and (regularised or moved[row])]
         others = sorted(set(every) - set(trained))
         watched = others[:: max(1, -(-len(others) // _WATCHED))]
         unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
         for chosen, trains in ((trained, True), (watched, False)):
             share = 1.0 if trains else len(others) / max(1, len(watched))
-            for places in self._microbatches(rows, chosen):
+            for places in rows.sequences.split(chosen, self.algorithm.tokens_per_microbatch):
                 weight = self._weight(rows, places) + unread
                 made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
                 unread = 0.0  # the first pass counts it
         return made
-
-    def _microbatches(self, rows: TrainingRows, index: Sequence[int]) -> list[list[int]]:
-        lengths = rows.sequences.select(index).lengths()
-        return [
-            [index[number] for number in part]
-            for part in dynamic_batches(lengths, self.algorithm.tokens_per_microbatch)
-        ]
-
-    def _nonzero_advantage(self, rows: TrainingRows, index: Sequence[int]) -> list[int]:
-        """Returns the rows whose loss has a gradient."""
-        of_loss = [row for row in index if row < rows.num_trained]
-        if self.algorithm.entropy_coef or self.algorithm.kl_coef:
-            return of_loss
-        moved = (rows.advantages != 0).any(dim=1).tolist()
-        return [row for row in of_loss if moved[row]]
 
     def _sums(
         self, block: int, rows: TrainingRows, index: Sequence[int], device: str, weight: float, share: float
@@ -205,18 +173,18 @@ class Objective:
         with computing(algorithm.precision, device):
             found = self.policy.log_probs(batch, self.temperature, entropy_gradient=algorithm.entropy_coef != 0)
         assert found.entropy is not None
-        log_probs, rollout_log_probs = found.log_probs, cut(rows.rollout_log_probs)
+        log_probs, recorded = found.log_probs, cut(rows.rollout_log_probs)
         # with one step per iteration the weights are those that sampled: the ratio is 1, and this pass says pi_old
         old = log_probs.detach() if rows.old_log_probs is None else cut(rows.old_log_probs)
-        weights = self._weights(batch, mask, [row < rows.num_trained for row in index])
+        # of each token in the loss: 0 in rows that do not count
+        weights = (mask & torch.tensor([row < rows.num_trained for row in index], device=mask.device)[:, None]).float()
+        if algorithm.loss_level is LossLevel.sequence:
+            weights = weights / (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
         importance = None
         if algorithm.tis_cap is not None:
-            importance = truncated_importance_weights(old, rollout_log_probs, mask, algorithm.tis_cap)
-        ratio = log_probs
-        if algorithm.name is ReasoningName.rloo and rows.old_log_probs is not None:
-            ratio = _whole_ratio(log_probs, old, mask)
+            importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         clip = algorithm.clip_low, algorithm.clip_high
-        terms = policy_loss(ratio, old, cut(rows.advantages), mask, *clip, weights, importance)
+        terms = policy_loss(log_probs, old, cut(rows.advantages), mask, *clip, weights, importance)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
@@ -224,26 +192,22 @@ class Objective:
         if rows.reference is not None:
             kl = reference_kl(log_probs, cut(rows.reference), mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
-        distance, largest, mismatch_kl, ratios = mismatch(old, rollout_log_probs, mask)
-        moved = torch.where(mask, log_probs.detach() - old, 0.0).abs().max()
-        differences = torch.stack([largest.float(), moved]).cpu()
-        self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
-        cap = torch.inf if algorithm.tis_cap is None else algorithm.tis_cap
-        capped = (mask & (old - rollout_log_probs > torch.tensor(cap).log())).sum()
         statistics = [
             *(terms.loss, terms.approx_kl, terms.clipped, terms.count),
             *((found.entropy * mask).sum(), mask.sum()),
-            *(distance, mismatch_kl, ratios, capped, kl.sum()),
+            *(*self._measured(block, log_probs.detach(), old, recorded, mask), kl.sum()),
         ]
         counted = torch.stack([s.detach().to(torch.float32).reshape(()) for s in statistics])
         return LossSums(loss, mask.new_tensor(weight, dtype=torch.float32), counted * share)
 
-    def _weights(self, batch: TokenBatch, mask: Tensor, counts: Sequence[bool]) -> Tensor:
-        """Returns the weight of each token in the loss, [B, R]; 0 in rows that do not count."""
-        weights = (mask & torch.tensor(counts, device=mask.device)[:, None]).to(torch.float32)
-        if self.algorithm.loss_level is LossLevel.sequence:
-            return weights / (batch.lengths - batch.prompt_lengths)[:, None].clamp(min=1)
-        return weights
+    def _measured(self, block: int, now: Tensor, old: Tensor, recorded: Tensor, mask: Tensor) -> list[Tensor]:
+        """Returns sums: how training's log-probs differ from generation's, and how many weights the cap cuts off."""
+        distance, largest, kl, ratios = mismatch(old, recorded, mask)
+        moved = torch.where(mask, now - old, 0.0).abs().max()
+        differences = torch.stack([largest.float(), moved]).cpu()
+        self.largest[block] = torch.maximum(self.largest.get(block, torch.zeros(2)), differences)
+        cap = torch.inf if self.algorithm.tis_cap is None else self.algorithm.tis_cap
+        return [distance, kl, ratios, (mask & (old - recorded > torch.tensor(cap).log())).sum()]
 
     def _weight(self, rows: TrainingRows, index: Sequence[int]) -> float:
         """Returns what some rows add to the loss's denominator."""
@@ -252,17 +216,7 @@ class Objective:
             return float(len(counted))
         if self.algorithm.loss_level is LossLevel.constant:
             return float(len(counted) * self.max_new_tokens)
-        return float(sum(len(rows.sequences.completions[row]) for row in counted))
-
-
-def _whole_ratio(log_probs: Tensor, old: Tensor, mask: Tensor) -> Tensor:
-    """Returns log-probs whose ratio to `old` is the completion's at each of its tokens, with the token's gradient.
-
-    RLOO samples, and so corrects, whole completions; the sum of these ratios over a completion's tokens has the
-    gradient of the completion's ratio (GSPO-token, arXiv 2507.18071, eq. 13).
-    """
-    whole = torch.where(mask, log_probs.detach() - old, 0.0).sum(1, keepdim=True)
-    return old + whole + (log_probs - log_probs.detach())
+        return float(rows.sequences.num_tokens(counted))
 
 
 def zero_loss(policy: LanguagePolicy, device: str, precision: Precision = Precision.float32) -> Tensor:

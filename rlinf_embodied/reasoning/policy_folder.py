@@ -62,12 +62,8 @@ def trained_on(folder: Path) -> dict[str, dict[str, object]]:
     try:
         content = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return {name: dict(content[name]) for name in _SECTIONS}
-    except OSError as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"checkpoint is {str(folder)!r}, but it holds no {FILE}: give a checkpoint folder of this project, for "
-            "example <run.dir>/checkpoints/latest"
-        ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / FILE} cannot be read ({error!r}): the checkpoint is damaged, or of another workflow"
+            f"checkpoint is {str(folder)!r}, but its {FILE} cannot be used ({error!r}): give a checkpoint folder of "
+            "this workflow, for example <run.dir>/checkpoints/latest"
         ) from error

@@ -16,7 +16,6 @@ from typing import Self, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
 from rlinf_embodied.config import RewardConfig
@@ -67,11 +66,7 @@ class Verifier:
     def __init__(
         self, template: PromptTemplate, config: RewardConfig = _RIGHT_BY_TEXT, function: RewardFunction | None = None
     ) -> None:
-        """Starts nothing yet; `function` takes the place of the one that the config names.
-
-        Raises:
-            ConfigError: see `reward_function`.
-        """
+        """Starts nothing yet; `function` takes the place of the one that the config names."""
         self._template, self._format_reward = template, config.format_reward
         self._function = function or reward_function(config)
         self._threads = ThreadPoolExecutor(config.concurrency, "reward") if config.concurrency > 1 else None
@@ -81,7 +76,7 @@ class Verifier:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._math.close()
 
     def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
@@ -102,7 +97,7 @@ class Verifier:
         formatted = np.array([self._template.is_formatted(text) for text in completions], bool) & complete
         asked = list(zip(completions, problems, complete, strict=True))
         if self._function is None:
-            correct = self._asked_about([whole and self._decide(text, problem) for text, problem, whole in asked])
+            correct = self._compared(asked)
             raw = correct.astype(np.float32)
         else:
             raw = np.array(self._earned(self._function, asked), np.float32)
@@ -110,9 +105,15 @@ class Verifier:
         rewards = raw + np.float32(self._format_reward) * formatted
         return Verification(correct, formatted, raw, rewards.astype(np.float32))
 
-    def close(self) -> None:
-        """Ends the process; a later call starts another one."""
-        self._math.close()
+    def _compared(self, asked: Sequence[tuple[str, Problem, bool]]) -> np.ndarray:
+        """Returns which answers are right; math-verify is asked once about each undecided pair."""
+        decisions: list[bool | tuple[str, str]] = []
+        for completion, problem, whole in asked:
+            answer = self._template.final_answer(completion) if whole else None
+            decisions.append(answer is not None and decide(answer, problem.answer))
+        pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
+        equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
+        return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
 
     def _earned(self, function: RewardFunction, asked: Sequence[tuple[str, Problem, bool]]) -> list[float]:
         one = lambda row: _earned(function, row[0], row[1]) if row[2] else 0.0  # noqa: E731
@@ -122,27 +123,17 @@ class Verifier:
             report_progress()
         return found
 
-    def _decide(self, completion: str, problem: Problem) -> bool | tuple[str, str]:
-        answer = self._template.final_answer(completion)
-        return answer is not None and decide(answer, problem.answer)
-
-    def _asked_about(self, decisions: list[bool | tuple[str, str]]) -> np.ndarray:
-        """Asks math-verify about what is undecided, once for each different pair."""
-        pairs = list(dict.fromkeys(found for found in decisions if isinstance(found, tuple)))
-        equal = dict(zip(pairs, self._math.equal(pairs), strict=True))
-        return np.array([equal[found] if isinstance(found, tuple) else found for found in decisions], bool)
-
 
 def _earned(function: RewardFunction, completion: str, problem: Problem) -> float:
-    asked = f"asked about {completion[:80]!r} as a completion of {problem.question[:80]!r}"
-    action = "Correct it there: it returns a number for every completion"
-    with named_when_raised(lambda raised: ConfigError(f"reward._target_, {asked}, raised {raised}\n{action}")):
+    about = f"{completion[:80]!r} as a completion of {problem.question[:80]!r}"
+    refused = f"reward._target_, asked about {about}, raised"
+    with named_when_raised(lambda raised: ConfigError(f"{refused} {raised}\nCorrect it there")):
         found = function(completion, problem)
     try:
         number = float(found)
     except (TypeError, ValueError):
         number = math.nan
-    rule = f"it returned that for a completion of {problem.question[:80]!r}, which earns a finite number"
+    rule = f"it returned that for {about}, which earns a finite number"
     require(math.isfinite(number), "reward._target_", found, rule, "return one for every completion")
     return number
 
@@ -159,34 +150,11 @@ class RewardStage:
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the Rewards of each block; reports its groups."""
-        made, groups, samples = {}, list[ScoredGroup](), self._config.samples
-        shows = samples.every > 0 and step_context.iteration % samples.every == 0 and step_context.round == 0
+        longest, made, groups = self._config.generation.max_new_tokens, {}, list[ScoredGroup]()
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            verified = self._verified(completions)
-            shape = (len(completions.groups), -1)
-            rewards = (torch.from_numpy(verified.rewards) - self._penalty(completions)).reshape(shape)
-            made[block] = Rewards(rewards, torch.from_numpy(verified.raw).reshape(shape))
-            correct, formatted = verified.correct.reshape(shape).tolist(), verified.formatted.reshape(shape)
-            alike = (~nonzero_variance_groups(made[block].raw)).tolist()
-            number = max(0, samples.num_prompts - block * len(completions.groups)) if shows else 0
-            for k, row in enumerate(correct):
-                shown = _shown(completions, k, rewards[k], row) if k < number else ()
-                sums = float(rewards[k].sum()), int(formatted[k].sum())
-                groups.append(ScoredGroup(block, k, tuple(row), alike[k], *sums, shown))
+            made[block], found = scored(self._verifier, self._config.reward, longest, block, completions)
+            groups += found
         return Output(made, groups)
-
-    def _verified(self, completions: Completions) -> Verification:
-        problems = [p for p, group in zip(completions.problems, completions.groups, strict=True) for _ in group.lengths]
-        ended = np.concatenate([group.ended.cpu().numpy() for group in completions.groups])
-        return self._verifier.verify(completions.texts, problems, ended)
-
-    def _penalty(self, completions: Completions) -> Tensor | float:
-        """Returns what long completions of a block lose."""
-        reward, longest = self._config.reward, self._config.generation.max_new_tokens
-        if not reward.overlong_tokens:
-            return 0.0
-        lengths = torch.cat([group.lengths.cpu() for group in completions.groups])
-        return overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
 
     def offload(self, step_context: StepContext) -> None:
         """It holds no device memory."""
@@ -195,8 +163,36 @@ class RewardStage:
         """It holds none."""
 
 
-def _shown(completions: Completions, k: int, rewards: Tensor, correct: Sequence[bool]) -> tuple[Sample, ...]:
-    """Returns the completions of a group for people to read."""
-    problem, texts = completions.problems[k], completions.texts[k * len(correct) : (k + 1) * len(correct)]
-    rows = zip(texts, rewards.tolist(), correct, strict=True)
-    return tuple(Sample(problem.question, problem.answer, text, reward, float(right)) for text, reward, right in rows)
+def scored(
+    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions, num_shown: int = 0
+) -> tuple[Rewards, list[ScoredGroup]]:
+    """Returns a block's rewards and groups, the first `num_shown` of these with their texts.
+
+    Args:
+        verifier: says what is right.
+        reward: what long completions lose.
+        longest: tokens at which a completion was cut off.
+        block: its number.
+        completions: of the block.
+        num_shown: groups for people to read.
+    """
+    shape = (len(completions.groups), -1)
+    size = len(completions.texts) // shape[0]
+    problems = [problem for problem in completions.problems for _ in range(size)]
+    ended = torch.cat([group.ended for group in completions.groups]).cpu().numpy()
+    verified = verifier.verify(completions.texts, problems, ended)
+    rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
+    if reward.overlong_tokens:
+        lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
+        rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
+    rewards = rewards.reshape(shape)
+    correct, formatted = verified.correct.reshape(shape).tolist(), verified.formatted.reshape(shape)
+    alike, groups = (~nonzero_variance_groups(raw)).tolist(), []
+    for k, problem in enumerate(completions.problems):
+        rows = zip(completions.texts[k * size :], rewards[k].tolist(), correct[k], strict=False)
+        samples = [Sample(problem.question, problem.answer, text, earned, float(right)) for text, earned, right in rows]
+        sums = float(rewards[k].sum()), int(formatted[k].sum())
+        groups.append(
+            ScoredGroup(block, k, tuple(correct[k]), alike[k], *sums, tuple(samples if k < num_shown else ()))
+        )
+    return Rewards(rewards, raw), groups

@@ -21,7 +21,6 @@ _MEMORY_BYTES = 2 << 30
 
 def main() -> None:
     """Answers questions until the other side closes the pipe."""
-    seconds = float(sys.argv[1])
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
     logging.disable(logging.CRITICAL)
@@ -29,11 +28,9 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.RLIM_INFINITY))
     for answer, reference in (("$\\frac{1}{2}$", "$0.5$"), ("$x^2-1$", "$(x-1)(x+1)$")):
         are_equal(answer, reference)  # builds tables and patterns that no question should have to pay for
-    replies.write(b"ready\n")
     for line in sys.stdin.buffer:
-        answer, reference = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        equal = are_equal(answer, reference)
+        signal.setitimer(signal.ITIMER_PROF, float(sys.argv[1]))
+        equal = are_equal(*json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         replies.write(b"1\n" if equal else b"0\n")
 

@@ -20,44 +20,38 @@ from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
-from rlinf_embodied.reasoning.batch import GenerationReport, ScoredGroup
-from rlinf_embodied.reasoning.graph import reasoning_graph, resample
+from rlinf_embodied.reasoning.batch import GenerationReport, ScoredGroup, in_order
+from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
-from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
+from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 
 
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
-    """Returns the graph.
-
-    Args:
-        config: of the job.
-        policy_folder: what every copy of the policy starts from.
-        reference_folder: what the divergence is measured from; "": the same.
-    """
+    """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
     algorithm, ppo = config.algorithm, config.algorithm.name is ReasoningName.ppo
     stages = ("prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
-    # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
-    sharded = algorithm.sharding is not Sharding.none
-    streams = not (algorithm.num_steps > 1 or algorithm.dynamic_sampling or ppo or sharded)
-    sampling_filter = DynamicSamplingFilter(algorithm.prompts_per_iteration, 1 + algorithm.max_resamples)
+    rounds = 1 + algorithm.max_resamples  # of all that comes before the actor, until there are enough groups
+    resample = Repeat(
+        "resample", "actor", "reward", DynamicSamplingFilter(algorithm.prompts_per_iteration, rounds), rounds
+    )
     graph = reasoning_graph(
         stages,
         config.num_blocks,
-        streams=streams,
         items_per_block=config.rows_per_block,
         blocks_per_batch=config.blocks_per_batch,
-        repeat=resample(sampling_filter, 1 + algorithm.max_resamples) if algorithm.dynamic_sampling else None,
+        # a sharded actor's pass is made by all of its workers together, and they get chunks of unequal size
+        together=algorithm.sharding is not Sharding.none,
+        repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
         waiting=("reward",) if config.reward.waits else (),
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)
 
 
-# ----------------------------------------------------------------------------------------------------- dynamic sampling
 @dataclass(frozen=True, slots=True)
 class DynamicSamplingFilter:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw metric.
@@ -74,50 +68,35 @@ class DynamicSamplingFilter:
         Raises:
             DataError: the last round is over, and not a single group differs.
         """
-        found = [(number, group) for number, reports in enumerate(rounds) for group in _groups(of_type(reports, list))]
+        found = [(number, group) for number, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
         kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
         if not kept and len(rounds) >= self.max_rounds:
             right = sum(group.correct[0] for _, group in found)
             raise DataError(
-                f"dynamic sampling gives up after {len(rounds)} rounds "
-                f"(algorithm.max_resamples={self.max_rounds - 1}): of {len(found)} groups {right} are "
-                f"all right and {len(found) - right} all wrong, so that nothing can be learned: choose problems "
+                "dynamic sampling gives up after "
+                f"{len(rounds)} rounds (algorithm.max_resamples={self.max_rounds - 1}): "
+                f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong: choose problems "
                 "that are sometimes solved (data.level), a larger algorithm.group_size, or another warm start"
             )
         return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
 
 
-def _groups(reports: Sequence[Sequence[ScoredGroup]]) -> list[ScoredGroup]:
-    """Returns the groups in the order of blocks, whichever workers scored them."""
-    return sorted((group for report in reports for group in report), key=lambda group: (group.block, group.index))
-
-
-# -------------------------------------------------------------------------------------------------------- an iteration
 def run_iteration(
     executor: Executor, iteration: int, start: int, per_round: int, end: int | None = None
 ) -> tuple[IterationResult, dict[str, float]]:
     """Runs one iteration and returns what came back, and its metrics by name.
 
     An iteration is a function of a snapshot: weights, optimizers, counters, and `start`, the number of problems that
-    the run has used so far.
-
-    Args:
-        executor: of the workflow.
-        iteration: its number.
-        start: see above.
-        per_round: problems of a round.
-        end: no iteration of this number or a later one is begun.
+    the run has used so far; a round takes `per_round` further ones.  No iteration from number `end` on is begun.
     """
-
-    def num_rounds(result: IterationResult) -> int:
-        return max(executor.workflow.rounds(result.reports).values(), default=1)
+    num_rounds = lambda result: max(executor.workflow.rounds(result.reports).values(), default=1)  # noqa: E731
 
     def following(context: StepContext, result: IterationResult) -> StepContext:
         used = cast(int, context.message) + num_rounds(result) * per_round
         return replace(context, iteration=context.iteration + 1, message=used)
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    metrics = rollout_metrics(result.all_of("generation", GenerationReport), _groups(result.all_of("reward", list)))
+    metrics = rollout_metrics(result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list)))
     metrics["rollout/rounds"] = float(num_rounds(result))
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)

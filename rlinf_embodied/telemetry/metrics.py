@@ -69,14 +69,14 @@ def percent(summary: Mapping[str, object], name: str) -> str:
 
 # --------------------------------------------------------------------------------------------------------------- files
 class MetricsWriter:
-    """Writes each iteration to metrics.jsonl and to the boards; what the policy wrote goes to samples.jsonl.
+    """Writes each iteration to metrics.jsonl and to the boards.
 
     The first write drops what an earlier run of the same folder wrote for this iteration or later ones: a resumed run
-    continues the files as if it had never stopped.
+    continues the file as if it had never stopped.
     """
 
     def __init__(self, folder: Path, boards: Sequence[Board] = ()) -> None:
-        self._path, self._samples = folder / "metrics.jsonl", folder / "samples.jsonl"
+        self._path = folder / "metrics.jsonl"
         self._boards = tuple(boards)
         self._begun = False
 
@@ -95,23 +95,15 @@ class MetricsWriter:
         for board in self._boards:
             board.log(finite, global_step)
 
-    def write_samples(self, iteration: int, rows: Sequence[Mapping[str, str | float]]) -> None:
-        """Writes the completions of an iteration that `write` got; nothing without rows."""
-        if not rows:
-            return
-        with writing(self._samples), self._samples.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps({"iteration": iteration, **row}, ensure_ascii=False) + "\n" for row in rows)
-
     def _begin(self, iteration: int) -> None:
         self._begun = True
-        for path in (self._path, self._samples):
-            if path.exists():
-                earlier = path.read_text(encoding="utf-8").split("\n")
-                kept = [line for line in earlier if _iteration_of(line) < iteration]
-                fresh = path.with_name(f".{path.stem}.partial")
-                with writing(path):
-                    fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-                    os.replace(fresh, path)
+        if self._path.exists():
+            earlier = self._path.read_text(encoding="utf-8").split("\n")
+            kept = [line for line in earlier if _iteration_of(line) < iteration]
+            fresh = self._path.with_name(f".{self._path.stem}.partial")
+            with writing(self._path):
+                fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+                os.replace(fresh, self._path)
 
     def close(self) -> None:
         for board in self._boards:

@@ -72,9 +72,8 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
 
 # ------------------------------------------------------------------------------------------------------------- faults
 KINDS = ("SIGKILL", "SIGSTOP", "exception")
-FIRST = ("warm start", "profile", "set-up")  # phases that come once
+FIRST = ("warm start", "set-up")  # phases that come once
 AGAIN = ("rollout", "update", "transfer", "snapshot", "checkpoint", "evaluation")  # phases of every iteration
-MISSING = {"auto": ("transfer",), "collocated": ("profile", "transfer")}  # auto: a plan that shares workers may win
 _LATEST_S = 0.2  # after a call was submitted
 
 
@@ -117,7 +116,6 @@ class Chaos:
         return fault if fault.phase == phase else None
 
     def happens(self, fault: Fault, attempt: int, met: str) -> None:
-        """Records that a fault comes now."""
         fault.met, fault.at, self.attempt = met, time.time(), attempt
         self.come.append(fault)
 
@@ -164,7 +162,8 @@ def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
     pin(undisturbed, overrides)
     overrides = [*overrides, f"run.exact={undisturbed.run.exact.value}"]
     straight = train(undisturbed, Chaos([]))
-    chaos = Chaos(schedule(own.faults, own.seed, MISSING.get(undisturbed.plan.name, ("profile",))))
+    shares = undisturbed.plan.name in ("auto", "collocated")  # a worker: nothing is transferred
+    chaos = Chaos(schedule(own.faults, own.seed, ("transfer",) if shares else ()))
     digest = train(configure(own, overrides, root / "chaos"), chaos)
     print(report(chaos, root / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import replace
 
 from rlinf_embodied.config import ClusterConfig
-from rlinf_embodied.execution.meter import METER
 from rlinf_embodied.runtime.host import Call, StageContext
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import Ref
@@ -30,8 +29,6 @@ _METHODS = {
 
 def phase_of(stage: str, method: str) -> str:
     """Returns the phase that a call belongs to."""
-    if stage == METER.name:
-        return "profile"
     if stage in ("new policy", "fine_tuning") or method in _DEMONSTRATES:
         return "warm start"
     if stage.startswith("eval") or stage == "answers":
@@ -47,7 +44,6 @@ class ChaosSession(RaySession):
         self._chaos = chaos
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
-        """A fault of the set-up comes here."""
         fault = self._chaos.due("set-up", self.attempt) if phase_of(spec.name, "") in ("update", "rollout") else None
         if fault is not None and fault.kind != "exception":
             self._strike(fault, [context.worker for context in contexts], f"{spec.name}.setup")
@@ -57,7 +53,6 @@ class ChaosSession(RaySession):
         return super().add_stage(spec, contexts)
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
-        """All other faults come here."""
         phase = phase_of(calls[0][1].stage, calls[0][1].method) if calls else ""
         fault = self._chaos.due(phase, self.attempt)
         if fault is None:
@@ -73,7 +68,6 @@ class ChaosSession(RaySession):
         return super().submit(calls, collective)
 
     def _strike(self, fault: Fault, workers: Sequence[int], call: str) -> None:
-        """Sends the signal to one of these workers after the fault's delay."""
         known = [(worker, pid) for worker, pid in self.processes().items() if worker in workers]
         if not known:
             return

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import WorkerError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import Effort
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import Iteration, Measurements, Probe, probes, profile_of, sample, switching
 from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.runtime.session import Session
-from rlinf_embodied.tools.emulation import Emulator, emulated_workflow, iterate
+from rlinf_embodied.tools.emulation import iterations, time_scale
 from rlinf_embodied.workflow.graph import Workflow
 
 
@@ -29,11 +28,9 @@ class EmulatedLaunch:
         self._effort = Effort(pricer.workflow, self._planned, budget_s)
         self._measured = Measurements(pricer.workflow, weights=dict(pricer.profile.weights))
         self._measured.edge_bytes_per_item = dict(pricer.profile.edge_bytes_per_item)
-        self._iteration = 0
         self.probe_s: dict[str, float] = {}  # emulated seconds that each probe took
 
     def run(self) -> Profile:
-        """Returns the profile."""
         truth, measured = self._pricer.profile, self._measured
         for probe in self._planned:
             for tried in (probe, switching(probe)):  # where a device does not hold all of its stages, or even one
@@ -62,7 +59,7 @@ class EmulatedLaunch:
             self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _iterate
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
-            shown.resident[cell], shown.working[cell] = (float(at(*cell)) for at in (known.resident, known.working))
+            shown.resident[cell], shown.working[cell] = (at(*cell) for at in (known.resident, known.working))
         steps = [loop.chunk_steps for one in run[-1:] for loop in one.run.loops.values()]
         self._measured.chunk_steps = max(steps, default=1)
         self.probe_s[probe.name] = sum(one.seconds for one in run)
@@ -74,13 +71,9 @@ class EmulatedLaunch:
             for stage in run.downstream(*loop.sides):
                 share = loop.chunk_steps / whole.loops[name].chunk_steps
                 stages[stage] = replace(stages[stage], seconds=stages[stage].seconds * share)
-        cluster = self._pricer.cluster
-        pricer = Pricer(run, replace(self._pricer.profile, stages=stages), cluster)
-        scale = Emulator(pricer, self._session).time_scale(probe.plan)
-        self._session.clear()
-        self._iteration += 1
-        executor = Executor(emulated_workflow(pricer, probe.name), probe.plan, self._session, cluster)
-        done = iterate(executor, self._iteration, scale)
+        pricer = Pricer(run, replace(self._pricer.profile, stages=stages), self._pricer.cluster)
+        scale = time_scale(pricer, probe.plan)
+        (done,) = iterations(pricer, self._session, probe.plan, [scale])
         at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
         spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
         return Iteration(run, spans, done.end_s)

@@ -96,7 +96,6 @@ class EmulatedDevice:
         )
 
     def work(self, begin_s: float, seconds: float) -> float:
-        """Is busy for `seconds` from `begin_s` on, or from when it is free, and returns the end."""
         self.free_s = max(begin_s, self.free_s) + seconds
         deadline = self.start.wall_s + (self.free_s - self.start.begin_s) * self.start.scale
         time.sleep(max(0.0, deadline - time.time()))
@@ -110,7 +109,6 @@ class EmulatedStage:
         self._config, self._profile = config, config.profile
 
     def setup(self, context: StageContext) -> None:
-        """Takes its place in the memory of its worker's device."""
         memory = self._config.cluster.place_of(context.worker).group.memory_bytes
         key = f"emulated device of {self._config.run}"
         device = context.share(key, lambda: EmulatedDevice(context.worker, memory))
@@ -121,7 +119,7 @@ class EmulatedStage:
         self._load()
 
     def _load(self) -> None:
-        self._device.held[self._profile.name] = float(self._profile.resident(self._owned, self._num_devices))
+        self._device.held[self._profile.name] = self._profile.resident(self._owned, self._num_devices)
 
     def _at(self, step_context: StepContext) -> EmulatedDevice:
         """Returns the device, its clock set forward where a new iteration begins."""
@@ -131,7 +129,6 @@ class EmulatedStage:
         return device
 
     def onload(self, step_context: StepContext) -> None:
-        """Comes back into the device's memory."""
         self._at(step_context).work(0.0, self._profile.onload_s)
         self._load()
 
@@ -147,7 +144,7 @@ class EmulatedStage:
         if self._profile.finish_quantiles and step_context.num_chunks > 1:
             share, owned = self._profile.finish_share, len(self._blocks)  # all of them are begun at once
             before = sum(block < min(inputs, default=0) for block in self._blocks) / owned
-            done = float(share(before + len(inputs) / owned)) - (float(share(before)) if before else 0.0)
+            done = share(before + len(inputs) / owned) - (share(before) if before else 0.0)
             seconds = self._seconds(owned) * done
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
@@ -156,11 +153,9 @@ class EmulatedStage:
 
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
-        """Shows what there is at the start of a loop."""
         return dict(self._done(blocks, self._at(step_context).free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
 
     def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
-        """Takes one turn for a shard."""
         self._at(step_context)
         seconds = self._seconds(len(messages))
         return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
@@ -174,12 +169,10 @@ class EmulatedStage:
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: StepContext) -> Parcel:
-        """Gathers the weights."""
         end_s = self._at(step_context).work(0.0, self._config.exports.export_s)
         return Parcel(self._profile.name, self._device.number, end_s)
 
     def install_weights(self, step_context: StepContext, parcel: Parcel) -> Finish:
-        """Receives the weights and puts them in place."""
         device, installs = self._at(step_context), self._config.installs
         end_s = device.work(self._arrival_s([parcel], installs.bytes), installs.install_s)
         return Finish(end_s, device.peak_bytes, device.start)
@@ -188,14 +181,14 @@ class EmulatedStage:
     def _done(self, blocks: Iterable[int], begin_s: float, seconds: float) -> Output:
         name, device, chosen = self._profile.name, self._device, list(blocks)
         items = len(chosen) * self._config.items_per_block
-        device.require(name, float(self._profile.working(items, self._num_devices)) if seconds else 0.0)
+        device.require(name, self._profile.working(items, self._num_devices) if seconds else 0.0)
         end_s = device.work(begin_s, seconds)
         parcels = {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
         return Output(parcels, Finish(end_s, device.peak_bytes, device.start))
 
     def _seconds(self, num_blocks: int) -> float:
         one = self._profile.call_s(num_blocks * self._config.items_per_block, self._num_devices)
-        return float(one) * self._config.slowdown[self._device.number]
+        return one * self._config.slowdown[self._device.number]
 
     def _arrival_s(self, parcels: Iterable[Parcel], num_bytes: float | None = None) -> float:
         """Returns when everything is here: each device sends, and this one receives, one parcel after the other.

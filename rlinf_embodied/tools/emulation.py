@@ -6,6 +6,7 @@ planner: which calls overlap, wait and follow each other comes from running them
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 import uuid
@@ -27,6 +28,7 @@ from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 _TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
 LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
+_NUMBERS = itertools.count(1)  # of iterations, by which workers distinguish them
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
 
 
@@ -42,15 +44,6 @@ class Emulated:
     wall_s: float  # of all iterations
     scale: float
 
-    @property
-    def median_s(self) -> float:
-        return statistics.median(self.measured_s)
-
-    @property
-    def late_s(self) -> float:
-        """By how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement."""
-        return max(measured - due for measured, due in zip(self.measured_s, self.due_s, strict=True))
-
 
 @dataclass(frozen=True, slots=True)
 class Iterated:
@@ -62,69 +55,55 @@ class Iterated:
     peak_bytes: float
 
 
-def iterate(executor: Executor, number: int, scale: float, clock_s: float = 0.0) -> Iterated:
-    """Runs an iteration of an emulated workflow.
+def time_scale(pricer: Pricer, plan: Plan) -> float:
+    """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
+    found = simulate(plan, pricer)
+    return max(LEAST_S, found.calls * S_PER_CALL) / found.iteration_s
+
+
+def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[float]) -> list[Iterated]:
+    """Runs iterations of a plan, one for each scale in wall seconds per emulated second.
+
+    Raises:
+        WorkerError: the plan needs more memory than a device has.
+    """
+    session.clear()  # or stages of the plan before would be switched out for those of this one
+    executor = Executor(emulated_workflow(pricer, plan.name), plan, session, pricer.cluster)
+    done, clock_s = list[Iterated](), 0.0
+    for scale in scales:
+        begin = Start(next(_NUMBERS), time.time(), scale, clock_s)
+        now = Follow(lambda context, _, begin=begin: replace(context, iteration=context.iteration + 1, message=begin))
+        result = executor.run(StepContext(begin.iteration, message=begin), now)
+        reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
+        finishes = of_type(reports, Finish)
+        clock_s = max(clock_s, *(finish.end_s for finish in finishes))
+        peak_bytes = max(finish.peak_bytes for finish in finishes)
+        done.append(Iterated(begin, clock_s, tuple(result.spans), peak_bytes))
+    return done
+
+
+def emulate(pricer: Pricer, session: Session, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
+    """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
 
     Args:
-        executor: of the workflow.
-        number: of the iteration; workers distinguish iterations by it.
-        scale: wall seconds per emulated second.
-        clock_s: emulated seconds at which it begins.
+        pricer: of a described cluster.
+        session: whose workers are used, and left with the plan's stages.
+        plan: made for the cluster.
+        num_iterations: at least 1.
+        scale: wall seconds per emulated second; None: as fast as this machine can keep up with.
     """
-    begin = Start(number, time.time(), scale, clock_s)
-    now = Follow(lambda context, _: replace(context, iteration=context.iteration + 1, message=begin))
-    result = executor.run(StepContext(number, message=begin), now)
-    reports = [report for rounds in result.reports.values() for reports in rounds for report in reports]
-    finishes = of_type(reports, Finish)
-    end_s = max(clock_s, *(finish.end_s for finish in finishes))
-    return Iterated(begin, end_s, tuple(result.spans), max(finish.peak_bytes for finish in finishes))
-
-
-class Emulator:
-    """Emulates plans of one workflow, profile and cluster one after the other, in the same workers."""
-
-    def __init__(self, pricer: Pricer, session: Session) -> None:
-        assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
-        self._pricer, self._session = pricer, session
-        self._iteration = 0  # over all plans
-
-    def time_scale(self, plan: Plan) -> float:
-        """Returns wall seconds per emulated second at which one machine keeps up with a plan's calls."""
-        found = simulate(plan, self._pricer)
-        return max(LEAST_S, found.calls * S_PER_CALL) / found.iteration_s
-
-    def run(self, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
-        """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
-
-        Args:
-            plan: made for the cluster.
-            num_iterations: at least 1.
-            scale: wall seconds per emulated second; None: as fast as this machine can keep up with.
-
-        Raises:
-            WorkerError: the plan needs more memory than a device has.
-        """
-        scale = scale or self.time_scale(plan)
-        self._session.clear()  # or stages of the plan before would be switched out for those of this one
-        executor = Executor(emulated_workflow(self._pricer, plan.name), plan, self._session, self._pricer.cluster)
-        clock_s, start = 0.0, time.time()
-        done: list[Iterated] = []
-        for number in range(1 + plan.staleness + num_iterations):
-            self._iteration += 1
-            counts = number > plan.staleness
-            start = start if counts else time.time()
-            done.append(iterate(executor, self._iteration, scale if counts else scale * _WARM_UP, clock_s))
-            clock_s = done[-1].end_s
-        counted = done[1 + plan.staleness :]
-        return Emulated(
-            plan=plan,
-            predicted_s=simulate(plan, self._pricer).iteration_s,
-            measured_s=tuple((max(span.end_s for span in one.spans) - one.begin.wall_s) / scale for one in counted),
-            due_s=tuple(one.end_s - one.begin.begin_s for one in counted),
-            peak_bytes=max(one.peak_bytes for one in counted),
-            wall_s=time.time() - start,
-            scale=scale,
-        )
+    assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
+    scale, before = scale or time_scale(pricer, plan), 1 + plan.staleness
+    counted = iterations(pricer, session, plan, [scale * _WARM_UP] * before + [scale] * num_iterations)[before:]
+    return Emulated(
+        plan=plan,
+        predicted_s=simulate(plan, pricer).iteration_s,
+        measured_s=tuple((max(span.end_s for span in one.spans) - one.begin.wall_s) / scale for one in counted),
+        due_s=tuple(one.end_s - one.begin.begin_s for one in counted),
+        peak_bytes=max(one.peak_bytes for one in counted),
+        wall_s=time.time() - counted[0].begin.wall_s,
+        scale=scale,
+    )
 
 
 def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
@@ -170,7 +149,6 @@ class Rounds:
         self._expected = expected
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether the rounds so far are enough."""
         start = of_type(rounds[0], Finish)[0].start
         wanted = int((start.iteration + 1) * self._expected) - int(start.iteration * self._expected)
         return RepeatDecision(len(rounds) >= wanted, message=start)
@@ -178,14 +156,16 @@ class Rounds:
 
 def row(result: Emulated) -> dict[str, str]:
     """Returns a plan's line of the table that is printed."""
-    low, high = min(result.measured_s), max(result.measured_s)
+    low, high, median_s = min(result.measured_s), max(result.measured_s), statistics.median(result.measured_s)
+    # by how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement
+    late_s = max(measured - due for measured, due in zip(result.measured_s, result.due_s, strict=True))
     return {
         "plan": result.plan.name,
         "devices": to_text(result.plan),
         "predicted s": f"{result.predicted_s:.2f}",
-        "EMULATED s": f"{result.median_s:.2f} ({low:.2f}-{high:.2f})",
-        "error": f"{result.predicted_s / result.median_s - 1.0:+.1%}",
+        "EMULATED s": f"{median_s:.2f} ({low:.2f}-{high:.2f})",
+        "error": f"{result.predicted_s / median_s - 1.0:+.1%}",
         "memory": f"{result.peak_bytes / 1e9:.1f} GB",
-        "late": f"{result.late_s / result.median_s:.1%}",
+        "late": f"{late_s / median_s:.1%}",
         "scale": f"{result.scale:.3g}",
     }

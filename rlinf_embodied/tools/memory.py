@@ -39,7 +39,6 @@ class ModelSize:
 
     @classmethod
     def of(cls, module: nn.Module) -> ModelSize:
-        """Returns the size of a module on any device, "meta" among them."""
         parameters = list(module.parameters())
         trained = [p for p in parameters if p.requires_grad]
         weights, learned = (sum(p.numel() * p.element_size() for p in some) for some in (parameters, trained))

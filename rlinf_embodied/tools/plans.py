@@ -15,7 +15,7 @@ from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
@@ -131,15 +131,14 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
     """Returns the plans that a text names, the best first.
 
     Args:
-        text: auto (the best one), all (the best ones, those of every kind among them), a kind (collocated,
-            disaggregated or hybrid), a preset under configs/plan, or a path to a plan file.
+        text: auto (the best one), all (the best ones, those of every kind among them), a kind (the best one of it), a
+            preset under configs/plan, or a path to a plan file.
         pricer: what is planned.
         num_ranked: how many `all` means at least.
-        max_staleness: the largest staleness of `auto` and `all`.
+        max_staleness: the largest staleness of those that are searched.
 
     Raises:
-        ConfigError: there is no such plan.
-        PlanError: no plan of that kind is possible, or the file's plan does not suit the workflow or the cluster.
+        ConfigError, PlanError: there is no such plan, or it does not suit the workflow or the cluster.
     """
     if text in ("all", "auto", *Kind):
         ranking = rank(pricer, num_ranked, max_staleness=max_staleness)
@@ -153,7 +152,7 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
     variants = data.get("variants") or [stored_variant(data)]
     if not isinstance(variants, list):
         raise ConfigError(f"{path}.variants is {variants!r}, but it is a list: see configs/plan/collocated.yaml")
-    return [resolve_on(pricer.cluster, str(data.get("name") or path.stem), variants, pricer.workflow)]
+    return [resolve(str(data.get("name") or path.stem), variants, pricer.cluster, pricer.workflow)]
 
 
 def show_plans(ranking: Ranking, pricer: Pricer) -> None:

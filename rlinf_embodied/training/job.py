@@ -146,10 +146,6 @@ class Job(Protocol):
         """Runs one iteration, adds to `progress` what it counted, and returns what came back and its metrics."""
         ...
 
-    def samples(self, result: IterationResult) -> list[dict[str, str | float]]:
-        """Returns what the policy wrote in an iteration for people to read, a row each; mostly nothing."""
-        ...
-
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes a checkpoint of all stages below a folder of them."""
         ...

@@ -29,7 +29,7 @@ from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check_staleness
 from rlinf_embodied.planning.drift import DriftWatch, replan
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank, rows
-from rlinf_embodied.planning.notation import resolve_on, to_dict
+from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
@@ -139,7 +139,7 @@ class Planning:
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
         asked = self._config.plan
-        plan = resolve_on(cluster, asked.name, asked.variants, self._workflow)
+        plan = resolve(asked.name, asked.variants, cluster, self._workflow)
         if plan.staleness or not asked.max_staleness:
             return plan
         check_staleness(plan.name, asked.max_staleness, self._workflow)

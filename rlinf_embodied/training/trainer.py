@@ -247,7 +247,6 @@ class Trainer:
         if running.checking and (number % job.check_every == 0 or number >= last):
             self._check(metrics)
         self._writer.write(progress.global_step, number, metrics)
-        self._writer.write_samples(number, job.samples(result))
         self._view.update(number, metrics)
         if (config.checkpoint.every and number % config.checkpoint.every == 0) or not self._goes_on():
             self._save()

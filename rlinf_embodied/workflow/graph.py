@@ -71,11 +71,9 @@ class Loop:
 
     @property
     def sides(self) -> tuple[str, str]:
-        """Both of its stages, the opener first."""
         return self.opener, self.answerer
 
     def hops(self) -> tuple[tuple[str, str], tuple[str, str]]:
-        """Who sends messages to whom."""
         return (self.opener, self.answerer), (self.answerer, self.opener)
 
 
@@ -167,13 +165,11 @@ class Workflow:
             )
 
     def repeated(self) -> set[str]:
-        """Returns the stages that are repeated until there is enough data."""
         if self.repeat is None:
             return set()
         return set(self.stages) if self.repeat.before is None else self.upstream(self.repeat.before)
 
     def loop_of(self, stage: str) -> Loop | None:
-        """Returns the loop that a stage is a side of."""
         return next((loop for loop in self.loops.values() if stage in loop.sides), None)
 
     def of_cores(self) -> tuple[str, ...]:
@@ -181,7 +177,6 @@ class Workflow:
         return tuple(name for name, spec in self.stages.items() if spec.kinds == CORES)
 
     def sources(self, stage: str) -> tuple[str, ...]:
-        """Returns the stages whose data `stage` consumes, in the order of the edges."""
         return tuple(edge.source for edge in self.edges if edge.target == stage)
 
     def downstream(self, *stages: str) -> set[str]:
@@ -216,7 +211,6 @@ class Workflow:
         return dict.fromkeys(self.repeated(), len(reports[self.repeat.decided_by])) if self.repeat else {}
 
     def expected_rounds(self) -> dict[str, float]:
-        """Returns how often each repeated stage is expected to run."""
         return dict.fromkeys(self.repeated(), self.repeat.expected_rounds) if self.repeat else {}
 
     def with_rounds(self, expected: float, most: int | None = None) -> Workflow:

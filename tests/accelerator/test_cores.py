@@ -16,7 +16,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import resolve_on
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
@@ -33,7 +33,7 @@ def executor(plan: PlanConfig, devices: int, session: Session) -> Executor:
     config = tiny(*EXACT)
     workflow = training_workflow(config, str(clone(config)))
     places = cluster(devices)
-    return Executor(workflow, resolve_on(places, plan.name, plan.variants, workflow), session, places)
+    return Executor(workflow, resolve(plan.name, plan.variants, places, workflow), session, places)
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +105,13 @@ def test_what_is_placed_otherwise_is_refused() -> None:
     config = tiny(*EXACT)
     workflow, places = training_workflow(config, "nowhere"), cluster(1)
     with pytest.raises(PlanError, match=r"has env on the devices \[0\], but .* run on cores, which are \[1, 2\]"):
-        resolve_on(places, "own", trees([0], [0], [0]), workflow)
+        resolve("own", trees([0], [0], [0]), places, workflow)
     with pytest.raises(PlanError, match=r"has actor on the devices \[1\], .* and other stages do not"):
-        resolve_on(places, "own", trees([1], [0], [1]), workflow)
-    assert resolve_on(places, "own", trees([1, 2], [0], [0]), workflow).places()["env"].devices == (1, 2)
+        resolve("own", trees([1], [0], [1]), places, workflow)
+    assert resolve("own", trees([1, 2], [0], [0]), places, workflow).places()["env"].devices == (1, 2)
     own = [{"cores": True, **trees("cores", "all", "all")[0]}]
     with pytest.raises(PlanError, match="is for cores beside accelerators: set cluster"):
-        resolve_on(replace(places, groups=(), num_devices=1), "own", own, workflow)
+        resolve("own", own, replace(places, groups=(), num_devices=1), workflow)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from plan_cases import parse
 
 from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.notation import resolve, resolve_on, to_dict, to_text
+from rlinf_embodied.planning.notation import resolve, to_dict, to_text
 from rlinf_embodied.planning.plan import Item, Kind, Place, collocated, owners
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
@@ -56,7 +56,7 @@ def test_presets_are_resolved_for_a_cluster() -> None:
     mixed = Cluster("mixed", "gpu", 4, 2, 0, groups=tuple(groups))
     variants = [{"items": ["env+policy on all", "actor on all"]}]
     variants += [{"cores": True, "items": ["env on cores | policy on all in 2 shards", "actor on all"]}]
-    plan = resolve_on(mixed, "p", variants, work)
+    plan = resolve("p", variants, mixed, work)
     assert to_text(plan) == "env on 2-3 | policy on 0-1 in 2 shards > actor on 0-1"
     assert plan.kind(work) is Kind.collocated
     sizes = [{"min_devices": n, "items": [f"env+policy on 0-{n - 1}", "actor on 0"]} for n in (1, 2)]

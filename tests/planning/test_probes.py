@@ -258,7 +258,7 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     measured.chunk_steps = 20
     profile = parse_profile(made(measured).to_dict())
     env, actor = profile.stages["env"], profile.stages["actor"]
-    assert float(env.call_s(2, 1)) == pytest.approx(0.5)  # the median
+    assert env.call_s(2, 1) == pytest.approx(0.5)  # the median
     assert (env.offloaded_bytes, env.stays) == (100.0, True)  # it has no offload
     assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
     assert profile.workload is not None
@@ -270,24 +270,24 @@ def test_memory_of_more_blocks_than_were_measured_follows_the_slope() -> None:
     measured = measurements(resident={(2, 1): 10.0, (4, 1): 14.0}, working={(2, 1): 1.0, (4, 1): 2.0})
     measured.chunk_steps = 20
     actor = made(measured).stages["actor"]
-    assert (float(actor.resident(64, 1)), float(actor.working(64, 1))) == (134.0, 32.0)
+    assert (actor.resident(64, 1), actor.working(64, 1)) == (134.0, 32.0)
 
 
 def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
     measured = measurements(working={(2, 1): 1.0})
     measured.chunk_steps, measured.edge_bytes_per_item = 5, {("env", "actor"): 8.0, ("env", "policy"): 100.0}
     stages = made(measured).stages
-    assert float(stages["actor"].working(4, 1)) == 1.0 + 4 * 8.0 * 0.75
-    assert float(stages["policy"].working(4, 1)) == 0.0  # what it is shown does not wait
+    assert stages["actor"].working(4, 1) == 1.0 + 4 * 8.0 * 0.75
+    assert stages["policy"].working(4, 1) == 0.0  # what it is shown does not wait
 
 
 def test_what_an_actor_shares_with_the_policy_of_its_worker_is_told_apart() -> None:
     both = made(measurements(resident={(4, 1): 90.0}, sharing={(4, 1): 30.0})).stages["actor"]
-    assert (float(both.resident(4, 1)), both.shared_bytes) == (90.0, 60.0)
+    assert (both.resident(4, 1), both.shared_bytes) == (90.0, 60.0)
     measured = measurements(sharing={(4, 1): 30.0})  # never alone in a worker: it would hold the weights as well
     measured.weights["actor", "policy"] = WeightProfile(50.0)
     alone = made(measured).stages["actor"]
-    assert (float(alone.resident(4, 1)), alone.shared_bytes) == (80.0, 50.0)
+    assert (alone.resident(4, 1), alone.shared_bytes) == (80.0, 50.0)
     assert made(measurements(resident={(4, 1): 90.0})).stages["actor"].shared_bytes == 0.0
 
 

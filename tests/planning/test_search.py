@@ -41,14 +41,14 @@ def test_no_plan_of_a_small_case_is_clearly_faster(seed: int) -> None:
 
 
 def test_the_same_number_of_moves_finds_the_same_plans(few_moves) -> None:
-    found = [Search(planning.random_case(3)) for _ in range(2)]
+    found = [Search(random_case(3, 5, 6)) for _ in range(2)]
     for search in found:
         search.run()
     assert found[0].best == found[1].best
 
 
 def test_the_time_limit_ends_the_search_with_a_plan_and_is_reported() -> None:
-    pricer = planning.random_case(3)
+    pricer = random_case(3, 5, 6)
     ranking = rank(pricer, search_s=1e-6)
     assert "plan.search_s" in ranking.remarks[-1]
     check(ranking.best.plan, pricer.workflow)

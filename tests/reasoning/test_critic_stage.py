@@ -10,7 +10,7 @@ from math_runs import PPO, tiny_math, warm
 
 from policies.value_lm import ValueLM
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards, TokenAdvantages
+from rlinf_embodied.reasoning.batch import Completions, Group, Prompt, Rewards
 from rlinf_embodied.reasoning.critic_stage import CriticStage
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -63,9 +63,9 @@ def advantages_of(output) -> list[list[float]]:
     found = []
     for number, episodes in ((0, (0, 1)), (1, (2,))):
         table = output.blocks[number]
-        assert isinstance(table, TokenAdvantages)
-        found += [row[: len(EPISODES[i][0])].tolist() for row, i in zip(table.advantages, episodes, strict=True)]
-        for row, i in zip(table.advantages, episodes, strict=True):
+        assert isinstance(table, torch.Tensor)
+        found += [row[: len(EPISODES[i][0])].tolist() for row, i in zip(table, episodes, strict=True)]
+        for row, i in zip(table, episodes, strict=True):
             assert not row[len(EPISODES[i][0]) :].any()
     return found
 

@@ -47,7 +47,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------------------- problems
-@pytest.mark.parametrize(("devices", "overrides"), [(2, []), (1, ["eval.problems_per_block=20"]), (3, [])])
+@pytest.mark.parametrize(("devices", "overrides"), [(1, ["eval.problems_per_block=20"]), (3, [])])
 def test_neither_devices_nor_blocks_change_an_answer(plain, devices: int, overrides: list[str]) -> None:
     found = evaluated(settings(*overrides), devices)
     assert found.summary() == plain.summary()
@@ -67,7 +67,7 @@ def test_accuracy_is_that_of_the_answers_that_are_shown(plain) -> None:
 def test_samples_are_drawn_before_and_after_only() -> None:
     config = settings("eval.num_problems=8", "eval.num_samples=2")
     assert evaluated(config, step=3).sampled == {}
-    assert set(evaluated(config, step=7).sampled) >= {"num_samples", "pass@1", "pass@2_interval"}
+    assert set(evaluated(config, step=7).sampled) >= {"num_samples", "pass@1", "pass@2"}
 
 
 # --------------------------------------------------------------------------------------------------------------- pass@k
@@ -78,8 +78,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer() -> None:
         subsets = [list(itertools.combinations(row, k)) for row in correct]
         expected = sum(sum(map(any, parts)) / len(parts) for parts in subsets) / len(correct)
         assert found[f"pass@{k}"] == pytest.approx(expected)
-        low, high = found[f"pass@{k}_interval"]
-        assert 0 <= low <= found[f"pass@{k}"] <= high <= 1
     assert found["num_samples"] == 4
 
 

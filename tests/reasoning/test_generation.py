@@ -60,7 +60,7 @@ def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, max_num_seqs=100, **op
 
 @pytest.mark.parametrize("architecture", ["windowed", "bloom"])
 def test_a_model_without_keys_and_values_of_every_token_is_refused(architecture):
-    with pytest.raises(ConfigError, match=r"generation\.engine is 'transformers', but layers of .*: use .*engine=vllm"):
+    with pytest.raises(ConfigError, match=r"policy\.folder has a .*, but its layers do not keep one key"):
         run(language_model(architecture))
 
 

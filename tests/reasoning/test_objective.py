@@ -14,7 +14,7 @@ from torch import Tensor
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, ReasoningName, TinyLMConfig
+from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning.gradients import block_sums
@@ -25,7 +25,6 @@ from rlinf_embodied.reasoning.batch import (
     Prompt,
     Rewards,
     Sequences,
-    TokenAdvantages,
     all_log_probs,
     dynamic_batches,
 )
@@ -170,24 +169,6 @@ def test_of_many_rows_without_a_gradient_a_few_are_read_for_all_of_them(policy, 
     assert trained_on["ratios"] == trained_on["weight"]  # every row has a gradient, but for one
 
 
-def test_several_steps_of_rloo_correct_whole_completions(policy):
-    algorithm = ReasoningAlgorithmConfig(
-        name=ReasoningName.rloo, loss_level=LossLevel.sum, clip_low=math.inf, clip_high=math.inf, tis_cap=None
-    )
-    rows = replace(rows_of(policy), reference=None)
-    found, _ = found_sums(policy, rows, algorithm)
-    assert rows.old_log_probs is not None
-    losses = []
-    for i, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
-        tokens = torch.tensor([[*rows.sequences.prompts[i], *rows.sequences.completions[i]]])
-        every = (policy.model(input_ids=tokens).logits[0, prompt - 1 : -1, 1:].double() / TEMPERATURE).log_softmax(-1)
-        log_prob = every.gather(1, tokens[0, prompt:, None] - 1).sum()
-        ratio = (log_prob - rows.old_log_probs[i, :completion].double().sum()).exp()
-        losses.append(-ratio * float(rows.advantages[i, 0]))
-    expected = gradient(torch.stack(losses).mean(), policy)
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-4)
-
-
 # ---------------------------------------------------------------------------------------------------------------- rows
 def group_of(prompt: int, lengths: list[int], ended: list[bool]) -> Group:
     longest = max(lengths)
@@ -248,9 +229,7 @@ def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
 
 def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():
     tables = [torch.arange(20.0).reshape(4, 5) + 100 * k for k in range(3)]
-    done = Round(
-        FIRST.generation, FIRST.reward, LogProbs(tables[0], 0), LogProbs(tables[1], 0), TokenAdvantages(tables[2])
-    )
+    done = Round(FIRST.generation, FIRST.reward, LogProbs(tables[0], 0), LogProbs(tables[1], 0), tables[2])
     rows = training_rows([done], ReasoningAlgorithmConfig(group_size=2), [(0, 1)])  # widths 5, the rows need 3
     for found, table in zip((rows.old_log_probs, rows.reference, rows.advantages), tables, strict=True):
         assert found is not None

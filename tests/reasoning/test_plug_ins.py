@@ -131,7 +131,7 @@ def test_a_reward_that_cannot_be_used_is_named_before_anything_starts(plug_ins, 
 
 @pytest.mark.parametrize("returned", [None, "right", float("nan")])
 def test_a_reward_is_a_finite_number(returned):
-    said = r"reward\._target_ is .* for a completion of '7\+8-9=', which earns a finite number: return one"
+    said = r"reward\._target_ is .* for '#6' as a completion of '7\+8-9=', which earns a finite number: return one"
     verifier = Verifier(PROMPT_TEMPLATES["compact"], function=lambda completion, problem: returned)
     with pytest.raises(ConfigError, match=said):
         verifier.verify(["#6"], [SIX])

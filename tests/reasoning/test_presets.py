@@ -22,7 +22,6 @@ from rlinf_embodied.reasoning.batch import (
     Prompt,
     Rewards,
     Sequences,
-    TokenAdvantages,
     all_log_probs,
 )
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, training_rows
@@ -65,7 +64,7 @@ class Batch:
             Rewards(torch.tensor(REWARDS), torch.tensor(RAW)),
             old_log_probs=LogProbs(self.old, 0) if several_steps else None,
             reference=LogProbs(self.reference, 0) if with_reference else None,
-            critic=TokenAdvantages(self.critic) if with_critic else None,
+            critic=self.critic if with_critic else None,
         )
 
     def _group(self, k: int, old: Tensor) -> Group:

@@ -12,7 +12,6 @@ from math_runs import tiny_math, train_math, untimed_rows
 from model_folders import EOS, gsm8k_rows, model_folder, write_rows
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from policies import causal_lm
 from policies.causal_lm import CausalLM
 from policies.text_codec import TextCodec, char_tokenizer
 from rlinf_embodied.config import DataConfig, MathConfig
@@ -114,26 +113,8 @@ def refused(kind: type[RlinfError], *parts: str, config: MathConfig) -> None:
 
 def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> None:
     short = model_folder(tmp_path / "short", "qwen2", context=90)
-    parts = ["the context of the model holds 90 tokens", "shortest of 20 prompts", "generation.max_new_tokens=16"]
+    parts = ["the context of the model holds 90 tokens", "shortest of 100 prompts", "generation.max_new_tokens=16"]
     refused(ConfigError, *parts, config=config_of(short, files, tmp_path / "run"))
-
-
-def test_problems_with_too_long_prompts_are_counted_and_left_out(files, tmp_path, capsys, monkeypatch) -> None:
-    """Another problem takes the place of one for training; held-out ones become fewer."""
-    loaded, read_model = [], causal_lm.read_model
-    monkeypatch.setattr(causal_lm, "read_model", lambda *asked: loaded.append(asked) or read_model(*asked))
-    train, test = gsm8k_rows(0, 20), gsm8k_rows(20, NUM_TEST)
-    for row in (*train[:10], test[1]):
-        row["question"] += " Think." * 60
-    files = {"train": write_rows(tmp_path / "train", train), "test": write_rows(tmp_path / "test", test)}
-    model = model_folder(tmp_path / "model", "qwen2", context=256)
-    trainer = Trainer(ReasoningJob(config_of(model, files, tmp_path / "run")))
-    assert loaded == []  # the tokenizer is enough
-    trainer.run()
-    out = capsys.readouterr().out
-    assert "prompts  10 of 20 (train) have more than 240 tokens: left out (the context of the model holds 256" in out
-    assert f"prompts  1 of {NUM_TEST} (test) have more than 240 tokens" in out
-    assert json.loads((tmp_path / "run/summary.json").read_text())["num_eval_problems"] == NUM_TEST - 1
 
 
 def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(files) -> None:

@@ -81,14 +81,3 @@ def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
 def test_a_run_that_writes_nothing_leaves_no_files(tmp_path):
     MetricsWriter(tmp_path, [TensorBoard(tmp_path)]).close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_samples_are_those_of_an_uninterrupted_run(tmp_path):
-    for first in (1, 2):  # resumed before the second iteration
-        writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
-        for iteration in range(first, 4):
-            writer.write(iteration, iteration, {})
-            writer.write_samples(iteration, [{"completion": f"größe\u2028{first}"}])
-        writer.close()
-    rows = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text("utf-8").split("\n") if line]
-    assert [(row["iteration"], row["completion"][-1]) for row in rows] == [(1, "1"), (2, "2"), (3, "2")]

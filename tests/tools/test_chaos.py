@@ -27,11 +27,11 @@ ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 
 
 def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase() -> None:
-    faults = schedule(21, 7)
-    assert faults == schedule(21, 7) != schedule(21, 8)
+    faults = schedule(20, 7)
+    assert faults == schedule(20, 7) != schedule(20, 8)
     again = [(phase, kind) for phase in AGAIN for kind in KINDS]
-    assert Counter((f.phase, f.kind) for f in faults[3:]) == Counter(again)
-    assert tuple(f.phase for f in faults[:3]) == FIRST
+    assert Counter((f.phase, f.kind) for f in faults[2:]) == Counter(again)
+    assert tuple(f.phase for f in faults[:2]) == FIRST
     assert len(schedule(50, 7)) == 50
 
 
@@ -42,7 +42,6 @@ def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase(
         ("actor", "collect", "warm start"),
         ("eval_env", "loop", "evaluation"),
         ("answers", "run", "evaluation"),
-        ("profiler.meter", "read", "profile"),
         ("env", "step", "rollout"),
         ("generation", "run", "rollout"),
         ("critic", "run", "update"),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rlinf_embodied.errors import RunFileError
-from rlinf_embodied.telemetry.metrics import MetricsWriter
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.trace import write_trace
 
@@ -16,13 +15,11 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="only Linux has a devi
 SAID = r"{} cannot be written \(No space left on device\): free space .* give the same command again"
 
 
-@pytest.mark.parametrize("name", ["samples.jsonl", "recoveries.jsonl", "trace.json"])
+@pytest.mark.parametrize("name", ["recoveries.jsonl", "trace.json"])
 def test_the_file_is_named_and_what_to_do(tmp_path: Path, name: str) -> None:
-    writer = MetricsWriter(tmp_path)
     (tmp_path / name).unlink(missing_ok=True)
     (tmp_path / name).symlink_to(FULL)
     write = {
-        "samples.jsonl": lambda: writer.write_samples(1, [{"a": 1.0}]),
         "recoveries.jsonl": lambda: RunFolder(tmp_path).append_json(name, {"a": 1}),
         "trace.json": lambda: write_trace(tmp_path / name, []),
     }[name]

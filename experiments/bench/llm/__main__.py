@@ -3,13 +3,15 @@
 python -m experiments.bench.llm [arms=trl_1,bare_1,ours_1] [steps=40] [skip=5] [rounds=3] [start_steps=1600]
                                 [tests=1000] [out=docs/results/llm] [folder=runs/bench_llm] [work as in work.py]
 
-The arms of arms.py alternate, starting from the same model and using the same prompts; the number of the round is the
-seed of sampling.  Tokens are those of completions, and a second is one of the whole step.  Writes <out>.json and
-<out>.md.
+The arms alternate, each a new process bound to one core that writes steps.jsonl and model/.  They start from the same
+model and use the same prompts; the number of the round is the seed of sampling.  Tokens are those of completions, and a
+second is one of the whole step.  Writes <out>.json and <out>.md.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,9 @@ from itertools import count
 from pathlib import Path
 
 from experiments.bench.harness import (
+    ONE_THREAD,
     Benchmark,
+    Child,
     Goal,
     Report,
     Run,
@@ -30,11 +34,83 @@ from experiments.bench.harness import (
     command_text,
     ratios,
 )
-from experiments.bench.llm.arms import ARMS, Arm, Measured, measured, read_steps, run_arm
 from experiments.bench.llm.trl_peer import require_trl
 from experiments.bench.llm.work import Work, greedy_accuracy, make_start
+from rlinf_embodied.errors import ConfigError
 
-HEADER = ("arm", "tokens/s", "s per step", "tokens per step", "accuracy", "where the time goes")
+HEADER = ("arm", "tokens/s", "s per step", "tokens per step", "accuracy")
+
+
+# ----------------------------------------------------------------------------------------------------------------- arms
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was done in one step."""
+
+    at: float  # seconds on a clock of this machine, at the end of the step
+    tokens: int  # generated
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run of an arm, over its steady part."""
+
+    tokens_per_s: float
+    s_per_step: float
+    tokens_per_step: float
+    accuracy: float  # greedy, after the last step
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to do the work."""
+
+    what: str
+    module: str
+
+
+ARMS = {
+    "trl_1": Arm("TRL, one process, one thread", "trl_peer"),
+    "bare_1": Arm("the no-framework baseline, one process, one thread", "bare"),
+    "ours_1": Arm("ours, one device", "ours"),
+}
+
+
+def run_arm(arm: Arm, work: Work, steps: int, folder: Path) -> None:
+    """Runs an arm to its end in `folder`.
+
+    Raises:
+        ConfigError: it cannot be started.
+        WorkerError: it failed.
+    """
+    folder.mkdir(parents=True)
+    env = {**dict.fromkeys(ONE_THREAD, "1"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    bound = ["taskset", "-c", str(min(os.sched_getaffinity(0))), sys.executable, "-m"]
+    command = [f"experiments.bench.llm.{arm.module}", *work.arguments(), f"steps={steps}", f"out={folder}"]
+    Child(arm.what, [*bound, *command], folder / "log.txt", env).wait()
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """Returns the steps that an arm left."""
+    lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [Step(**line) for line in lines]
+
+
+def measured(steps: Sequence[Step], skipped: int, accuracy: float) -> Measured:
+    """Returns what a run came to after its first `skipped` steps.
+
+    Raises:
+        ConfigError: no steps are left.
+    """
+    timed = steps[skipped:]
+    if not timed or skipped < 1:
+        raise ConfigError(
+            f"skip is {skipped} of {len(steps)} steps, but the time of a step is counted from the end of the one "
+            "before: skip at least one, and fewer than steps"
+        )
+    seconds, tokens = timed[-1].at - steps[skipped - 1].at, sum(step.tokens for step in timed)
+    return Measured(tokens / seconds, seconds / len(timed), tokens / len(timed), accuracy)
+
+
 Runs = Mapping[str, Sequence[Measured]]
 
 
@@ -83,7 +159,6 @@ def row(name: str, runs: Sequence[Measured]) -> tuple[str, ...]:
         f"{spread('s_per_step').median:.3f}",
         f"{spread('tokens_per_step').median:,.0f}",
         f"{spread('accuracy'):.3f}",
-        ", ".join(f"{part} {share:.0%}" for part, share in runs[0].shares.items() if share >= 0.005),
     )
 
 

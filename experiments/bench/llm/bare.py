@@ -9,7 +9,6 @@ steps.jsonl and model/ to `out`.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,7 @@ def train(own: Settings) -> None:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=own.lr, weight_decay=0.0, fused=True)
     log, verifier = StepLog(Path(own.out)), Verifier(FORM)
     for index in range(own.steps):
-        tokens, parts = step(policy, optimizer, verifier, step_problems(own, index), own, index)
-        log.write(tokens, **parts)
+        log.write(step(policy, optimizer, verifier, step_problems(own, index), own, index))
     policy.save(Path(own.out) / "model")
 
 
@@ -55,45 +53,32 @@ def step(
     problems: Sequence[Problem],
     own: Settings,
     index: int,
-) -> tuple[int, dict[str, float]]:
-    """Returns (tokens generated, seconds by part) of one step on these problems."""
-    marks = [time.perf_counter()]
-    mark = lambda: marks.append(time.perf_counter())  # noqa: E731
+) -> int:
+    """Makes a step on these problems; returns the tokens that were generated."""
     groups = generated(policy, problems, own, own.slots, index)
-    mark()
     advantages = group_advantages(scored(policy, verifier, groups, problems).rewards).reshape(-1)
-    mark()
     backward(policy, groups, advantages, own)
-    mark()
     tokens = sum(int(group.lengths.sum()) for group in groups)
-    weight = tokens if own.loss == "token" else len(problems) * own.group
     for parameter in policy.parameters():
         assert parameter.grad is not None
-        parameter.grad /= weight
+        parameter.grad /= tokens
     torch.nn.utils.clip_grad_norm_(policy.parameters(), own.max_grad_norm)
     optimizer.step()
-    mark()
-    names = ("generation_s", "reward_s", "forward_backward_s", "optimizer_s")
-    return tokens, {name: after - before for name, before, after in zip(names, marks, marks[1:], strict=False)}
+    return tokens
 
 
 def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own: Settings) -> None:
     """Leaves the gradient of the summed loss in the parameters; completions without an advantage have none."""
+    longest = max(group.log_probs.shape[1] for group in groups)
+    recorded = torch.cat([pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in groups])
     kept = advantages.nonzero()[:, 0].tolist()
-    sequences, old, advantages = Sequences.of(groups).select(kept), old_log_probs(groups)[kept], advantages[kept]
+    sequences, old, advantages = Sequences.of(groups).select(kept), recorded[kept], advantages[kept]
     policy.module.zero_grad(set_to_none=False)
     for rows, batch in microbatches(sequences, own.tokens_per_microbatch, policy.spec.pad_id):
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
-        weights = torch.ones(len(mask)) if own.loss == "token" else 1.0 / mask.sum(1)
-        rows_old = old[rows, : mask.shape[1]]
-        policy_loss(found, rows_old, advantages[rows], mask, own.clip, own.clip, weights).loss.backward()
-
-
-def old_log_probs(groups: Sequence[Group]) -> Tensor:
-    """Returns the log-probs that were recorded in generation, float32 [K * G, R]."""
-    longest = max(group.log_probs.shape[1] for group in groups)
-    return torch.cat([pad(group.log_probs, (0, longest - group.log_probs.shape[1])) for group in groups])
+        clips, weights = (own.clip, own.clip), torch.ones(len(mask))
+        policy_loss(found, old[rows, : mask.shape[1]], advantages[rows], mask, *clips, weights).loss.backward()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
 """Our trainer on the work: what train_llm_math.py runs, with a step log.
 
-python -m experiments.bench.llm.ours out=<folder> [start=runs/bench_llm/start] [steps=20] [devices=1] [...]
+python -m experiments.bench.llm.ours out=<folder> [start=runs/bench_llm/start] [steps=20] [...]
 
 The settings are the defaults, except for those that make the objective equal to the other arms' (SAME) and those that
-are fastest on a CPU (FASTEST).  Writes steps.jsonl, model/ and the run folder to `out`.  One device is this process;
-two are worker processes under plan=auto.
+are fastest on a CPU (FASTEST).  Writes steps.jsonl, model/ and the run folder to `out`; runs in this process.
 """
 
 from __future__ import annotations
@@ -12,19 +11,16 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from experiments.bench.llm.work import StepLog, Work
+from experiments.bench.llm.work import ArmSettings, StepLog, Work
 from rlinf_embodied.compose import compose, compose_math
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.telemetry.trace import stage_seconds
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
@@ -35,27 +31,11 @@ SAME = (
 )
 FASTEST = ("algorithm.tokens_per_microbatch=1024",)
 QUICK = ("eval.num_problems=50", "eval.num_samples=0", "checkpoint.every=0")
-CLUSTERS = {1: ("cluster=serial", "plan=collocated"), 2: ("cluster=local", "cluster.num_devices=2", "plan=auto")}
-PARTS = {
-    "time/generation_s": "generation_s",
-    "time/reward_s": "reward_s",
-    "time/actor_s": "forward_backward_s",  # and the optimizer's step
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(Work):
-    """The arguments."""
-
-    steps: int = 20
-    devices: int = 1
-    out: str = ""
-
-
-def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
+def overrides(work: Work, steps: int, out: Path) -> list[str]:
     """Returns what makes our config that of the work."""
-    rows = work.prompts * work.group
-    together, block = (rows, rows) if devices == 1 else (min(128, rows), min(64, rows))  # one worker needs no portions
+    rows = work.prompts * work.group  # one worker needs no portions
     return [
         f"run.dir={out / 'run'}",
         f"run.num_iterations={steps}",
@@ -66,17 +46,16 @@ def overrides(work: Work, steps: int, devices: int, out: Path) -> list[str]:
         f"data.level={work.level}",
         f"generation.max_new_tokens={work.new_tokens}",
         f"generation.temperature={work.temperature}",
-        f"generation.rows_per_block={block}",
-        f"generation.rows_per_batch={together}",
-        f"generation.max_num_seqs={together}",
+        f"generation.rows_per_block={rows}",
+        f"generation.rows_per_batch={rows}",
+        f"generation.max_num_seqs={rows}",
         f"algorithm.prompts_per_iteration={work.prompts}",
         f"algorithm.group_size={work.group}",
         f"algorithm.lr={work.lr}",
         f"algorithm.clip_low={work.clip}",
         f"algorithm.clip_high={work.clip}",
         f"algorithm.max_grad_norm={work.max_grad_norm}",
-        f"algorithm.loss_level={work.loss}",
-        *(*SAME, *FASTEST, *QUICK, *CLUSTERS[devices]),
+        *(*SAME, *FASTEST, *QUICK, "cluster=serial", "plan=collocated"),
     ]
 
 
@@ -89,24 +68,15 @@ class LoggedJob(ReasoningJob):
 
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
         result, metrics = super().run_iteration(executor, progress)
-        seconds = stage_seconds(result.spans)
-        parts = {part: seconds.get(name, 0.0) for name, part in PARTS.items()}
-        self._log.write(int(metrics["rollout/tokens"]), **parts)
+        self._log.write(int(metrics["rollout/tokens"]))
         return result, metrics
 
 
-def train(own: Settings) -> int:
-    """Runs the training and copies its last policy to model/; returns the exit code.
-
-    Raises:
-        ConfigError: there are no settings for this number of devices.
-    """
-    if own.devices not in CLUSTERS:
-        known = ", ".join(map(str, CLUSTERS))
-        raise ConfigError(f"devices is {own.devices}, but there are settings for {known}: use one")
+def train(own: ArmSettings) -> int:
+    """Runs the training and copies its last policy to model/; returns the exit code."""
     torch.set_num_threads(1)
     out = Path(own.out).resolve()
-    config = compose_math(overrides(own, own.steps, own.devices, out))
+    config = compose_math(overrides(own, own.steps, out))
     code = Trainer(LoggedJob(config, StepLog(out)), started=time.time()).run()
     latest = find_latest(out / "run" / "checkpoints")
     if latest is not None:
@@ -115,4 +85,4 @@ def train(own: Settings) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(train(compose(Settings, sys.argv[1:])))
+    sys.exit(train(compose(ArmSettings, sys.argv[1:])))

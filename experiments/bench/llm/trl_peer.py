@@ -11,9 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,22 +28,7 @@ if TYPE_CHECKING:
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
-LOSSES = {
-    "token": "dapo",  # sum over tokens / tokens of the whole batch, over all microbatches and processes
-    "sequence": "grpo",  # mean over completions of the mean over their tokens
-}
-PARTS = {  # methods whose time is taken
-    "_generate_single_turn": "generation_s",
-    "_prepare_inputs": "inputs_s",  # generation, verifier, padding and bookkeeping
-    "training_step": "whole_s",  # the same, then forward and backward
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ArmSettings):
-    """The arguments."""
-
-    microbatches: int = 8  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
+MICROBATCHES = 8  # gradient accumulation; 1 takes 15 % more for the loss, 2 to 16 are alike
 
 
 def require_trl() -> None:
@@ -58,7 +41,7 @@ def require_trl() -> None:
         raise ConfigError("TRL is not installed: pip install -c constraints.txt -e '.[peers]'")
 
 
-def config(own: Settings) -> GRPOConfig:
+def config(own: ArmSettings) -> GRPOConfig:
     """Returns TRL's settings of this work.
 
     They are the fastest that were found, in processor seconds of a step with one thread (256 completions, mostly 10 or
@@ -66,19 +49,14 @@ def config(own: Settings) -> GRPOConfig:
     """
     from trl.trainer.grpo_config import GRPOConfig  # pyright: ignore[reportMissingImports]
 
-    rows, rest = divmod(own.prompts * own.group, own.microbatches)
-    if rest:
-        raise ConfigError(
-            f"prompts x group is {own.prompts * own.group}, but microbatches={own.microbatches} must divide it: use 8"
-        )
     return GRPOConfig(
         output_dir=str(Path(own.out) / "trl"),
         use_cpu=True,
         bf16=False,  # TRL's default, True, takes 70 % more on a CPU, and computes other numbers
         seed=own.seed,
         max_steps=own.steps,
-        per_device_train_batch_size=rows,
-        gradient_accumulation_steps=own.microbatches,
+        per_device_train_batch_size=own.prompts * own.group // MICROBATCHES,
+        gradient_accumulation_steps=MICROBATCHES,
         num_generations=own.group,
         max_completion_length=own.new_tokens,
         temperature=own.temperature,
@@ -89,7 +67,7 @@ def config(own: Settings) -> GRPOConfig:
         optim="adamw_torch_fused",  # "adamw_torch" is as fast
         beta=0.0,
         epsilon=own.clip,
-        loss_type=LOSSES[own.loss],
+        loss_type="dapo",  # sum over tokens / tokens of the whole batch, over all microbatches
         scale_rewards="group",
         gradient_checkpointing=False,  # TRL's default, True, computes activations twice: 30 % more
         cache_implementation=None,  # "static" takes 8 % more
@@ -104,8 +82,8 @@ def config(own: Settings) -> GRPOConfig:
     )
 
 
-def make_trainer(own: Settings, heard: Callable[[int, float], None]) -> GRPOTrainer:
-    """Returns a trainer on this work; `heard` is called with (tokens, seconds) of each call of the verifier."""
+def make_trainer(own: ArmSettings, heard: Callable[[int], None]) -> GRPOTrainer:
+    """Returns a trainer on this work; `heard` is called with the tokens of each call of the verifier."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl.trainer.grpo_trainer import GRPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -117,10 +95,9 @@ def make_trainer(own: Settings, heard: Callable[[int, float], None]) -> GRPOTrai
     def reward(
         completions: list[str], completion_ids: list[list[int]], position: list[int], **_: object
     ) -> list[float | None]:
-        start = time.perf_counter()
+        heard(sum(map(len, completion_ids)))
         ended = [ids[-1] == tokenizer.eos_token_id for ids in completion_ids]
         verified = verifier.verify(completions, [problems[i] for i in position], ended)
-        heard(sum(map(len, completion_ids)), time.perf_counter() - start)
         return list(verified.rewards.tolist())
 
     # "sdpa" takes 10 to 15 % more in generation and as much in the loss
@@ -136,52 +113,25 @@ def make_trainer(own: Settings, heard: Callable[[int, float], None]) -> GRPOTrai
     )
 
 
-def train(own: Settings) -> None:
+def train(own: ArmSettings) -> None:
     """Trains in this process; leaves its step log and the model."""
     require_trl()
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     torch.set_num_threads(1)
     out = Path(own.out)
     log = StepLog(out)
-    totals = dict.fromkeys(("tokens", "reward_s", *PARTS.values()), 0.0)  # since the last step ended
-
-    def heard(tokens: int, seconds: float) -> None:
-        totals["tokens"] += tokens
-        totals["reward_s"] += seconds
+    tokens: list[int] = []  # since the last step ended
 
     class StepEnds(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            log.write(int(totals["tokens"]), **_shares(totals))
-            totals.update(dict.fromkeys(totals, 0.0))
+            log.write(sum(tokens))
+            tokens.clear()
 
-    trainer = make_trainer(own, heard)
-    for name, part in PARTS.items():
-        setattr(trainer, name, _timed(getattr(trainer, name), totals, part))
+    trainer = make_trainer(own, tokens.append)
     trainer.add_callback(StepEnds())
     trainer.train()
     trainer.save_model(str(out / "model"))
 
 
-def _timed(method: Callable, totals: dict[str, float], part: str) -> Callable:
-    def timed(*args: object, **kwargs: object) -> object:
-        start = time.perf_counter()
-        try:
-            return method(*args, **kwargs)
-        finally:
-            totals[part] += time.perf_counter() - start
-
-    return timed
-
-
-def _shares(totals: Mapping[str, float]) -> dict[str, float]:
-    """Returns seconds of parts that do not overlap; what remains of a step is optimizer, loader and callbacks."""
-    return {
-        "generation_s": totals["generation_s"],
-        "reward_s": totals["reward_s"],
-        "forward_backward_s": totals["whole_s"] - totals["inputs_s"],
-        "scoring_s": totals["inputs_s"] - totals["generation_s"] - totals["reward_s"],
-    }
-
-
 if __name__ == "__main__":
-    train(compose(Settings, sys.argv[1:]))
+    train(compose(ArmSettings, sys.argv[1:]))

@@ -7,7 +7,6 @@ with this tokenizer nothing is excluded on either side, and both sample from the
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -36,6 +35,7 @@ from rlinf_embodied.reasoning.batch import (
     Sequences,
     microbatches,
 )
+from rlinf_embodied.reasoning.fine_tuning import cosine_with_warmup
 from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
@@ -58,7 +58,6 @@ class Work:
     lr: float = 1e-4
     clip: float = 0.2
     max_grad_norm: float = 1.0
-    loss: str = "token"  # token: each token of the batch weighs the same; sequence: each completion does
 
     @property
     def sampling(self) -> SamplingParams:
@@ -109,7 +108,7 @@ def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 2
         epoch, place = divmod(step * batch, examples // batch * batch)
         rows = permutation(work.seed, "bench start", epoch, size=examples)[place : place + batch]
         for settings in optimizer.param_groups:
-            settings["lr"] = 3e-3 * _schedule(step, steps)
+            settings["lr"] = cosine_with_warmup(step, steps, 3e-3)
         optimizer.zero_grad()
         _supervised_loss(policy, [pairs[row] for row in rows])
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -138,12 +137,6 @@ def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tu
         places = torch.arange(1, batch.tokens.shape[1])
         mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
         (-token_log_probs(logits, batch.tokens[:, 1:], 1.0)[mask].sum() / count).backward()
-
-
-def _schedule(step: int, steps: int) -> float:
-    if step < 20:
-        return (step + 1) / 20
-    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20)))
 
 
 # ---------------------------------------------------------------------------------------- generation and the verifier
@@ -176,13 +169,13 @@ def greedy_accuracy(folder: Path, work: Work, count: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- what an arm leaves
 class StepLog:
-    """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens, seconds of its parts."""
+    """Writes one line per step into <folder>/steps.jsonl: end of the step, tokens."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / "steps.jsonl").open("w", encoding="utf-8")
 
-    def write(self, tokens: int, **parts: float) -> None:
+    def write(self, tokens: int) -> None:
         """Adds a step that ends now."""
-        self._file.write(json.dumps({"at": time.perf_counter(), "tokens": tokens, **parts}) + "\n")
+        self._file.write(json.dumps({"at": time.perf_counter(), "tokens": tokens}) + "\n")
         self._file.flush()

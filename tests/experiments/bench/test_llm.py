@@ -13,7 +13,7 @@ import torch
 from conftest import REPOSITORY
 
 from experiments.bench.llm import __main__ as bench_llm
-from experiments.bench.llm import arms, bare, ours
+from experiments.bench.llm import bare, ours
 from experiments.bench.llm import work as llm_work
 from policies.causal_lm import CausalLM
 
@@ -50,9 +50,10 @@ def test_the_start_pads_with_its_end_token_and_solves_some_problems(work):
 def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
     """Same prompts, same completions, same steps: what it costs more is what there is around them."""
     for arm in (bare, ours):
-        arm.train(arm.Settings.of(work, steps=3, out=str(tmp_path / arm.__name__)))
+        settings = bare.Settings if arm is bare else llm_work.ArmSettings
+        arm.train(settings.of(work, steps=3, out=str(tmp_path / arm.__name__)))
     folders = [tmp_path / arm.__name__ for arm in (bare, ours)]
-    made, expected = ([step.tokens for step in arms.read_steps(folder)] for folder in folders[::-1])
+    made, expected = ([step.tokens for step in bench_llm.read_steps(folder)] for folder in folders[::-1])
     assert made == expected
     models = [CausalLM.load(folder / "model") for folder in folders]
     for a, b in zip(*(model.parameters() for model in models), strict=True):
@@ -63,7 +64,7 @@ def test_our_trainer_does_the_very_work_of_the_bare_cost(work, tmp_path):
 @needs_trl
 def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
     run("trl_peer", *work.arguments(), "steps=2", f"out={tmp_path}")
-    steps = arms.read_steps(tmp_path)
+    steps = bench_llm.read_steps(tmp_path)
     assert len(steps) == 2
     assert all(4 * 4 <= step.tokens <= 4 * 4 * 8 for step in steps)
     CausalLM.load(tmp_path / "model")
@@ -71,19 +72,17 @@ def test_trl_trains_on_the_prompts_of_each_step(work, tmp_path):
 
 # ---------------------------------------------------------------------------------------------------------- the numbers
 def steps_of(seconds: float, tokens: int, count: int = 4):
-    return [arms.Step(i * seconds, tokens, {"generation_s": seconds / 4}) for i in range(1, count + 1)]
+    return [bench_llm.Step(i * seconds, tokens) for i in range(1, count + 1)]
 
 
 def test_speed_is_counted_from_the_end_of_the_skipped_steps():
-    found = arms.measured(steps_of(2.0, 100), skipped=2, accuracy=0.5)
+    found = bench_llm.measured(steps_of(2.0, 100), skipped=2, accuracy=0.5)
     assert found.s_per_step == pytest.approx(2.0)
     assert found.tokens_per_s == pytest.approx(50.0)
-    assert found.shares["generation"] == pytest.approx(0.25)
-    assert found.shares["other"] == pytest.approx(0.75)
 
 
 def test_goals_compare_arms_on_the_same_cores():
-    made = lambda seconds, accuracy: [arms.measured(steps_of(seconds, 100), 1, accuracy)]  # noqa: E731
+    made = lambda seconds, accuracy: [bench_llm.measured(steps_of(seconds, 100), 1, accuracy)]  # noqa: E731
     found = {"ours_1": made(1.0, 0.8), "trl_1": made(1.4, 0.8), "bare_1": made(0.95, 1)}
     goals = bench_llm.goals(found)
     assert [str(goal).split(": ", 1)[1].split(", ", 1)[1] for goal in goals] == [
