@@ -230,8 +230,7 @@ class EmbodiedJob:
         step_context = StepContext(progress.iteration)
         parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
         if parts is None:
-            carries = self.config.algorithm.acts and self.config.env.carry_over
-            parts = executor.call(ENV, "export_snapshot", step_context) if carries else []
+            parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
@@ -249,7 +248,7 @@ class EmbodiedJob:
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge)
         if carry_over := load_tensors(checkpoint, _CARRY_OVER):
-            executor.call(ENV, "import_snapshot", step_context, [carry_over])
+            executor.call(ENV, "import_state", step_context, carry_over)
         if executor.ahead is not None:
             executor.ahead.begin_again_from(
                 self.learner, checkpoint, earlier_versions(load_state(checkpoint)), step_context

@@ -24,6 +24,7 @@ _METHODS = {
     "export_snapshot": "snapshot",
     "import_snapshot": "restore",
     "save": "checkpoint",
+    "export_state": "checkpoint",
 }
 
 
