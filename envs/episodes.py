@@ -9,8 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from envs.batched.checks import check_finite, check_rows, short
-from envs.simulator import Measurement, RowTask, Simulator
+from envs.simulator import Measurement, RowTask, Simulator, short
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
@@ -35,13 +34,9 @@ class EpisodeEnv:
         instruction: str | Callable[[], Sequence[RowTask]],
         render_final: bool,
     ) -> None:
-        """Takes the rows.
+        """`instruction` is a function that returns each row's task now where rows have several.
 
-        Args:
-            config: the section env.
-            simulator: N rows of one task, or of several.
-            instruction: what to do, in words; of several tasks a function that returns each row's after a reset.
-            render_final: whether final observations have images.
+        `render_final`: whether final observations have images.
         """
         self._config, self._sim, self._render_final = config, simulator, render_final
         n, device = simulator.num_rows, simulator.device
@@ -92,7 +87,8 @@ class EpisodeEnv:
         rows = list(range(self.spec.num_envs)) if rows is None else [int(row) for row in rows]
         if len(seeds) != len(rows):
             raise SimulatorError(f"reset got {len(seeds)} seeds for {len(rows)} rows: give one seed per row")
-        check_rows(rows, self.spec.num_envs)
+        if not rows or len(set(rows)) != len(rows) or not all(0 <= row < self.spec.num_envs for row in rows):
+            raise SimulatorError(f"reset got rows {rows}: each must be one of 0..{self.spec.num_envs - 1}, and once")
         self._begin(rows, seeds)
         return self._observe()
 
@@ -346,7 +342,6 @@ class EpisodeEnv:
         return {name: seen[name] for name in self._images}
 
     def _split(self, proprio: Tensor) -> dict[str, Tensor]:
-        """Returns the state vectors that env.states asks for, of proprioception [B, P]."""
         return {name: proprio[:, place] for name, place in self._vectors.items()}
 
     # ---------------------------------------------------------------------------------------------------------- checks
@@ -363,5 +358,10 @@ class EpisodeEnv:
                 "nothing was stepped, rows " + short(range(self.spec.num_envs)) + " wait"
             )
         actions = actions.to(self._running.device, torch.float32)
-        check_finite(actions, self._running)
+        finite = actions.isfinite()
+        if not finite.all() and (bad := ~finite.flatten(1).all(1) & self._running).any():
+            raise SimulatorError(
+                f"actions of rows {short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
+                "policy's outputs for NaN"
+            )
         return actions

@@ -36,9 +36,8 @@ class RowResets:
         self._without_contacts = torch.zeros_like(self._being_reset)
         for controller in controllers_of(task.agent):
             controller.reset = partial(self._reset_controller, controller.reset)
-        self._scene.get_pairwise_contact_impulses = partial(
-            self._pairwise_impulses, self._scene.get_pairwise_contact_impulses
-        )
+        pairwise = self._scene.get_pairwise_contact_impulses
+        self._scene.get_pairwise_contact_impulses = lambda first, second: self._impulses(pairwise, first, first, second)
         for struct in structs_of(task):
             if hasattr(struct, "get_net_contact_impulses"):
                 struct.get_net_contact_impulses = partial(self._impulses, struct.get_net_contact_impulses, struct)
@@ -56,9 +55,6 @@ class RowResets:
         everywhere, self._scene._reset_mask = self._scene._reset_mask, self._being_reset
         stock_reset()
         self._scene._reset_mask = everywhere
-
-    def _pairwise_impulses(self, stock: Callable[..., Tensor], first: BaseStruct, second: BaseStruct) -> Tensor:
-        return self._impulses(stock, first, first, second)
 
     def _impulses(self, stock: Callable[..., Tensor], struct: BaseStruct, *args: object) -> Tensor:
         """Returns the stock method's impulses [objects, ..., 3], zeros in rows that have not been stepped."""

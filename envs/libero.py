@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -98,8 +99,7 @@ class Libero(Adapter):
         return image[:, ::-1] if self.options.rotate else image[::-1]
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """A task of a suite."""
 
     name: str
@@ -112,17 +112,12 @@ def tasks_of(suite: str) -> list[Task]:
     """Returns the tasks of a suite in the benchmark's order."""
     from libero.libero import benchmark, get_libero_path
 
-    made = benchmark.get_benchmark_dict()[suite]()
-    folders = Path(get_libero_path("bddl_files")), Path(get_libero_path("init_states"))
-    return [
-        Task(
-            task.name,
-            task.language,
-            folders[0] / task.problem_folder / task.bddl_file,
-            folders[1] / task.problem_folder / f"{task.init_states_file}.npz",
-        )
-        for task in (made.get_task(i) for i in range(made.n_tasks))
-    ]
+    made, found = benchmark.get_benchmark_dict()[suite](), []
+    for task in (made.get_task(i) for i in range(made.n_tasks)):
+        bddl = Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
+        states = Path(get_libero_path("init_states")) / task.problem_folder / f"{task.init_states_file}.npz"
+        found.append(Task(task.name, task.language, bddl, states))
+    return found
 
 
 class Scene:

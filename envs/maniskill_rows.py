@@ -18,19 +18,19 @@ from envs.simulator import Simulator
 from envs.simulators import BatchedSimulator, StockSimulator
 from envs.stock import (
     BUILD_ERRORS,
+    WRONG_MODE,
     build_task,
     check_assets,
     check_name,
     check_renderer,
     explained,
-    is_wrong_mode,
     no_questions,
     overrides,
-    runs_physx,
     warn_of_fallback,
 )
 from envs.tasks import instruction_of
 from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
 
@@ -62,9 +62,14 @@ def reward_mode(task_id: str) -> str:
 
 def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int, device: str) -> Simulator:
     backend = config.backend
-    if backend is Backend.auto and runs_physx(device):
+    if backend is Backend.auto and kind_of(device) == "cuda":
         backend = Backend.gpu
-    kwargs = _task_kwargs(config, options)
+    sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
+    if options.camera_fov is not None and config.cameras:
+        sensors[config.cameras[0]] = {"fov": options.camera_fov}
+    kwargs: dict[str, object] = {"control_mode": options.control_mode, "sensor_configs": sensors}
+    kwargs |= {"reward_mode": reward_mode(config.task)}
+    kwargs |= {} if options.robot is None else {"robot_uids": options.robot}
     attempt = (
         f"env.task={config.task} cannot be built with env.options.robot={options.robot}, env.options.control_mode="
         f"{options.control_mode}, env.cameras={list(config.cameras)}"
@@ -91,7 +96,7 @@ def _try_batched(
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
     except (SimulatorError, *BUILD_ERRORS) as error:
-        if is_wrong_mode(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
+        if WRONG_MODE in str(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
             raise
         warn_of_fallback(config.task, f"{type(error).__name__}: {error}")
         return None
@@ -100,7 +105,7 @@ def _try_batched(
 def _make_gpu(
     config: EnvConfig, num_envs: int, device: str, options: ManiskillOptions, kwargs: dict[str, object]
 ) -> GpuSimulator:
-    if not runs_physx(device):
+    if kind_of(device) != "cuda":
         raise SimulatorError(
             f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
         )
@@ -126,18 +131,3 @@ def _enable_gpu_physics() -> None:
             f"the driver (nvidia-smi); without network unzip release {physx.version()} of github.com/sapien-sim/"
             f"physx-precompiled into {Path.home() / '.sapien/physx' / physx.version()}; or use env.backend=batched"
         ) from error
-
-
-def _task_kwargs(config: EnvConfig, options: ManiskillOptions) -> dict[str, object]:
-    """Returns the arguments of the task class."""
-    sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
-    if options.camera_fov is not None and config.cameras:
-        sensors[config.cameras[0]] = {"fov": options.camera_fov}
-    kwargs: dict[str, object] = {
-        "control_mode": options.control_mode,
-        "reward_mode": reward_mode(config.task),
-        "sensor_configs": sensors,
-    }
-    if options.robot is not None:
-        kwargs["robot_uids"] = options.robot
-    return kwargs

@@ -19,7 +19,6 @@ import difflib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ import numpy as np
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions, Start
 from envs.metaworld_images import Renderer
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, require_one_of
 
 CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")
 SUITES = ("mt10", "mt25", "mt50")
@@ -39,22 +38,19 @@ _HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # par
 _NOT_STATE = ("model", "data", "mujoco_renderer", "sawyer_observation_space", "_np_random", "_np_random_seed")
 
 
-class Pictures(StrEnum):
-    """How images are drawn."""
-
-    light = "light"  # without shadows, reflections and smoothed edges
-    benchmark = "benchmark"  # as MetaWorld draws them
-
-
 @dataclass(kw_only=True, slots=True)
 class MetaworldOptions(ForeignOptions):
     """The options in env.options."""
 
-    pictures: Pictures = Pictures.light
+    pictures: str = "light"  # without shadows, reflections and smoothed edges; "benchmark": as MetaWorld draws them
     show_goal: bool = True  # whether images show goals and other marks; only its mark tells where a reach ends
     goal_in_proprio: bool = False  # whether the proprioception holds the goal's position
     spare_scenes: int = 20
     instructions: dict[str, str] = field(default_factory=dict)  # by task; MetaWorld itself has none
+
+    def __post_init__(self) -> None:
+        ForeignOptions.__post_init__(self)
+        require_one_of(self, "env.options", "pictures", "light", "benchmark")
 
 
 class Metaworld(Adapter):
@@ -154,8 +150,7 @@ class Scene:
         return np.asarray(self._policy.get_action(self._seen), dtype=np.float32)
 
     def open_renderer(self) -> Renderer:
-        light = self._options.pictures == Pictures.light
-        return Renderer(self._env.model, light, self._options.show_goal)
+        return Renderer(self._env.model, self._options.pictures == "light", self._options.show_goal)
 
     def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upright."""

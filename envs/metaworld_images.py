@@ -17,12 +17,9 @@ class Renderer:
     """Renders scenes of one task: a context holds the task's meshes and textures once."""
 
     def __init__(self, model: Any, light: bool, show_sites: bool) -> None:
-        """Opens a rendering context for models such as this one.
+        """Opens a rendering context for MuJoCo models such as this one.
 
-        Args:
-            model: of MuJoCo.
-            light: coarser meshes, no shadows, reflections or smoothed edges: a software renderer's time goes there.
-            show_sites: whether goals and other marks are drawn.
+        `light`: coarser meshes, no shadows, reflections or smoothed edges; `show_sites`: goals and other marks.
         """
         import mujoco
 

@@ -132,12 +132,10 @@ class PointSimulator:
         return image
 
     def _expert(self) -> Tensor:
-        return ((self._next() - self._point) / STEP).clamp(-1, 1)
-
-    def _next(self) -> Tensor:
-        """Returns the expert's next target: the goal; before it a point in front of the gap, then one behind it."""
-        if self._gap is None:
-            return self._goal
-        left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
-        stops = self._point.new_tensor([[-_CLEARANCE, self._gap], [2 * _CLEARANCE, self._gap]])
-        return torch.where(left, torch.where(near, stops[1], stops[0]), self._goal)
+        """Heads for the goal; before the wall for a point in front of the gap, then for one behind it."""
+        target = self._goal
+        if self._gap is not None:
+            left, near = self._point[:, :1] < 0, (self._point[:, 1:] - self._gap).abs() < GAP / 2
+            stops = self._point.new_tensor([[-_CLEARANCE, self._gap], [2 * _CLEARANCE, self._gap]])
+            target = torch.where(left, torch.where(near, stops[1], stops[0]), self._goal)
+        return ((target - self._point) / STEP).clamp(-1, 1)

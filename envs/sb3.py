@@ -10,7 +10,7 @@ An episode's seed is a function of (seed given to `seed`, row, number of the epi
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
 from typing import Any, cast
@@ -36,8 +36,7 @@ class Shown(StrEnum):
 
     state = "state"  # all that the simulator knows, without the clock
     proprio = "proprio"  # what the robot may know
-    image = "image"  # the first camera's
-    dict = "dict"  # proprio and image under these names
+    dict = "dict"  # proprio, and image, the first camera's
 
 
 class StableBaselinesVec(VecEnv):
@@ -56,7 +55,10 @@ class StableBaselinesVec(VecEnv):
         if observations not in list(Shown):
             raise ConfigError(f"observations is {observations!r}, but it must be one of {', '.join(Shown)}")
         self._env, self._shown = env, Shown(observations)
-        _require_fit(env.spec, self._shown)
+        if env.spec.chunk != 1:
+            raise ConfigError(f"env.chunk is {env.spec.chunk}, but SB3 chooses one action at a time: use 1")
+        if self._shown is Shown.dict and not env.spec.cameras:
+            raise ConfigError("observations is 'dict', but env.cameras is []: name a camera, or use 'state'")
         self._seed, self._numbers = 0, np.zeros(env.spec.num_envs, np.int64)  # of each row's episode
         self._actions = np.zeros(0)
         self._start_s = time.time()
@@ -105,15 +107,13 @@ class StableBaselinesVec(VecEnv):
 
     def _visible(self, observation: Observation) -> Seen:
         """Returns the requested part of an observation, with its rows."""
-        parts: dict[str, np.ndarray] = {}
         if self._shown is Shown.state:
             assert observation.privileged is not None
-            parts["state"] = observation.privileged[:, :-CLOCK_COLUMNS].cpu().numpy()
-        if self._shown in (Shown.proprio, Shown.dict):
-            parts["proprio"] = observation.proprio.cpu().numpy()
-        if self._shown in (Shown.image, Shown.dict):
-            parts["image"] = next(iter(observation.images.values())).cpu().numpy()
-        return parts if self._shown is Shown.dict else next(iter(parts.values()))
+            return observation.privileged[:, :-CLOCK_COLUMNS].cpu().numpy()
+        proprio = observation.proprio.cpu().numpy()
+        if self._shown is Shown.proprio:
+            return proprio
+        return {"proprio": proprio, "image": next(iter(observation.images.values())).cpu().numpy()}
 
     def _episode_seeds(self, ahead: int = 0) -> list[int]:
         """Returns the seed of each row's current episode, or of one that many episodes ahead."""
@@ -148,22 +148,13 @@ class StableBaselinesVec(VecEnv):
         return [None] * self.num_envs
 
 
-def _require_fit(spec: EnvSpec, shown: Shown) -> None:
-    if spec.chunk != 1:
-        raise ConfigError(f"env.chunk is {spec.chunk}, but Stable-Baselines3 chooses one action at a time: use 1")
-    if shown in (Shown.image, Shown.dict) and not spec.cameras:
-        raise ConfigError(f"observations is {shown.value!r}, but env.cameras is []: name a camera, or use 'state'")
-
-
 def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
-    state, proprio = (
-        spaces.Box(-np.inf, np.inf, (size,), np.float32)
-        for size in (spec.privileged_dim - CLOCK_COLUMNS, spec.proprio_dim)
-    )
-    if shown in (Shown.state, Shown.proprio):
-        return state if shown is Shown.state else proprio
-    image = spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8)
-    return image if shown is Shown.image else spaces.Dict({"image": image, "proprio": proprio})
+    if shown is Shown.state:
+        return spaces.Box(-np.inf, np.inf, (spec.privileged_dim - CLOCK_COLUMNS,), np.float32)
+    proprio = spaces.Box(-np.inf, np.inf, (spec.proprio_dim,), np.float32)
+    if shown is Shown.proprio:
+        return proprio
+    return spaces.Dict({"image": spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8), "proprio": proprio})
 
 
 def _action_space(spec: EnvSpec) -> spaces.Space:
@@ -184,27 +175,19 @@ def make_sb3(
     Args:
         env: a ManiSkill task, or the section `env` of a config, whose chunks must be of one action.
         num_envs: rows N.
-        observations: "state" (all that the simulator knows), "proprio", "image" or "dict".
+        observations: "state" (all that the simulator knows), "proprio", or "dict" (proprio and image).
         settings: keys of the section (horizon, cameras, obs_size, ...) or of env.options (robot, control_mode, ...).
 
     Raises:
         ConfigError: a setting cannot be used.
         SimulatorError: the env cannot be built.
     """
-    config = _section(env, num_envs, settings)
-    return StableBaselinesVec(
-        cast(VectorEnv, load_target(config._target_)(config, num_envs, "cpu", True)), observations
-    )
-
-
-def _section(env: str | EnvConfig, num_envs: int, settings: Mapping[str, object]) -> EnvConfig:
-    """Returns the section; a ManiSkill task has its dense reward and ends at success, as with `gym.make`."""
-    if isinstance(env, str):
+    if isinstance(env, str):  # its dense reward, and an end at success, as with `gym.make`
         plain = {"chunk": 1, "cameras": [], "reward": Reward.dense, "success_bonus": 0.0, "hold_steps": 1}
-        settings = {"task": env, **plain, **settings}
-        env = EnvConfig()
+        settings, env = {"task": env, **plain, **settings}, EnvConfig()
     known = {field.name for field in fields(EnvConfig)}
-    keys = {name: value for name, value in settings.items() if name in known}
+    keys: dict[str, Any] = {name: value for name, value in settings.items() if name in known}
     options = env.options | {name: value for name, value in settings.items() if name not in known}
-    changes: dict[str, Any] = {"options": options} | keys
-    return replace(env, num_envs=num_envs, block_size=num_envs, **changes)
+    config = replace(env, num_envs=num_envs, block_size=num_envs, options=options, **keys)
+    rows = load_target(config._target_)(config, num_envs, "cpu", True)
+    return StableBaselinesVec(cast(VectorEnv, rows), observations)

@@ -12,8 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from envs.batched.checks import short
 from rlinf_embodied.errors import SimulatorError
+
+
+def short(rows: Sequence[int]) -> str:
+    """Returns row numbers as text, the first ten."""
+    return ", ".join(map(str, rows[:10])) + (f" and {len(rows) - 10} more" if len(rows) > 10 else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,8 @@ def build_task(task_id: str, **kwargs: object) -> BaseEnv:
     fixed = {"obs_mode": "none", "render_backend": "cpu", "reconfiguration_freq": 0}
     task = spec.cls(**{**(spec.default_kwargs or {}), **fixed, **kwargs})
     if not task.gpu_sim_enabled:
-        note_built(task)
+        task._built_state = packed_state(task.scene.px)  # for `recreate_scene`
     return task
-
-
-def note_built(task: BaseEnv) -> None:
-    """Stores the state of a newly built CPU task, for `recreate_scene`."""
-    task._built_state = packed_state(task.scene.px)
 
 
 def action_dim(task: BaseEnv) -> int:
@@ -69,7 +64,7 @@ def colour_images(task: BaseEnv) -> dict[str, Tensor]:
 
 
 def recreate_scene(task: BaseEnv) -> None:
-    """Gives a stock CPU task (see `note_built`) a new PhysX system, without the history of the old one."""
+    """Gives a stock CPU task of `build_task` a new PhysX system, without the history of the old one."""
     scene = recreated_scene(task.scene.sub_scenes[0], task.scene.can_render())
     task.scene.sub_scenes[0], task.scene.px = scene, scene.physx_system
     put_back(scene.physx_system, task._built_state)
@@ -80,11 +75,7 @@ logger = logging.getLogger(__name__)
 # Raised by ManiSkill and SAPIEN for tasks that cannot be built, or not by the batched backend.
 BUILD_ERRORS = (RuntimeError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError, OSError)
 BUILD_ERRORS += (ImportError,)
-
-
-def is_wrong_mode(error: Exception) -> bool:
-    """Returns whether the error is ManiSkill's for a control mode that the robot lacks."""
-    return isinstance(error, AssertionError) and "not in supported modes" in str(error)
+WRONG_MODE = "not in supported modes"  # in the error for a control mode that the robot lacks
 
 
 @contextmanager
@@ -98,7 +89,7 @@ def explained(mode_path: str, attempt: str) -> Iterator[None]:
     try:
         yield
     except BUILD_ERRORS as error:
-        if is_wrong_mode(error):
+        if WRONG_MODE in str(error):
             raise ConfigError(f"{mode_path} is {error}: use one of these") from error
         raise SimulatorError(f"{attempt} ({type(error).__name__}: {error}): check these against the task") from error
 
@@ -137,15 +128,10 @@ def check_assets(path: str, task_id: str) -> None:
         )
 
 
-def runs_physx(device: str) -> bool:
-    """Returns whether PhysX simulates on this device; otherwise the CPU does."""
-    return kind_of(device) == "cuda"
-
-
 def check_renderer(device: str) -> None:
     """Raises SimulatorError, with the commands to install one, if no Vulkan device can render for this device."""
     try:
-        open_renderer("cuda" if runs_physx(device) else "cpu")
+        open_renderer("cuda" if kind_of(device) == "cuda" else "cpu")
     except RuntimeError as error:
         raise SimulatorError(
             f"no Vulkan device can render for device={device} ({error}): run `make setup`, or on Debian 12 as root "

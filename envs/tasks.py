@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from mani_skill.agents.multi_agent import MultiAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.geometry.rotation_conversions import quaternion_to_matrix
-from mani_skill.utils.structs import Actor, Articulation
+from mani_skill.utils.structs import Actor
 from torch import Tensor
 
 from envs.maniskill import CONTROL_MODE
@@ -51,18 +52,26 @@ class TaskView:
         self.env, self._goal_in_proprio = env, goal_in_proprio
         self._objects_in_proprio = objects_in_proprio
         self.agents = env.agent.agents if isinstance(env.agent, MultiAgent) else [env.agent]
-        actors = _moving_actors(env)
-        self.goal = next((actor for name, actor in actors.items() if "goal" in name.lower()), None)
+        scene, rows = env.scene, env.num_envs
+        actors = {
+            name: actor
+            for name, actor in {**scene.actors, **scene.actor_views}.items()
+            if actor.px_body_type != "static" and len(actor._objs) == rows and "table" not in name.lower()
+        }
+        self.goal: Actor | None = next((actor for name, actor in actors.items() if "goal" in name.lower()), None)
         self.objects = [actor for actor in actors.values() if actor is not self.goal]
         robots = {id(agent.robot) for agent in self.agents}
-        self.mechanisms = [a for a in _articulations(env) if id(a) not in robots]
+        every = [*scene.articulations.values(), *scene.articulation_views.values()]
+        self.mechanisms = [a for a in every if len(a._objs) == rows and id(a) not in robots]
         self._grasp_keys: list[str] | None = None
 
     def measure(self, actions: Tensor) -> Measurement:
         """Evaluates the current state once; `actions` [B, A] led to it (a few rewards depend on them)."""
         info = self.env.get_info()
         reward = torch.as_tensor(self.env.get_reward(obs={}, action=actions, info=info), dtype=torch.float32)
-        tcp = self._tool_poses()
+        zeros = torch.zeros(self.env.num_envs, 7, device=self.env.device)  # of a robot without a tool (a cart-pole)
+        tools = [getattr(agent, "tcp", None) for agent in self.agents]
+        tcp = [zeros if tool is None else tool.pose.raw_pose for tool in tools]  # position and quaternion
         qpos = [agent.robot.get_qpos() for agent in self.agents]
         return Measurement(
             reward=reward.reshape(-1),
@@ -81,23 +90,12 @@ class TaskView:
             return torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
         return torch.as_tensor(info[name], device=self.env.device).bool().reshape(-1)
 
-    def _tool_poses(self) -> list[Tensor]:
-        """Returns position and quaternion of each robot's tool, zeros for a robot without one (a cart-pole)."""
-        zeros = torch.zeros(self.env.num_envs, 7, device=self.env.device)
-        tools = [getattr(agent, "tcp", None) for agent in self.agents]
-        return [zeros if tool is None else tool.pose.raw_pose for tool in tools]
-
-    def _goal_position(self) -> Tensor:
-        if self.goal is None:
-            return torch.zeros(self.env.num_envs, 3, device=self.env.device)
-        return self.goal.pose.p
-
     def _proprio(self, qpos: list[Tensor], tcp: list[Tensor]) -> Tensor:
         """Returns joints, tool poses, the goal, and the offset from each tool to it; optionally the same per object.
 
         The offset is redundant, but without it a policy sometimes learns to ignore a coordinate of the goal.
         """
-        goal = self._goal_position()
+        goal = torch.zeros(self.env.num_envs, 3, device=self.env.device) if self.goal is None else self.goal.pose.p
         shown = [goal, *(goal - tool[:, :3] for tool in tcp)]
         if not self._goal_in_proprio or self.goal is None:
             shown = [torch.zeros_like(part) for part in shown]
@@ -111,27 +109,12 @@ class TaskView:
         parts += [mechanism.get_qpos() for mechanism in self.mechanisms]
         parts += [(pose[:, :3] - tool[:, :3]) * OFFSET_SCALE for pose in poses for tool in tcp]
         if self.goal is not None:
-            goal = self._goal_position()
+            goal = self.goal.pose.p
             parts += [goal, *((goal - pose[:, :3]) * OFFSET_SCALE for pose in poses)]
         if self._grasp_keys is None:
             self._grasp_keys = sorted(key for key in info if "grasp" in key and isinstance(info[key], Tensor))
         parts += [info[key].float().reshape(-1, 1) for key in self._grasp_keys]
         return torch.cat(parts, 1)
-
-
-def _moving_actors(env: BaseEnv) -> dict[str, Actor]:
-    """Actors with one body per row that are neither scenery nor static, by name."""
-    actors = {**env.scene.actors, **env.scene.actor_views}
-    return {
-        name: actor
-        for name, actor in actors.items()
-        if actor.px_body_type != "static" and len(actor._objs) == env.num_envs and "table" not in name.lower()
-    }
-
-
-def _articulations(env: BaseEnv) -> list[Articulation]:
-    every = [*env.scene.articulations.values(), *env.scene.articulation_views.values()]
-    return [articulation for articulation in every if len(articulation._objs) == env.num_envs]
 
 
 NUM_ACTIONS = 7
@@ -183,8 +166,11 @@ def pick_cube(view: TaskView) -> Tensor:
     return _actions(move, gripper)
 
 
-def _shove(view: TaskView, direction: float) -> Tensor:
-    """Goes down on the near side of the cube, fingers closed, and shoves it along x; actions [B, 7]."""
+def shove_cube(view: TaskView, direction: float) -> Tensor:
+    """Goes down on the near side of the cube, fingers closed, and shoves it along x; actions [B, 7].
+
+    `direction` is 1 away from the robot, -1 towards it.
+    """
     task = view.env
     tcp, cube, goal = task.agent.tcp_pose.p, task.obj.pose.p, task.goal_region.pose.p
     way = cube - tcp
@@ -193,16 +179,6 @@ def _shove(view: TaskView, direction: float) -> Tensor:
     shove = torch.cat([goal[:, :1] - cube[:, :1] + direction * 0.02, way[:, 1:]], 1)
     move = torch.where(behind, shove, _approach(start, height=0.08, tolerance=0.015))
     return _actions(move, torch.full_like(move[:, :1], CLOSED))
-
-
-def push_cube(view: TaskView) -> Tensor:
-    """Shoves the cube away from the robot onto the goal; actions [B, 7]."""
-    return _shove(view, direction=1.0)
-
-
-def pull_cube(view: TaskView) -> Tensor:
-    """Shoves the cube towards the robot onto the goal; actions [B, 7]."""
-    return _shove(view, direction=-1.0)
 
 
 def stack_cube(view: TaskView) -> Tensor:
@@ -245,7 +221,7 @@ def _clearing_turn(tool_q: Tensor, neighbour: Tensor) -> Tensor:
 
 EXPERTS: dict[str, Expert] = {
     "PickCube-v1": pick_cube,
-    "PushCube-v1": push_cube,
-    "PullCube-v1": pull_cube,
+    "PushCube-v1": partial(shove_cube, direction=1.0),
+    "PullCube-v1": partial(shove_cube, direction=-1.0),
     "StackCube-v1": stack_cube,
 }

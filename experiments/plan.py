@@ -18,7 +18,7 @@ from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
 from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import linked, load_profile, workflow_for
+from rlinf_embodied.planning.profile import load_profile, workflow_for
 from rlinf_embodied.telemetry.tables import markdown_table, text_table
 from rlinf_embodied.tools.plans import find_cluster, find_model, find_profile, show_plans, write_plans
 
@@ -31,8 +31,6 @@ def plan(config: PlanningConfig) -> list[dict[str, str]]:
     if config.model is not None:
         return plan_memory(config.model, config)
     profile, cluster = find_profile(config), find_cluster(config.cluster)
-    if config.cluster == "local":
-        cluster = linked(cluster, profile)
     workflow = workflow_for(profile, config.workflow)
     pricer = Pricer(workflow, profile, cluster)
     ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)

@@ -11,7 +11,7 @@ import math
 from torch import Tensor, float32
 from torch.nn import functional
 
-from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs_and_entropy
+from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs_and_entropy
 from rlinf_embodied.interfaces.policies import Distribution, Noise
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -85,7 +85,7 @@ class Categorical:
         self.noise, self.choices, self._dim = Noise((chunk,)), 1, dim
 
     def draw(self, out: Tensor, log_std: Tensor | None, noise: Tensor | None, temperature: float) -> Tensor:
-        return greedy_tokens(out) if noise is None else sample_tokens(out, noise, temperature)
+        return out.argmax(-1) if noise is None else sample_tokens(out, noise, temperature)
 
     def actions(self, drawn: Tensor) -> Tensor:
         return functional.one_hot(drawn, self._dim).to(float32) * 2.0 - 1.0

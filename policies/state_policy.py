@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder, seeded
 from policies.critic import Standardise, ValueHead
-from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
@@ -116,7 +116,7 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Samples by inverting the cumulative distribution at `noise`, uniforms (0, 1) [B, C, A]; None: greedy."""
         logits = self.module.logits(features["state"])
-        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
         log_probs = token_log_probs(logits, tokens, temperature)
         return PolicyOutput(self.module.centres[tokens], {"tokens": tokens}, log_probs)
 

@@ -24,7 +24,7 @@ from policies.critic import Standardise, ValueHead
 from policies.tokenizer import WordTokenizer
 from policies.transformer import Transformer
 from policies.vision import IMAGES, MAPS, Pool, Stem, VisionPolicy, of_cameras, require_seen
-from rlinf_embodied.algorithms.log_probs import greedy_tokens, mean_near_mode, sample_tokens, token_log_probs
+from rlinf_embodied.algorithms.log_probs import mean_near_mode, sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
@@ -144,7 +144,7 @@ class TinyVLA(VisionPolicy):
         centres of two bins.
         """
         logits = self._logits(self._hidden(features))
-        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
         actions = places * (2.0 / (self.options.num_bins - 1)) - 1.0
         return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))

@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
+from rlinf_embodied.config import Precision
 from rlinf_embodied.errors import ConfigError
 
 _OWN_MEMORY_OF_NONE = ("cpu", "emulated")  # a core shares its machine's memory, an emulated device has none
@@ -84,12 +86,29 @@ def require(device: str) -> None:
         )
 
 
-def require_autocast(device: str) -> None:
-    """Checks that torch computes in bfloat16 on a kind of device; a process that sees no GPU cannot tell of CUDA.
+def computing(precision: Precision, device: str) -> AbstractContextManager[object]:
+    """Returns a context for a forward pass on a device; in float32 it does nothing.
+
+    In bfloat16 torch's autocast casts what enters matrix products and convolutions; a backward pass computes each
+    operation in the precision of its forward pass.  Weights, moments, sums of gradients, log-probs and losses are
+    float32 in either.
+    """
+    if precision is Precision.float32:
+        return nullcontext()
+    import torch
+
+    return torch.autocast(kind_of(device), torch.bfloat16)
+
+
+def require_precision(precision: Precision, device: str, module: str | None = None) -> None:
+    """Checks that torch computes in a precision on a kind of device; a process that sees no GPU cannot tell of CUDA.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: it does not, or the module that makes the kind known cannot be imported.
     """
+    if precision is Precision.float32:
+        return
+    import_kind(module)
     import torch
 
     kind = kind_of(device)

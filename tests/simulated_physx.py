@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -160,30 +161,17 @@ class SimulatedPhysx:
         for articulation, row in zip(self.articulations, self._joints[name].cpu().numpy(), strict=True):
             setattr(articulation, name, row[: articulation.dof])
 
-    def gpu_apply_articulation_qpos(self) -> None:
-        """Writes all joint positions."""
-        self._apply_joints("qpos")
-
-    def gpu_apply_articulation_qvel(self) -> None:
-        """Writes all joint velocities."""
-        self._apply_joints("qvel")
-
-    def gpu_apply_articulation_qf(self) -> None:
-        """Writes all joint forces."""
-        self._apply_joints("qf")
-
-    def gpu_apply_articulation_target_position(self) -> None:
-        """Writes the position targets of all drives."""
-        self._apply_targets("target_qpos", "set_drive_target")
-
-    def gpu_apply_articulation_target_velocity(self) -> None:
-        """Writes the velocity targets of all drives."""
-        self._apply_targets("target_qvel", "set_drive_velocity_target")
+    gpu_apply_articulation_qpos = partialmethod(_apply_joints, "qpos")
+    gpu_apply_articulation_qvel = partialmethod(_apply_joints, "qvel")
+    gpu_apply_articulation_qf = partialmethod(_apply_joints, "qf")
 
     def _apply_targets(self, name: str, setter: str) -> None:
         for articulation, row in zip(self.articulations, self._joints[name].cpu().tolist(), strict=True):
             for joint, target in zip(articulation.active_joints, row, strict=False):
                 getattr(joint, setter)(target)
+
+    gpu_apply_articulation_target_position = partialmethod(_apply_targets, "target_qpos", "set_drive_target")
+    gpu_apply_articulation_target_velocity = partialmethod(_apply_targets, "target_qvel", "set_drive_velocity_target")
 
     # -------------------------------------------------------------------------------------------------------- contacts
     def _scene_of(self, *bodies: object) -> int:

@@ -78,7 +78,6 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
         (
             "ray",
             [
-                "experiments/bench/soak.py",  # looks at it
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
                     for name in (*("health", "ray_cluster", "ray_session", "ray_worker"),)

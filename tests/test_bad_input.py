@@ -60,7 +60,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (VLA, "cluster=local cluster.torch_device=tpu", ["cluster.torch_device is 'tpu'", "give cluster.num_devices"]),
     (VLA, "plan=disaggregated cluster.num_devices=1", ["needs at least 2 devices", "use plan=collocated"]),
     (VLA, "plan=collocated cluster.num_devices=64", ["devices, but there are only 4 blocks", "or fewer devices"]),
-    (VLA, "plan={unknown_stage}", ["places the stages", "remove ['judge']"]),
+    (VLA, "plan={unknown_stage}", ["must place each stage", "remove ['judge']"]),
     (VLA, "plan={beyond}", ["has the devices '0:7'", "a range like '0:1/2'", "correct the plan"]),
     (VLA, "plan={endless}", ["has the devices '0:1e999999999'", "a range like '0:1/2'", "correct the plan"]),
     (VLA, "plan={no_yaml}", ["no valid YAML", "correct the file"]),
@@ -99,7 +99,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     (
         VLA,
         "run.dir={ruined}",
-        ["none can be used", "step_000001 is incomplete", "step_000002 is incomplete", "to start from scratch"],
+        ["step_000002 is incomplete (manifest.json", "use another run.dir"],
     ),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation

@@ -15,7 +15,7 @@ is bit for bit that of a stock single env.
           contacts.ContactTable   contact impulses
         rendering.RenderGroup   one renderer per scene, images of chosen rows
       controllers               the robots' controllers, and whether anything but physics happens in a control step
-    seeds, checks             a row's seeds and draws are its own; known versions, and what reset and step take
+    seeds                     a row's seeds and draws are its own
     scene_recreation          a new, history-free scene for each reset
     decimate, shaders         lighter visual meshes, and a first image without a seven-second table
     kinematics                inverse kinematics of N rows in C (clik.c), where that is certain to give SAPIEN's targets

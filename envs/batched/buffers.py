@@ -221,19 +221,17 @@ class PackLayout:
 
 
 class _Pairs:
-    """Index pairs."""
+    """Index pairs, collected array by array."""
 
     def __init__(self) -> None:
-        self.cells: list[np.ndarray] = []
-        self.source: list[np.ndarray] = []
+        self._parts = [np.zeros((2, 0), np.int64)]
 
     def add(self, cells: np.ndarray, source: np.ndarray) -> None:
-        self.cells.append(cells)
-        self.source.append(source)
+        self._parts.append(np.stack([cells, source]))
 
-    def joined(self) -> tuple[np.ndarray, np.ndarray]:
-        empty = np.zeros(0, dtype=np.int64)
-        return np.concatenate([empty, *self.cells]), np.concatenate([empty, *self.source])
+    def joined(self) -> np.ndarray:
+        """Returns cells and source [2, P]."""
+        return np.concatenate(self._parts, 1)
 
 
 def index_packs(

@@ -15,24 +15,19 @@ from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.utils.registration import REGISTERED_ENVS
 
-from envs.batched.checks import check_versions
 from envs.batched.rotations import few_operations
 from envs.batched.seeds import DRAWS_BY_ROW
 from envs.batched.task import BatchedTask
 from envs.stock import BUILD_ERRORS, overrides
 from rlinf_embodied.errors import SimulatorError
 
+TESTED_VERSIONS = {"mani_skill": ("3.0.1",), "sapien": ("3.0.3",)}  # their internals are relied on
 COVERED = Path(__file__).with_name("covered.json")
 FAILURES = (*BUILD_ERRORS, SimulatorError)
 _ANY_VALUE = ("sensor_configs", "human_render_camera_configs", "viewer_camera_configs", "obs_mode")  # rows stay alike
 
 
-def make_batched_task(
-    task_id: str,
-    num_envs: int,
-    render: bool,
-    **kwargs: object,
-) -> BaseEnv:
+def make_batched_task(task_id: str, num_envs: int, render: bool, **kwargs: object) -> BaseEnv:
     """Returns N CPU rows of a registered ManiSkill task as one env object whose tensors have N rows.
 
     Args:
@@ -47,24 +42,24 @@ def make_batched_task(
     check_versions()
     spec = REGISTERED_ENVS[task_id]
     attributes = {name: few_operations()(getattr(spec.cls, name)) for name in ("get_info", "get_obs", "get_reward")}
-    attributes |= {
-        "_task_class": spec.cls,
-        "_draws_by_row": task_id in DRAWS_BY_ROW,
-    }
+    attributes |= {"_task_class": spec.cls, "_draws_by_row": task_id in DRAWS_BY_ROW}
     hooks = ("_before_simulation_step", "_after_simulation_step", "_after_control_step")
     attributes |= {name: _with_tensors(getattr(spec.cls, name)) for name in hooks if overrides(spec.cls, name)}
     cls = type(f"Batched{spec.cls.__name__}", (BatchedTask, spec.cls), attributes)
-    return cls(
-        **{
-            **(spec.default_kwargs or {}),
-            "num_envs": num_envs,
-            "obs_mode": "none",
-            "render_backend": "cpu" if render else "none",
-            "reconfiguration_freq": 0,
-            **kwargs,
-            "sim_backend": "physx_cpu",
-        }
-    )
+    usual = {"obs_mode": "none", "render_backend": "cpu" if render else "none", "reconfiguration_freq": 0}
+    fixed = {"num_envs": num_envs, "sim_backend": "physx_cpu"}
+    return cls(**{**(spec.default_kwargs or {}), **usual, **kwargs, **fixed})
+
+
+def check_versions() -> None:
+    """Raises SimulatorError if the batched backend was not tested with the installed ManiSkill or SAPIEN."""
+    for package, tested in TESTED_VERSIONS.items():
+        found = version(package)
+        if found not in tested:
+            raise SimulatorError(
+                f"{package} {found} is installed, but the batched CPU backend was tested with {package} "
+                f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs (env.backend=stock)"
+            )
 
 
 def _with_tensors(hook: Callable[[BaseEnv], None]) -> Callable[[BaseEnv], None]:

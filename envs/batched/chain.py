@@ -41,7 +41,12 @@ def read_chain(kinematics: Kinematics) -> Chain | None:
     Frames are turned so that each joint moves about or along its z axis.  None: there is a joint of another type, a
     controlled joint is not on the way to the link, or there are too many.
     """
-    joints = _joints_to(kinematics.end_link.name, Path(kinematics.urdf_path).read_text())
+    urdf = ElementTree.fromstring(Path(kinematics.urdf_path).read_bytes())
+    above = {str(joint.find("child").get("link")): joint for joint in urdf.findall("joint")}
+    joints, link = [], kinematics.end_link.name
+    while link in above:
+        joints.insert(0, above[link])
+        link = str(above[link].find("parent").get("link"))
     moving = [joint for joint in joints if joint.get("type") != "fixed"]
     names = [str(joint.get("name")) for joint in moving]
     active = [joint.name for joint in kinematics.articulation.active_joints]
@@ -59,18 +64,6 @@ def read_chain(kinematics: Kinematics) -> Chain | None:
         chain.slot[i] = controlled.index(name) if name in controlled else -1
     _place(chain, joints)
     return chain
-
-
-def _joints_to(link: str, urdf: str) -> list[ElementTree.Element]:
-    """Returns the joints from the root to the link."""
-    above = {
-        str(joint.find("child").get("link")): joint for joint in ElementTree.fromstring(urdf.encode()).findall("joint")
-    }
-    joints = []
-    while link in above:
-        joints.append(above[link])
-        link = str(above[link].find("parent").get("link"))
-    return joints[::-1]
 
 
 def _place(chain: Chain, joints: list[ElementTree.Element]) -> None:

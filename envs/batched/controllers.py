@@ -14,7 +14,6 @@ from mani_skill.agents.base_agent import BaseAgent
 from mani_skill.agents.controllers.base_controller import BaseController, DictController
 from mani_skill.agents.controllers.pd_ee_pose import PDEEPosController, PDEEPoseController
 from mani_skill.agents.controllers.pd_joint_pos import PDJointPosController
-from mani_skill.agents.controllers.utils.kinematics import Kinematics
 from mani_skill.envs.sapien_env import BaseEnv
 from torch import Tensor
 
@@ -48,7 +47,14 @@ def has_bare_steps(task_class: type[BaseEnv], agent: BaseAgent | None) -> bool:
 
 def leaf_controllers(agent: BaseAgent | None) -> list[BaseController]:
     """Returns the controllers that the active ones are made of."""
-    return [leaf for controller in controllers_of(agent) for leaf in _leaves(controller)]
+    leaves, waiting = [], controllers_of(agent)
+    while waiting:
+        controller = waiting.pop(0)
+        if isinstance(controller, DictController):
+            waiting = [*controller.controllers.values(), *waiting]
+        else:
+            leaves.append(controller)
+    return leaves
 
 
 def adopt_controllers(agent: BaseAgent | None, reset: Callable[[Callable[[], None]], None]) -> None:
@@ -78,27 +84,16 @@ def _set_ee_action(controller: PDEEPosController, action: Tensor) -> None:
 
 
 def _scale_pose_action(controller: PDEEPoseController, action: Tensor) -> Tensor:
-    """Returns actions [N, 6] in the controller's range."""
     low, high = controller.action_space_low, controller.action_space_high
     return scale_pose_action(controller.config.rot_lower, action.detach(), low, high)
-
-
-def row_solver(kinematics: Kinematics) -> RowSolver:
-    """Returns the solver of a controller's kinematics, made when it is first asked for."""
-    if not hasattr(kinematics, _row_solver):
-        setattr(kinematics, _row_solver, RowSolver(kinematics))
-    return getattr(kinematics, _row_solver)
 
 
 def _solve(controller: PDEEPosController) -> Tensor:
     """Returns joint targets [N, joints] for the target poses; a row without solution, or at rest, stays where it is."""
     targets = controller._start_qpos.numpy().copy()
     qpos, poses = controller.articulation.get_qpos().numpy(), controller._target_pose.raw_pose.numpy()
-    row_solver(controller.kinematics).solve(controller.scene.px.active, qpos, poses, targets)
+    kinematics = controller.kinematics
+    if not hasattr(kinematics, _row_solver):
+        setattr(kinematics, _row_solver, RowSolver(kinematics))
+    getattr(kinematics, _row_solver).solve(controller.scene.px.active, qpos, poses, targets)
     return torch.from_numpy(targets)
-
-
-def _leaves(controller: BaseController) -> list[BaseController]:
-    if isinstance(controller, DictController):
-        return [leaf for part in controller.controllers.values() for leaf in _leaves(part)]
-    return [controller]

@@ -38,10 +38,15 @@ class Swap:
     light: RenderBody
 
     def show_heavy(self) -> None:
-        _exchange(self.entity, self.light, self.heavy)
+        self._exchange(self.light, self.heavy)
 
     def show_light(self) -> None:
-        _exchange(self.entity, self.heavy, self.light)
+        self._exchange(self.heavy, self.light)
+
+    def _exchange(self, old: RenderBody, new: RenderBody) -> None:
+        new.visibility = old.visibility
+        self.entity.remove_component(old)
+        self.entity.add_component(new)
 
 
 def decimate_visuals(scene: sapien.Scene, cameras: Sequence[Camera]) -> list[Swap]:
@@ -86,12 +91,6 @@ def _width(camera: Camera, points: np.ndarray, nearest: float) -> float:
     return UNSEEN * 2 * slope * max(distance, nearest) / camera.height
 
 
-def _exchange(entity: sapien.Entity, old: RenderBody, new: RenderBody) -> None:
-    new.visibility = old.visibility
-    entity.remove_component(old)
-    entity.add_component(new)
-
-
 _light_bodies: dict[tuple, RenderBody | None] = {}  # the rows of an env, and the envs of a process, share meshes
 
 
@@ -101,16 +100,12 @@ def _lighter(body: RenderBody, pixel: float) -> RenderBody | None:
     if not shapes or not all(isinstance(shape, RenderMesh) for shape in shapes):
         return None
     names = [_source(shape) for shape in shapes]
-    key = (pixel, *((name, *_placement(shape)) for name, shape in zip(names, shapes, strict=True)))
+    poses = [np.concatenate([shape.scale, shape.local_pose.p, shape.local_pose.q]).tobytes() for shape in shapes]
+    key = (pixel, *names, *poses)
     if key not in _light_bodies:
         _light_bodies[key] = _build(shapes, names, pixel)
     light = _light_bodies[key]
     return None if light is None else light.clone()
-
-
-def _placement(shape: RenderMesh) -> tuple[bytes, bytes, bytes]:
-    pose = shape.local_pose
-    return np.asarray(shape.scale).tobytes(), pose.p.tobytes(), pose.q.tobytes()
 
 
 def _source(shape: RenderMesh) -> str:

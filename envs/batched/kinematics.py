@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -27,7 +26,6 @@ import sapien
 from mani_skill.agents.controllers.utils.kinematics import Kinematics
 
 from envs.batched.chain import MAX_ITERATIONS, read_chain
-from rlinf_embodied import portable
 from rlinf_embodied.cache import cached
 
 FAILED, SOLVED, UNSURE = 0, 1, 2
@@ -41,14 +39,14 @@ logger = logging.getLogger(__name__)
 
 
 class RowSolver:
-    """Solves rows of one robot's chain; `num_rows` and `num_by_sapien` count what went which way."""
+    """Solves rows of one robot's chain; `num_by_sapien` counts those that SAPIEN solved."""
 
     def __init__(self, kinematics: Kinematics) -> None:
         self.pmodel, self.link = kinematics.pmodel, kinematics.end_link_idx
         self.columns = kinematics.pmodel_active_joint_indices.numpy()
         self.controlled = kinematics.pmodel_controlled_joint_indices.numpy()
         self.mask = kinematics.qmask.numpy()
-        self.num_rows = self.num_by_sapien = 0
+        self.num_by_sapien = 0
         self.library, self.chain = load_library(), None
         if self.library is not None and type(self.pmodel).__module__.endswith("pysapien_pinocchio"):
             self.chain = read_chain(kinematics)
@@ -67,7 +65,6 @@ class RowSolver:
             poses: poses of the link in the robot's base (x, y, z, qw, qx, qy, qz) [N, 7], float32.
             targets: positions of the controlled joints [N, J], float32, written in place.
         """
-        self.num_rows += len(rows)
         unsure = np.asarray(rows)
         if self.chain is not None:
             unsure = unsure[self.run(unsure, qpos, poses, targets)[2] == UNSURE]
@@ -172,15 +169,8 @@ def _compiled() -> Path:
 
 
 def _instruction_set() -> list[str]:
-    """Returns the compiler's option for the widest vectors of this machine; results are the same with all of them."""
-    if platform.machine() != "x86_64":
-        return []
-    if portable.is_pinned():
-        return ["-mavx2"]
+    """Returns the compiler's option for vectors of four doubles; results are the same without them."""
     try:
-        flags = next(
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")
-        ).split()
-    except (OSError, StopIteration):
+        return ["-mavx2"] if "avx2" in Path("/proc/cpuinfo").read_text().split() else []
+    except OSError:
         return []
-    return ["-mavx512f"] if "avx512f" in flags else ["-mavx2"] if "avx2" in flags else []

@@ -82,7 +82,10 @@ def _rectangle(mesh: Mesh) -> Mesh | None:
     first, second = (axis for axis in range(3) if axis != across)
     places = mesh.vertices[:, [first, second]].astype(np.float64)
     corners = np.array([[a, b] for a in (low[first], high[first]) for b in (low[second], high[second])], np.float64)
-    if not np.isclose(_area(places, mesh.triangles), np.prod(np.ptp(corners, axis=0)), rtol=FLAT):
+    a, b, c = places[mesh.triangles].transpose(1, 0, 2)
+    (x1, y1), (x2, y2) = (b - a).T, (c - a).T
+    area = float(np.abs(x1 * y2 - x2 * y1).sum() / 2)
+    if not np.isclose(area, np.prod(np.ptp(corners, axis=0)), rtol=FLAT):
         return None  # it has holes, another outline, or lies on itself
     affine = np.linalg.lstsq(np.c_[places, np.ones(len(places))], mesh.uvs.astype(np.float64), rcond=None)[0]
     if not np.allclose(np.c_[places, np.ones(len(places))] @ affine, mesh.uvs, atol=FLAT * np.abs(mesh.uvs).max()):
@@ -95,12 +98,6 @@ def _rectangle(mesh: Mesh) -> Mesh | None:
         triangles = triangles[:, ::-1].copy()
     uvs = (np.c_[corners, np.ones(4)] @ affine).astype(np.float32)
     return Mesh(vertices, triangles, np.tile(normal, (4, 1)), uvs)
-
-
-def _area(places: np.ndarray, triangles: np.ndarray) -> float:
-    a, b, c = places[triangles].transpose(1, 0, 2)
-    (x1, y1), (x2, y2) = (b - a).T, (c - a).T
-    return float(np.abs(x1 * y2 - x2 * y1).sum() / 2)
 
 
 def _shaded(points: np.ndarray, faces: np.ndarray, mesh: Mesh) -> Mesh:

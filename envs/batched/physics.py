@@ -84,9 +84,8 @@ class PhysicsBatch:
         self._is_link = np.array(links, bool)
         self._is_actor = ~self._is_link
         self._is_root = np.array(roots, bool)
-        self._is_dynamic = np.array(
-            [not (link or b.kinematic) for link, b in zip(links, self.bodies, strict=True)], bool
-        )
+        kinematic = [not link and body.kinematic for link, body in zip(links, self.bodies, strict=True)]
+        self._is_dynamic = ~self._is_link & ~np.array(kinematic, bool)
         self.cuda_rigid_body_data = BodyBuffer.zeros(self.row_sets, len(self.bodies), 13)
         self.cuda_rigid_body_data.links = {
             row: body for row, body in enumerate(self.bodies) if links[row] and not roots[row]
@@ -101,7 +100,7 @@ class PhysicsBatch:
         velocity = [joint and joint.set_drive_velocity_target for joint in joints]
         self.position_drives = Drives(self.cuda_articulation_target_qpos, position, self.articulation_scene)
         self.velocity_drives = Drives(self.cuda_articulation_target_qvel, velocity, self.articulation_scene)
-        self._index()
+        self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
 
     def number(self) -> None:
         """Numbers the bodies and articulations of all scenes; they are complete."""
@@ -118,9 +117,6 @@ class PhysicsBatch:
                     self.articulation_row[link.articulation] = len(self.articulations)
                     self.articulations.append(link.articulation)
                     self.articulation_scene.append(i)
-
-    def _index(self) -> None:
-        self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
 
     def recreate_scene(self, i: int) -> None:
         """Moves everything of scene i into a new scene with a new PhysX system: the same world without its history."""
@@ -172,7 +168,8 @@ class PhysicsBatch:
         self._flat = np.frombuffer(b"".join(self._packs), np.float32)
         self._pose_flat = np.frombuffer(b"".join(self._pose_packs), np.float32)
         if len(self._pose_flat) != self._layout.pose_pack_size:
-            self._index()  # entities were added, for example cameras
+            # entities were added, for example cameras
+            self._layout = index_packs(self.scenes, self.body_row, self.articulation_row, self.dof)
         assert len(self._flat) == self._layout.pack_size, "the PhysX pack has another layout than PackLayout describes"
         assert len(self._pose_flat) == self._layout.pose_pack_size, "the pose pack has another layout than described"
 

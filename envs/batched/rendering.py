@@ -50,8 +50,9 @@ def take_images(scenes: Sequence[sapien.Scene], cameras: Sequence[Sequence[Camer
         scene.render_system.step()
         for camera in row:
             camera.take_picture()
-    images = colours([camera for row in cameras for camera in row])
-    return torch.from_numpy(_rgb(images).reshape(len(cameras), -1, *images.shape[1:3], 3))
+    rgb = colours([camera for row in cameras for camera in row])[..., :3]
+    rgb = rgb if rgb.dtype == np.uint8 else (rgb * 255).astype(np.uint8)  # as ManiSkill converts
+    return torch.from_numpy(np.ascontiguousarray(rgb).reshape(len(cameras), -1, *rgb.shape[1:]))
 
 
 def colours(cameras: Sequence[Camera]) -> np.ndarray:
@@ -70,12 +71,6 @@ def colours(cameras: Sequence[Camera]) -> np.ndarray:
             camera.take_picture()
             images[i] = camera.get_picture("Color")
     return images
-
-
-def _rgb(images: np.ndarray) -> np.ndarray:
-    """Returns RGBA images as contiguous uint8 RGB, converted as ManiSkill does."""
-    rgb = images[..., :3]
-    return np.ascontiguousarray(rgb if rgb.dtype == np.uint8 else (rgb * 255).astype(np.uint8))
 
 
 class RenderGroup:

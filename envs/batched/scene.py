@@ -205,12 +205,10 @@ def adopt_camera(camera: RenderCamera) -> None:
 
     ManiSkill's batched formula has other last bits, and keeps old matrices.
     """
+    cameras = camera._render_cameras
     for name in ("get_extrinsic_matrix", "get_model_matrix"):
-        setattr(camera, name, partial(_matrices, name, camera))
-
-
-def _matrices(name: str, camera: RenderCamera) -> Tensor:
-    return torch.from_numpy(np.stack([getattr(part, name)() for part in camera._render_cameras]))
+        matrices = lambda name=name: torch.from_numpy(np.stack([getattr(part, name)() for part in cameras]))  # noqa: E731
+        setattr(camera, name, matrices)
 
 
 def adopt_robots(agent: BaseAgent | None) -> None:

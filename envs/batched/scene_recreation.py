@@ -20,7 +20,13 @@ def recreated_scene(old: sapien.Scene, rendering: bool) -> sapien.Scene:
     physx.set_scene_config(old.physx_system.config)
     system = physx.PhysxCpuSystem()
     system.timestep = old.physx_system.timestep
-    systems = [system, _renewed_renderer(old.render_system)] if rendering else [system]
+    systems: list[sapien.System] = [system]
+    if rendering:
+        renderer = sapien.render.RenderSystem(old.render_system.device)
+        renderer.ambient_light = old.render_system.ambient_light
+        if old.render_system.cubemap is not None:
+            renderer.cubemap = old.render_system.cubemap
+        systems.append(renderer)
     new = sapien.Scene(systems)
     entities, packs = old.entities, _packs(old) if rendering else {}
     for entity in entities:
@@ -46,14 +52,6 @@ def _packs(scene: sapien.Scene) -> dict[sapien.Entity, Pack]:
         pack = pack_of(camera)
         packs[camera.entity] = pack if packs.get(camera.entity, Pack.colour) is Pack.colour else packs[camera.entity]
     return packs
-
-
-def _renewed_renderer(old: sapien.render.RenderSystem) -> sapien.render.RenderSystem:
-    new = sapien.render.RenderSystem(old.device)
-    new.ambient_light = old.ambient_light
-    if old.cubemap is not None:
-        new.cubemap = old.cubemap
-    return new
 
 
 def packed_state(system: physx.PhysxCpuSystem) -> np.ndarray:

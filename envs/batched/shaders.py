@@ -1,6 +1,6 @@
 """The shaders of the cameras: SAPIEN's, without the parts that cost CPU time and do not change the images.
 
-Which lines are left out is declared in EDITS.  In scenes without an environment map the images stay the
+Which lines are left out is declared below.  In scenes without an environment map the images stay the
 same bit for bit without
 
 1. reflections of the environment, black there: two look-ups per pixel, and a table (the BRDF's integral) that takes
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum, auto
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -41,24 +40,14 @@ KNOWN_FILES = {  # blake2b of the texts that the line numbers below belong to
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """The changes of a file; lines count from 1, as in `Edit(cut=((100, 100), (111, 115)))`."""
-
-    cut: tuple[tuple[int, int], ...] = ()  # first and last line of each part that is taken out
-    renamed: Mapping[int, tuple[str, str]] = field(default_factory=dict)  # line: (name in it, new name)
-
-
 _REFLECTIONS = ((100, 100), (111, 115), (117, 124), (320, 324))  # the table, two functions, their calls
-_COLOUR = ("outColorRaw", "outColor")
-EDITS: dict[str, dict[str, Edit | None]] = {  # by pack and file; None: the pack has no such file
-    "whole": {"gbuffer.frag": Edit(_REFLECTIONS), "composite0.frag": Edit(((71, 71),))},  # the table again
-    "colour": {
-        "gbuffer.frag": Edit((*_REFLECTIONS, (133, 133), (328, 328)), {132: _COLOUR, 327: _COLOUR}),
-        "composite0.frag": None,
-        "composite.vert": None,
-    },
+CUT = {  # first and last line, from 1, of each part that is taken out
+    "whole/gbuffer.frag": _REFLECTIONS,
+    "whole/composite0.frag": ((71, 71),),  # the table again
+    "colour/gbuffer.frag": (*_REFLECTIONS, (133, 133), (328, 328)),
 }
+RENAMED = {"colour/gbuffer.frag": {132: ("outColorRaw", "outColor"), 327: ("outColorRaw", "outColor")}}
+LEFT_OUT = ("colour/composite0.frag", "colour/composite.vert")
 
 
 def unknown_files() -> list[str]:
@@ -69,40 +58,29 @@ def unknown_files() -> list[str]:
 
 
 def made_packs() -> Path:
-    """Returns a folder with the packs of `EDITS`, made once per machine; all files of SAPIEN's have to be known."""
-    files = made_files()
-    digest = hashlib.blake2b("".join(files.values()).encode(), digest_size=8).hexdigest()
+    """Returns a folder with both packs, made once per machine; all files of SAPIEN's have to be known."""
+    texts = {name: (STOCK_FOLDER / name).read_bytes().decode() for name in KNOWN_FILES}
+    made = {name: text for name, text in texts.items() if name.startswith("common/")}
+    for name, text in texts.items():
+        for path in (name.replace("minimal/", f"{pack}/") for pack in ("whole", "colour")):
+            if path not in (*LEFT_OUT, *made):
+                made[path] = _edited(text, path)
+    digest = hashlib.blake2b("".join(made.values()).encode(), digest_size=8).hexdigest()
 
     def write(folder: Path) -> None:
-        for name, text in files.items():
+        for name, text in made.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(text.encode())
 
     return cached(f"shaders/{sapien.__version__}-{digest}", write)
 
 
-def made_files() -> dict[str, str]:
-    """Returns the texts of the packs and their includes, by path."""
-    made = {}
-    for name in KNOWN_FILES:
-        folder, file = name.split("/")
-        text = (STOCK_FOLDER / name).read_bytes().decode()
-        if folder == "common":
-            made[name] = text
-            continue
-        for pack, edits in EDITS.items():
-            edit = edits.get(file, Edit())
-            if edit is not None:
-                made[f"{pack}/{file}"] = _edited(text, edit)
-    return made
-
-
-def _edited(text: str, edit: Edit) -> str:
+def _edited(text: str, path: str) -> str:
     lines = dict(enumerate(text.splitlines(keepends=True), 1))
-    for number, (name, new) in edit.renamed.items():
+    for number, (name, new) in RENAMED.get(path, {}).items():
         assert lines[number].count(name) == 1, f"line {number} has not one {name}: {lines[number]!r}"
         lines[number] = lines[number].replace(name, new)
-    for first, last in edit.cut:
+    for first, last in CUT.get(path, ()):
         for number in range(first, last + 1):
             del lines[number]
     return "".join(lines.values())
@@ -116,9 +94,9 @@ STOCK = "minimal"  # ManiSkill's default: colour, depth and segmentation in one 
 class Pack(StrEnum):
     """Shaders of a camera; the values of stock ones are ManiSkill's names."""
 
-    colour = auto()  # "Color" alone, in one pass
-    whole = auto()  # all images of ManiSkill's default pack
-    default = auto()  # ManiSkill's pack "default", untouched
+    colour = "colour"  # "Color" alone, in one pass
+    whole = "whole"  # all images of ManiSkill's default pack
+    default = "default"  # ManiSkill's pack "default"
 
 
 Camera = sapien.render.RenderCameraComponent

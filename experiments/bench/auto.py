@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from experiments.bench.auto_cases import CASES, FEW, REASONING, THROTTLED
+from experiments.bench.auto_cases import CASES, FEW, REASONING
 from experiments.bench.harness import (
     Benchmark,
     Report,
@@ -41,7 +41,7 @@ from experiments.bench.harness.trainings import digest_of, iterations, job_of, t
 from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
 from rlinf_embodied.compose import choices, compose_math, compose_train
-from rlinf_embodied.config import ClusterConfig, MathConfig, TrainConfig
+from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.calls import Simulation
@@ -49,7 +49,7 @@ from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.notation import resolve, to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import as_measured, linked
+from rlinf_embodied.planning.profile import as_measured
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session, make_session
 from rlinf_embodied.telemetry.tables import text_table
@@ -107,7 +107,6 @@ def run_case(
     least_devices: int = 2,
     names: Sequence[str] = (),
     next_best: int = 0,
-    throttled: Mapping[int, float] | None = None,
     settle: int = 0,
 ) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
@@ -120,7 +119,6 @@ def run_case(
         least_devices: that the cluster has.
         names: of the presets, all if there are none.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
-        throttled: what part of a core a device gets; None: all devices get a core each.
         settle: iterations before each one that is timed.
 
     Raises:
@@ -130,7 +128,7 @@ def run_case(
     job, cluster = job_of(config), cluster_at_hand(config.cluster)
     if cluster.num_devices < least_devices:
         raise ConfigError("cluster.num_devices is 1, but one device has one plan: use a machine with two")
-    begin = partial(begun, config.cluster, throttled or {})
+    begin = partial(make_session, config.cluster)
     session = begin()
     try:
         workflow, pricer, profile_s = profiled(job, cluster, session)
@@ -144,15 +142,6 @@ def run_case(
         session.close()
 
 
-def begun(config: ClusterConfig, throttled: Mapping[int, float]) -> Session:
-    """Returns a new session."""
-    if not throttled:
-        return make_session(config)
-    from experiments.bench.harness.throttled import ThrottledSession  # imports Ray
-
-    return ThrottledSession(config, throttled)
-
-
 def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pricer, float]:
     """Makes the policy that training starts from and profiles the stages; the session is left without stages.
 
@@ -164,7 +153,7 @@ def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pr
     start = time.perf_counter()
     profile, _ = measured_profile(job, cluster, workflow, session, shown)
     seconds = time.perf_counter() - start
-    return workflow, Pricer(as_measured(workflow, profile), profile, linked(cluster, profile)), seconds
+    return workflow, Pricer(as_measured(workflow, profile), profile, cluster), seconds
 
 
 def shown(what: str, done: int, total: int, remark: str) -> None:
@@ -245,7 +234,7 @@ def _trained(
             others = [session for other, session in sessions.items() if other != name]
             steps = iterations(job, executor, (before + count) * (1 + settle))
             arms[name] = partial(timed_iteration, steps, others, settle)
-        found = alternate(arms, count, warm_up=before, quiet=True)
+        found = alternate(arms, count, warm_up=before, said=lambda *_: None)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
             for name, plan in plans.items()
@@ -322,7 +311,6 @@ def measure(run: Run[Options]) -> Report:
                 own.iterations,
                 names=FEW.get(case, ()),
                 next_best=own.next_best,
-                throttled=THROTTLED.get(case),
                 settle=own.settle,
             )
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)

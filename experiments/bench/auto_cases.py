@@ -8,7 +8,6 @@ flat_policy    a policy whose call takes as long for one row as for sixteen, wit
 math_tail      completions most of which end early
 math_memory    devices that hold one of two stages
 math_judge     a reward that waits for an external judge
-uneven         a second core of which another process takes half: uneven shares
 """
 
 from __future__ import annotations
@@ -42,11 +41,6 @@ CASES: dict[str, tuple[str, ...]] = {
     "robot_reuse": (
         *(*_ROBOTS, "policy.options.stem_width=128", "env.control_hz=15"),
         *("algorithm.epochs=12", "algorithm.value_epochs=24"),
-    ),
-    "uneven": (
-        *("env=point_reach", "warm_start.num_demos=24", "warm_start.epochs=1", *_LARGE, "env.obs_size=64"),
-        *("env.num_envs=48", "env.block_size=4", "cluster.speeds=[1.0,0.5]"),
-        *("algorithm.target_kl=null", "algorithm.epochs=1", "algorithm.value_epochs=1"),
     ),
     "math_grpo": (REASONING, "warm_start.steps=400"),
     "math_ppo": (REASONING, "algorithm=ppo", "warm_start.steps=400", "algorithm.critic_warmup_iterations=1"),
@@ -83,8 +77,6 @@ CASES: dict[str, tuple[str, ...]] = {
         *("reward.concurrency=16", "reward.waits=true", "cluster.waiting_devices=2"),
     ),
 }
-# devices of which a kernel quota gives only this share; cluster.speeds reports it to the planner
-THROTTLED = {"uneven": {1: 0.5}}
 _OF_LEARNERS = ("collocated", "disaggregated", "hybrid", "experiments/bench/learners_apart.yaml")
 # presets: few workers that wait for their turn are enough for two cores, and workers with optimizers of 103 million
 # weights for 24 GiB

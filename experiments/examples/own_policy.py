@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise
 from rlinf_embodied.algorithms.log_probs import (
-    greedy_tokens,
     sample_tokens,
     token_log_probs,
     token_log_probs_and_entropy,
@@ -58,7 +57,7 @@ class ProprioPolicy(KeptInFolder, ImitationPolicy):
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Chooses the likeliest bins, or those at which the cumulative distribution passes `noise`."""
         logits = self._actor(features["proprio"])  # [B, C, A, bins]
-        tokens = greedy_tokens(logits) if noise is None else sample_tokens(logits, noise, temperature)
+        tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
         actions = tokens * (2.0 / (self.options.num_bins - 1)) - 1.0
         return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from policies.openvla.network import OpenVLA, causal_mask
 from policies.openvla.prompt import TokenRows
-from rlinf_embodied.algorithms.log_probs import greedy_tokens, sample_tokens, token_log_probs_and_entropy
+from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs_and_entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TokenDistribution:
     def choose(self, hidden: Tensor, output_layer: nn.Linear, uniforms: Tensor | None) -> Tensor:
         """Returns tokens [..] for hidden states [.., D]: drawn by uniforms [..] in [0, 1), or the likeliest ones."""
         logits = self._logits(hidden, output_layer)
-        places = greedy_tokens(logits) if uniforms is None else sample_tokens(logits, uniforms, self.temperature)
+        places = logits.argmax(-1) if uniforms is None else sample_tokens(logits, uniforms, self.temperature)
         return places + self.columns.start
 
     def score(

@@ -1,4 +1,4 @@
-"""Advantages (generalised per env step or chunk, group-relative), their normalisation, and reward shaping.
+"""Advantages (generalised per env step or chunk, group-relative) and their normalisation.
 
 Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups, G members of a group.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 
@@ -65,16 +65,9 @@ def gae(
 
     (Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
     t + 1 is the row's next valid step: steps that are not valid give neither reward nor decay, whatever they hold.
-
-    Args:
-        rewards: r_t.
-        values: V_t.
-        next_values: V_{t+1}, see the function of that name.
-        terminated: the episode ended here by the task's own rule; nothing follows.
-        truncated: the episode ended here by the time limit; the row's next step belongs to another episode.
-        valid: whether the step was taken.
-        gamma: discount per step; one per step and row at chunk level (`ChunkSteps.discount`).
-        lam: lambda, per step.
+    V_{t+1} is what `next_values` returns.  An episode is terminated by the task's own rule, and nothing follows, or
+    truncated by the time limit, and the row's next step belongs to another one.  gamma and lambda are per step; at
+    chunk level gamma is one per step and row (`ChunkSteps.discount`).
     """
     bootstrap = torch.where(terminated, 0.0, next_values)
     deltas = rewards + gamma * bootstrap - values
@@ -158,8 +151,7 @@ def standardized(
 
     Args:
         blocks: advantages of each block of this worker, and which entries are valid, of one shape.
-        sum_blocks: adds up what each block gives over all workers, in a fixed order (`Reducer.sum_blocks`), so that the
-            result has the same bits however the blocks are spread.
+        sum_blocks: sums over all workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
         eps: keeps equal advantages from dividing by 0.
     """
     kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}
@@ -169,17 +161,3 @@ def standardized(
     squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
     std = (float(sum_blocks(squares)[0]) / number) ** 0.5
     return {b: (a - mean) / (std + eps) for b, (a, _) in blocks.items()}
-
-
-def overlong_penalty(lengths: Int[Tensor, " B"], longest: int, margin: int, penalty: float) -> Float[Tensor, " B"]:
-    """Returns what each completion loses for its length: nothing up to longest - margin, then linearly `penalty`.
-
-    (Soft overlong punishment of DAPO, arXiv 2503.14476, eq. 13.)
-
-    Args:
-        lengths: tokens.
-        longest: tokens at which a completion is cut off.
-        margin: tokens before that over which the penalty rises; at least 1.
-        penalty: at `longest`.
-    """
-    return ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * penalty

@@ -40,7 +40,7 @@ class Training:
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
 
     def require_policy(self, usable: bool, rule: str, action: str) -> None:
-        """Checks that the policy can be trained this way."""
+        """Raises a ConfigError unless the policy is `usable`."""
         require(usable, "policy._target_", self.settings._target_, rule, action)
 
 

@@ -7,7 +7,7 @@ Axes: H chunk-steps, B rows of a block, C actions per chunk, K choices per actio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -94,19 +94,10 @@ class TrainingBlock:
     rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
 
     def __len__(self) -> int:
-        """Returns the number of samples M."""
         return len(self.old_log_probs)
 
     def rows(self, index: Tensor) -> TrainingBlock:
-        """Returns these samples."""
         return _each(lambda parts: parts[0][index], self)
-
-    def padded(self, size: int) -> TrainingBlock:
-        """Returns `size` rows: these, and behind them copies of the first in which no action is valid or weighs."""
-        number = torch.arange(size, device=self.valid.device)
-        real = number < len(self)
-        rows = self.rows(torch.where(real, number, 0))
-        return replace(rows, valid=rows.valid & real[:, None], weights=rows.weights * real[:, None])
 
 
 _COLUMNS = tuple(column.name for column in fields(TrainingBlock))  # torch.compile does not know `fields`
@@ -135,13 +126,7 @@ def training_block(
 ) -> TrainingBlock:
     """Returns the samples of one rollout that have a valid action and a weight.
 
-    Args:
-        policy: the policy's columns.
-        env: the simulator's columns, with the same H and B.
-        advantages: float32 [H, B, C].
-        weights: float32 [H, B, C], 0 where an action shall not count.
-        values: float32 [H, B, C] or None.
-        returns: float32 [H, B, C] or None.
+    Other tensors are float32 [H, B, C]; weights are 0 where an action shall not count.
     """
     assert policy.log_probs.shape[:2] == env.valid.shape[:2], "the two sides of the rollout differ in length"
     scored = policy.old_log_probs

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
@@ -29,27 +28,15 @@ class Objective:
     joint: bool  # whether a pass of the policy trains the critic, too
 
     def policy_passes(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> list[Pass]:
-        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's.
-
-        Where passes are compiled the last row of a block is one of padding.
-        """
+        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's."""
         return [
             Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part, critic_only))
-            for part in self._parts(block, index, self.algorithm.rows_per_microbatch)
+            for part in index.split(self.algorithm.rows_per_microbatch or len(index))
         ]
 
     def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
         """Returns the pass of a separate critic."""
-        (rows,) = self._parts(block, index, None)
-        return [Pass(float(block.valid[rows].sum()), partial(self._value_sums, block, rows))]
-
-    def _parts(self, block: TrainingBlock, index: Tensor, size: int | None) -> Sequence[Tensor]:
-        """Returns the rows of each pass; compiled ones are of one size, filled up with the block's last row."""
-        if not self.algorithm.compile:
-            return index.split(size or len(index))
-        last = len(block) - 1
-        size = size or -(-last // self.algorithm.num_minibatches)
-        return [functional.pad(part, (0, size - len(part)), value=last) for part in index.split(size)]
+        return [Pass(float(block.valid[index].sum()), partial(self._value_sums, block, index))]
 
     def _policy_sums(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> LossSums:
         rows = block.rows(index)

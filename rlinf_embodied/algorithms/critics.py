@@ -1,20 +1,19 @@
 """What algorithms with critics Q(s, a) share: an ensemble of them, computed together, and targets that follow it."""
-# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns
 from rlinf_embodied.config import CriticsConfig
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
@@ -27,19 +26,16 @@ from rlinf_embodied.randomness import words
 class Ensemble(nn.Module):
     """E networks from [B, D] to [E, B]: ReLU layers, each behind LayerNorm where `layer_norm` (arXiv 2302.02948)."""
 
-    def __init__(self, num: int, inputs: int, width: int, layers: int, layer_norm: bool, seed: int) -> None:
+    def __init__(self, num: int, sizes: Sequence[int], layer_norm: bool, seed: int) -> None:
         """Draws weights and biases uniformly within 1 / sqrt(inputs of the layer), as torch's linear layers do.
 
         Args:
             num: E.
-            inputs: D.
-            width: of hidden layers.
-            layers: number of hidden layers.
-            layer_norm: whether they are normalised.
+            sizes: D, the widths of hidden layers, 1.
+            layer_norm: whether hidden layers are normalised.
             seed: of the draws; the global generator is left as it was.
         """
         super().__init__()
-        sizes = [inputs, *[width] * layers, 1]
         generator = torch.Generator().manual_seed(int(words(seed, "critics")) >> 1)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for a, b in pairwise(sizes):
@@ -48,10 +44,9 @@ class Ensemble(nn.Module):
             self.weights.append(nn.Parameter(draw(num, a, b)))
             self.biases.append(nn.Parameter(draw(num, 1, b)))
         self.scales, self.shifts = nn.ParameterList(), nn.ParameterList()
-        if layer_norm:
-            for _ in range(layers):
-                self.scales.append(nn.Parameter(torch.ones(num, 1, width)))
-                self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
+        for width in sizes[1:-1] if layer_norm else ():
+            self.scales.append(nn.Parameter(torch.ones(num, 1, width)))
+            self.shifts.append(nn.Parameter(torch.zeros(num, 1, width)))
 
     def forward(self, rows: Tensor, members: Tensor | None = None) -> Tensor:
         """Returns the values [E, B] of rows [B, D]; of the critics `members`, int64 [K], alone [K, B]."""
@@ -87,8 +82,9 @@ class CriticsAlgorithm(Algorithm):
         self.modules = {"critics": self._critics, "target_critics": self._targets}
 
     def _networks(self, num: int, inputs: int) -> Ensemble:
-        width, layers = self.algorithm.critic_hidden_size, self.algorithm.critic_layers
-        return Ensemble(num, inputs, width, layers, self.algorithm.layer_norm, self.training.seed).to(self._device)
+        algorithm = self.algorithm
+        sizes = (inputs, *[algorithm.critic_hidden_size] * algorithm.critic_layers, 1)
+        return Ensemble(num, sizes, algorithm.layer_norm, self.training.seed).to(self._device)
 
     def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
         """Returns a learner whose passes add up the loss and one statistic."""
@@ -101,9 +97,18 @@ class CriticsAlgorithm(Algorithm):
     def _encode(self, states: Tensor) -> Features:
         return self._policy.encode(Observation({PROPRIO: states}, ("",) * len(states)))
 
+    def _fit_sums(self, columns: Columns, after: Tensor) -> LossSums:
+        """Returns sum_e sum_m (Q_e - y)^2 / 2 (arXiv 1812.05905, equation 5), y = r + gamma (1 - d) `after` [M]."""
+        targets = columns[REWARD] + self.algorithm.gamma * (1 - columns[TERMINATED]) * after
+        values = self._critics(joined(columns[STATE], columns[ACTION]))
+        loss = 0.5 * (values - targets).square().sum()
+        return loss_sums(loss, len(targets), values.detach().mean(0).sum())
+
     @torch.no_grad()
     def _move_targets(self) -> None:
-        move_towards(self._targets.parameters(), self._critics.parameters(), self.algorithm.tau)
+        """Makes each target (1 - tau) target + tau critic."""
+        for target, source in zip(self._targets.parameters(), self._critics.parameters(), strict=True):
+            target.lerp_(source, self.algorithm.tau)
 
 
 def joined(states: Tensor, actions: Tensor) -> Tensor:
@@ -115,15 +120,3 @@ def loss_sums(loss: Tensor, number: int, statistic: Tensor, reported: Tensor | N
     """Returns sums over a number of transitions; `reported` takes the place of the loss in metrics."""
     first = loss.detach() if reported is None else reported
     return LossSums(loss, loss.new_tensor(float(number)), torch.stack([first, statistic]))
-
-
-def critic_loss(values: Float[Tensor, "E M"], targets: Float[Tensor, " M"]) -> Float[Tensor, ""]:
-    """Returns sum_e sum_m (Q_e - y)^2 / 2 (Haarnoja et al. 2018, arXiv 1812.05905, equation 5)."""
-    return 0.5 * (values - targets).square().sum()
-
-
-@torch.no_grad()
-def move_towards(targets: Iterable[nn.Parameter], sources: Iterable[nn.Parameter], tau: float) -> None:
-    """Makes each target (1 - tau) target + tau source."""
-    for target, source in zip(targets, sources, strict=True):
-        target.lerp_(source, tau)

@@ -27,13 +27,9 @@ class GRPO(OnPolicy):
 
 
 def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: set[tuple[int, int]]) -> TrainingBlock:
-    """Returns a block's samples with group-relative advantages; groups that are not `kept` have no weight.
+    """Returns a block's samples with group-relative advantages; (round, group) pairs that are not `kept` weigh nothing.
 
-    Args:
-        rollouts: one per round, each with one episode per row.
-        algorithm: group size, success_only and length_normalized count here.
-        block: its number, which numbers its groups.
-        kept: (round, group) pairs to train on.
+    Rollouts, one per round, have one episode per row; the number of the block numbers its groups.
     """
     size, parts = algorithm.group_size, []
     for columns, env in rollouts:

@@ -19,16 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.transitions import (
-    ACTION,
-    EXPERT_ACTION,
-    Columns,
-    each_update,
-    length,
-    observation_of,
-    step_on,
-)
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import SFTConfig
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
@@ -67,12 +60,10 @@ def join(parts: Sequence[Demonstrations]) -> Demonstrations:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- algorithms
 class _Imitating(Algorithm):
     """An algorithm that minimises the policy's imitation loss."""
 
     def __init__(self, training: Training) -> None:
-        """Checks the policy."""
         super().__init__(training)
         usable = isinstance(training.policy, ImitationPolicy)
         training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")
@@ -98,18 +89,20 @@ class Imitation(_Imitating):
         self.learners[_OPTIMIZER] = Learner(parameters, adam, ("loss",), training.reducer, compile=compile)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
-        learner = self.learners[_OPTIMIZER]
         fitted = Fitted()
-        for k, batch in enumerate(each_update(data)):
-            keys = (step_context.iteration, k)
-            noisy = {b: part | self._noise("imitation", *keys, b, range(length(part))) for b, part in batch.items()}
-            fitted.add(step_on(learner, noisy, self._sums))
+        for k, batch in enumerate(transitions.each_update(data)):
+            rows = {b: range(transitions.length(part)) for b, part in batch.items()}
+            keys = ("imitation", step_context.iteration, k)
+            noisy = {b: part | self._noise(*keys, b, rows[b]) for b, part in batch.items()}
+            fitted.add(transitions.step_on(self.learners[_OPTIMIZER], noisy, self._sums))
         return {"losses/imitation_loss": fitted.loss}
 
     def _sums(self, columns: Columns) -> LossSums:
-        actions = columns[EXPERT_ACTION if EXPERT_ACTION in columns else ACTION]
+        expert = transitions.EXPERT_ACTION
+        actions = columns[expert if expert in columns else transitions.ACTION]
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
-        return self._loss(self._policy.encode_trainable(observation_of(columns)), actions[:, None], targets)
+        features = self._policy.encode_trainable(transitions.observation_of(columns))
+        return self._loss(features, actions[:, None], targets)
 
 
 class FineTuning(_Imitating):
@@ -123,15 +116,15 @@ class FineTuning(_Imitating):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
+        algorithm = self.algorithm
         self._features: dict[int, Features] = {}
-        for name, epochs in ((_WHOLE, self.algorithm.epochs), (_HEAD, self.algorithm.head_epochs)):
+        phases = ((_WHOLE, algorithm.epochs, algorithm.lr), (_HEAD, algorithm.head_epochs, algorithm.head_lr))
+        for name, epochs, lr in phases:
             if epochs:
-                lr = self.algorithm.lr if name == _WHOLE else self.algorithm.head_lr
                 adam = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
                 parameters = self._policy.imitation_parameters(name == _WHOLE)
                 self.learners[name] = Learner(parameters, adam, ("loss",), training.reducer)
 
-    # ----------------------------------------------------------------------------------------------------- statistics
     def measure(self, data: Mapping[int, Demonstrations]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
 
@@ -143,7 +136,7 @@ class FineTuning(_Imitating):
             self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
 
     def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
-        """Global mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
+        """Takes the mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
         sum_blocks, count = self.training.reducer.sum_blocks, float(sum(self.sizes(columns).values()))
         mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
@@ -154,69 +147,53 @@ class FineTuning(_Imitating):
         own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
         return {block: int(size[0]) for block, size in self.training.reducer.gather_blocks(own).items()}
 
-    # --------------------------------------------------------------------------------------------------------- update
     def update(self, step_context: StepContext, data: Mapping[int, Demonstrations]) -> dict[str, float]:
         """Makes one epoch over the demonstrations of this worker's blocks."""
-        algorithm, iteration = self.algorithm, step_context.iteration
-        if iteration < algorithm.epochs:
+        algorithm, epoch = self.algorithm, step_context.iteration
+        whole = epoch < algorithm.epochs
+        if whole:
             self._features = {}
-            return self._fit(data, True, iteration, algorithm.epochs, algorithm.batch_size, algorithm.lr)
-        epoch = iteration - algorithm.epochs
-        if not self._features:
-            self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
-        return self._fit(data, False, epoch, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr)
+            name, epochs, size, peak = _WHOLE, algorithm.epochs, algorithm.batch_size, algorithm.lr
+        else:
+            epoch -= algorithm.epochs
+            name, epochs, size, peak = _HEAD, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr
+            if not self._features:
+                self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
+        number = max(1, sum(self.sizes(data).values()) // size)
+        shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
+        fitted, learner = Fitted(), self.learners[name]
+        sums = partial(self._sums, whole, epoch)
+        passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
+        for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
+            learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
+            fitted.add(learner.step(rows, passes))
+        rate = {"losses/updates": float(number), "charts/learning_rate": learner.lr}
+        return {"losses/imitation_loss": fitted.loss} | rate
 
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Demonstrations], measure: bool) -> None:
-        self._features = {b: self._encode(d.observation) for b, d in data.items()}
+        for block, shown in data.items():
+            parts = [self._policy.encode_frozen(part.to(self._device)) for part in _parts(shown.observation)]
+            self._features[block] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
         if measure:
-            vision = {block: self._policy.pooled(features) for block, features in self._features.items()}
-            self._set_statistics("vision", vision)
+            self._set_statistics("vision", {b: self._policy.pooled(features) for b, features in self._features.items()})
 
-    def _encode(self, observation: Observation) -> Features:
-        parts = [self._policy.encode_frozen(part.to(self._device)) for part in _parts(observation)]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-    def _fit(
-        self, data: Mapping[int, Demonstrations], whole: bool, epoch: int, epochs: int, batch_size: int, lr: float
-    ) -> dict[str, float]:
-        algorithm, learner = self.algorithm, self.learners[_WHOLE if whole else _HEAD]
-        number = max(1, sum(self.sizes(data).values()) // batch_size)
-        shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
-        fitted, loss = Fitted(), self._whole_loss if whole else self._head_loss
-        passes = lambda b, index: [Pass(float(len(index)), partial(loss, data[b], epoch, b, index))]  # noqa: E731
-        for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
-            step = epoch * number + k
-            learner.lr = one_cycle(step, epochs * number, lr, algorithm.warmup)
-            fitted.add(learner.step(rows, passes))
-        return {
-            "losses/imitation_loss": fitted.loss,
-            "losses/updates": float(number),
-            "charts/learning_rate": learner.lr,
-        }
-
-    def _whole_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
-        positions = data.object_positions
-        targets = {} if positions is None else {"object_position": positions[index].to(self._device)}
-        jitter = self._jitter(data, epoch, block, index)
-        observation = data.observation.rows(index.tolist()).to(self._device)
-        features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
-        helped = targets | self._noise("flow", epoch, block, index.numpy())
-        return self._loss(features, data.actions[index].to(self._device), helped)
-
-    def _head_loss(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> LossSums:
-        features = {name: value[index] for name, value in self._features[block].items()}
-        if "proprio" in features:
-            features["proprio"] = features["proprio"] + self._jitter(data, epoch, block, index)
-        noise = self._noise("flow", epoch, block, index.numpy())
-        return self._loss(features, data.actions[index].to(self._device), noise)
-
-    def _jitter(self, data: Demonstrations, epoch: int, block: int, index: Tensor) -> Tensor:
-        shape = tuple(data.observation.proprio.shape[1:])
+    def _sums(self, whole: bool, epoch: int, data: Demonstrations, block: int, index: Tensor) -> LossSums:
+        targets = self._noise("flow", epoch, block, index.numpy())
+        shape, positions = tuple(data.observation.proprio.shape[1:]), data.object_positions
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        return torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+        if whole:
+            observation = data.observation.rows(index.tolist()).to(self._device)
+            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+            if positions is not None:
+                targets["object_position"] = positions[index].to(self._device)
+        else:
+            features = {name: value[index] for name, value in self._features[block].items()}
+            if "proprio" in features:
+                features["proprio"] = features["proprio"] + jitter
+        return self._loss(features, data.actions[index].to(self._device), targets)
 
-    # ------------------------------------------------------------------------------------------------------- held out
     @torch.no_grad()
     def held_out(self, data: Mapping[int, Demonstrations | None]) -> dict[str, float]:
         """Returns how well the policy imitates other chunks, without jitter and helper targets; {} without any.
@@ -226,23 +203,19 @@ class FineTuning(_Imitating):
         Args:
             data: of every block of this worker; None where it has none.
         """
-        sums = self.training.reducer.sum_blocks({block: self._imitated(part) for block, part in data.items()})
-        loss, error, entries, chunks = sums.tolist()
+        sums = {}
+        for block, part in data.items():
+            sums[block] = torch.zeros(4, dtype=torch.float64)  # losses, errors and entries of actions, chunks
+            shown = () if part is None else zip(_parts(part.observation), part.actions.split(_ROWS), strict=True)
+            for observation, taken in shown:
+                features, actions = self._policy.encode_frozen(observation.to(self._device)), taken.to(self._device)
+                loss = self._policy.imitation_loss(features, actions, self._noise("held out", range(len(actions))))
+                off = (self._policy.act(features, None, 1.0).actions - actions).abs()
+                sums[block] += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])
+        loss, error, entries, chunks = self.training.reducer.sum_blocks(sums).tolist()
         if not chunks:
             return {}
         return {"losses/held_out_loss": loss / chunks, "losses/held_out_action_error": error / entries}
-
-    def _imitated(self, data: Demonstrations | None) -> Tensor:
-        """Sums over a block, float64 [4]: losses, absolute errors of actions, entries of actions, chunks."""
-        sums = torch.zeros(4, dtype=torch.float64)
-        if data is None:
-            return sums
-        for observation, shown in zip(_parts(data.observation), data.actions.split(_ROWS), strict=True):
-            features, actions = self._policy.encode_frozen(observation.to(self._device)), shown.to(self._device)
-            loss = self._policy.imitation_loss(features, actions, self._noise("held out", range(len(actions))))
-            off = (self._policy.act(features, None, 1.0).actions - actions).abs()
-            sums += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])
-        return sums
 
 
 def _parts(observation: Observation) -> Iterator[Observation]:

@@ -1,29 +1,20 @@
 """Implicit Q-learning (Kostrikov et al. 2021, arXiv:2110.06169): no action but recorded ones is scored.
 
-V <-- expectile of the targets' Q(s, a)      Q <-- r + gamma V(s')      policy <-- exp(scale (Q - V)) log pi(a | s)
+V <-- expectile of the targets' Q(s, a)    Q <-- r + gamma V(s')    policy <-- min(exp(scale (Q - V)), limit) log pi(a)
 """
 # ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, critic_loss, joined, loss_sums
-from rlinf_embodied.algorithms.transitions import (
-    ACTION,
-    NEXT_STATE,
-    REWARD,
-    STATE,
-    TERMINATED,
-    Columns,
-    each_update,
-    step_on,
-)
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, joined, loss_sums
+from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, step_on
 from rlinf_embodied.config import IQLConfig
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.runtime.host import StepContext
@@ -52,11 +43,7 @@ class IQL(CriticsAlgorithm):
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
         fitted = self._fitted()
-        order: dict[str, Callable[[Columns], LossSums]] = {
-            _VALUE: self._value_sums,
-            _POLICY: self._policy_sums,
-            _CRITICS: self._critic_sums,
-        }
+        order = {_VALUE: self._value_sums, _POLICY: self._policy_sums, _CRITICS: self._critic_sums}
         for batch in each_update(data):
             for name, sums in order.items():
                 fitted[name].add(step_on(self.learners[name], batch, sums))
@@ -85,25 +72,17 @@ class IQL(CriticsAlgorithm):
     def _policy_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
             advantages = self._advantages(columns)
-        weights = advantage_weights(advantages, self.algorithm.advantage_scale, self.algorithm.advantage_limit)
+        weights = (self.algorithm.advantage_scale * advantages).exp().clamp(max=self.algorithm.advantage_limit)
         log_probs = self._policy.log_density(self._encode(columns[STATE]), columns[ACTION][:, None]).sum(-1)
         return loss_sums(-(weights * log_probs).sum(), len(weights), weights.sum())
 
     def _critic_sums(self, columns: Columns) -> LossSums:
         with torch.no_grad():
             after = self._value(columns[NEXT_STATE])[0]
-            targets = columns[REWARD] + self.algorithm.gamma * (1 - columns[TERMINATED]) * after
-        values = self._critics(joined(columns[STATE], columns[ACTION]))
-        return loss_sums(critic_loss(values, targets), len(targets), values.detach().mean(0).sum())
+        return self._fit_sums(columns, after)
 
 
-# ----------------------------------------------------------------------------------------------------------- losses
 def expectile_loss(advantages: Float[Tensor, " M"], expectile: float) -> Float[Tensor, ""]:
     """Returns sum_m |tau - 1(u < 0)| u^2 of u = Q - V, equation 5: at its minimum V is the expectile tau of Q."""
     weights = torch.where(advantages < 0, 1 - expectile, expectile)
     return (weights * advantages.square()).sum()
-
-
-def advantage_weights(advantages: Float[Tensor, " M"], scale: float, limit: float) -> Float[Tensor, " M"]:
-    """Returns min(exp(scale (Q - V)), limit), with which equation 7 weighs the log-probs of recorded actions."""
-    return (scale * advantages).exp().clamp(max=limit)

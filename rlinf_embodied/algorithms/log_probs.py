@@ -42,13 +42,10 @@ def token_log_probs_and_entropy(
             pass, several times over.
     """
     every = log_softmax(logits, temperature)
-    entropy = _entropy(every if entropy_gradient else every.detach())
-    return every.gather(-1, tokens[..., None])[..., 0], entropy
-
-
-def _entropy(every: Tensor) -> Tensor:
+    kept = every if entropy_gradient else every.detach()
     # 0 * -inf is NaN; clamped, a forbidden value adds 0 and passes no gradient
-    return -(every.exp() * every.clamp(min=torch.finfo(every.dtype).min)).sum(-1)
+    entropy = -(kept.exp() * kept.clamp(min=torch.finfo(kept.dtype).min)).sum(-1)
+    return every.gather(-1, tokens[..., None])[..., 0], entropy
 
 
 def sample_tokens(
@@ -57,12 +54,7 @@ def sample_tokens(
     """Samples by inverting the cumulative distribution: the first value whose cumulated probability exceeds `uniforms`.
 
     The sum runs in float64 and is scaled by its own total, so that rounding can neither run over the end nor pick a
-    value of probability 0.
-
-    Args:
-        logits: unnormalised log-probabilities; -inf forbids a value.
-        uniforms: in [0, 1].
-        temperature: divides the logits.
+    value of probability 0.  Logits of -inf forbid a value; uniforms lie in [0, 1].
 
     Raises:
         ObjectiveError: logits that are NaN or +inf, or forbid every value.
@@ -77,20 +69,14 @@ def inverse_cdf(log_probs: Float[Tensor, "*axes V"], uniforms: Float[Tensor, "*a
     """
     cumulated = log_probs.exp().to(torch.float64).cumsum(-1)
     total = cumulated[..., -1]
-    if not bool(torch.isfinite(total).all()):
-        rows = (~torch.isfinite(total)).sum().item()
+    if bad := int((~torch.isfinite(total)).sum()):
         raise ObjectiveError(
-            f"{rows} of {total.numel()} tokens to sample have logits that are NaN or infinite, so nothing can be "
-            "sampled: the policy has diverged; go back to a checkpoint and use a smaller learning rate"
+            f"{bad} of {total.numel()} tokens to sample have logits that are NaN or infinite: the policy has diverged; "
+            "go back to a checkpoint and use a smaller learning rate"
         )
     below = torch.nextafter(total, torch.zeros_like(total))
     target = torch.minimum(uniforms.to(torch.float64) * total, below)
     return torch.searchsorted(cumulated, target[..., None], right=True)[..., 0]
-
-
-def greedy_tokens(logits: Float[Tensor, "*axes V"]) -> Int[Tensor, "*axes"]:
-    """Returns the greedy choice; the first of equals."""
-    return logits.argmax(-1)
 
 
 def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor, "*axes"]:
@@ -99,9 +85,8 @@ def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor
     For tokens whose values are places on a line: finer than the likeliest value alone, and never between two modes that
     are further apart.
     """
-    probabilities, mode = log_softmax(logits, 1.0).exp(), greedy_tokens(logits)
-    total = torch.zeros_like(mode, dtype=torch.float32)
-    shift = torch.zeros_like(total)
+    probabilities, mode = log_softmax(logits, 1.0).exp(), logits.argmax(-1)
+    total = shift = torch.zeros_like(mode, dtype=torch.float32)
     for offset in range(-reach, reach + 1):
         place = mode + offset
         inside = (place >= 0) & (place < logits.shape[-1])
@@ -111,7 +96,6 @@ def mean_near_mode(logits: Float[Tensor, "*axes V"], reach: int) -> Float[Tensor
     return mode + shift / total
 
 
-# --------------------------------------------------------------------------------------------------------------- levels
 def to_level(
     log_probs: Float[Tensor, "*batch C A"], valid: Bool[Tensor, "*batch C"], level: Level
 ) -> Float[Tensor, "..."]:

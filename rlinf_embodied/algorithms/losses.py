@@ -53,13 +53,12 @@ def policy_loss(
     Args:
         log_probs: log pi at the ratio's level (`log_probs.to_level`), with gradient.
         old_log_probs: log pi_old when the actions were sampled.
-        advantages: A, at the ratio's level or a coarser one.
-        mask: which entries count, at the ratio's level or a coarser one.
+        advantages: A, at the ratio's level or a coarser one; so are mask and weights.
+        mask: which entries count.
         clip_low: how far r may fall below 1.
         clip_high: how far r may rise above 1.
         weights: w of each entry, for example so that each trajectory weighs the same.
-        importance: u, what corrects each entry for the sampler (`off_policy.truncated_importance_weights`) and adds
-            nothing to the weights' sum; None: 1.
+        importance: u (`truncated_importance_weights`), which adds nothing to the weights' sum; None: 1.
     """
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)

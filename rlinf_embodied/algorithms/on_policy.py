@@ -5,39 +5,44 @@ columns of every block -> samples (a subclass's) -> [critic epochs] -> policy ep
                  before the first step the importance ratio must be 1 per token, or the update stops
 
 With algorithm.tis_cap the ratio's denominator is training's own: all that was sampled is scored again first.
+
+               trained by                      passes read            other stages read
+replicated     one learner each, or one of     the worker's copy      the worker's copy
+               both: see `joint`
+fsdp2          POLICY: a second copy, sliced   the sliced copy        the worker's copy, which each update renews
+               VALUE: as replicated            the worker's copy      the worker's copy
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
-from rlinf_embodied.algorithms.policy_learners import (
-    POLICY,
-    VALUE,
-    VALUE_GROUP,
-    VALUE_LOSS,
-    Scored,
-    replicated,
-    sharded,
-)
 from rlinf_embodied.config import OnPolicyConfig, Precision, Sharding
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import Features, HasRunningStatistics, Record
-from rlinf_embodied.learning.optimizer import linear_decay
-from rlinf_embodied.learning.update import Fitted, Shuffle, exceeds_kl, fit, minibatches, policy_metrics, value_metrics
+from rlinf_embodied.interfaces.policies import Evaluation, Features, HasRunningStatistics, Policy, Record
+from rlinf_embodied.learning import update
+from rlinf_embodied.learning.learner import Learner
+from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, linear_decay
+from rlinf_embodied.learning.reduce import Reducer
+from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS, Fitted, Shuffle
 from rlinf_embodied.runtime.host import StepContext
 
+POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
+VALUE_GROUP = "value"  # of the parameters that only the critic has, in an optimizer that trains both
+VALUE_LOSS = "value_loss"  # a statistic of passes that train both
 _RATIO_TOLERANCE = 1e-5  # of |log ratio| at unchanged weights, on a CPU
 
 
@@ -76,17 +81,13 @@ class OnPolicy(Algorithm):
         if self.algorithm.tis_cap is not None:
             data = {b: self._with_old_log_probs(parts) for b, parts in data.items()}
         self._iteration, self._blocks = step_context.iteration, self.samples(step_context, data)
-        self._passed = self._blocks  # what passes read: compiled ones blocks of one size, with rows of padding
-        if self.algorithm.compile:
-            sizes = {b: sum(policy.log_probs.shape[:2].numel() for policy, _ in parts) for b, parts in data.items()}
-            self._passed = {b: part.padded(sizes[b] + 1) if len(part) else part for b, part in self._blocks.items()}
         metrics = self._fit_critic()
         metrics["losses/initial_log_ratio"] = self._initial_log_ratio(step_context)
         metrics |= self._fit_policy()
         for learner in self.learners.values():
             learner.publish()
         self._update_statistics()
-        self._any_row, self._blocks, self._passed = None, {}, {}
+        self._any_row, self._blocks = None, {}
         return metrics
 
     def _update_statistics(self) -> None:
@@ -98,19 +99,18 @@ class OnPolicy(Algorithm):
                 sums = {b: policy.statistics_sums(t.features, returns[b]) for b, t in self._blocks.items()}
             policy.update_statistics(self.training.reducer.sum_blocks(sums))
 
-    # ---------------------------------------------------------------------------------------------------------- steps
     def _minibatches(self, purpose: str, epochs: int) -> Iterator[dict[int, Tensor]]:
         sizes = {block: len(rows) for block, rows in self._blocks.items()}
         shuffle = Shuffle(self.training.seed, purpose, self._iteration)
-        return minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
+        return update.minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
 
     def _fit_critic(self) -> dict[str, float]:
         """Runs the epochs of a critic with a separate optimizer on fixed targets."""
         if VALUE not in self.learners:
             return {}
         batches = self._minibatches("value", self.algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(self._passed[block], index)  # noqa: E731
-        return value_metrics(fit(self.learners[VALUE], batches, passes), self._explained_variance())
+        passes = lambda block, index: self._objective.value_passes(self._blocks[block], index)  # noqa: E731
+        return update.value_metrics(update.fit(self.learners[VALUE], batches, passes), self._explained_variance())
 
     def _fit_policy(self) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
@@ -129,7 +129,7 @@ class OnPolicy(Algorithm):
         further = algorithm.value_epochs - algorithm.epochs
         if head and not algorithm.one_optimizer and further > 0:
             self._steps(further, critic_only=True)
-        metrics = policy_metrics(fitted) | {
+        metrics = update.policy_metrics(fitted) | {
             "losses/policy_steps": float(len(fitted.norms)),
             "losses/stopped_by_kl": float(fitted.stopped),
             "charts/learning_rate": learner.lr,
@@ -142,16 +142,15 @@ class OnPolicy(Algorithm):
     def _steps(self, epochs: int, *, critic_only: bool) -> Fitted:
         """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
         batches = self._minibatches("value" if critic_only else "policy", epochs)
-        passes = lambda block, index: self._objective.policy_passes(self._passed[block], index, critic_only)  # noqa: E731
-        stop = exceeds_kl(None if critic_only else self.algorithm.target_kl)
-        return fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
+        passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index, critic_only)  # noqa: E731
+        limit = math.inf if critic_only or self.algorithm.target_kl is None else self.algorithm.target_kl
+        stop = lambda step: step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit  # noqa: E731
+        return update.fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
 
     def _explained_variance(self) -> float:
-        """Returns how much of the returns' variance the values before the update explain."""
         columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in self._blocks.items()}
         return explained_variance(columns, self.training.reducer.sum_blocks)
 
-    # ---------------------------------------------------------------------------------------------------------- ratio
     @torch.no_grad()
     def _score(self, features: Features, record: Record) -> Tensor:
         """Returns training's log-probs of choices, [B, C, K], by the copy that other stages read: the same weights.
@@ -205,3 +204,91 @@ class OnPolicy(Algorithm):
                 now = self._score(rows.features, rows.record)
                 differences.append((now - rows.old_log_probs)[: len(part)][rows.valid[: len(part)]])
         return torch.cat([part.abs().reshape(-1) for part in differences]).max().reshape(1)
+
+
+class Scored(nn.Module):
+    """Scoring as a module's forward pass, which is when sliced weights are gathered."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.module = policy.module
+        self._policy = policy
+
+    def forward(self, features: Features, record: Record, temperature: float, entropy_gradient: bool) -> Evaluation:
+        return self._policy.evaluate(features, record, temperature, entropy_gradient=entropy_gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class Learners:
+    """What trains, and how the passes of the policy's loss score choices."""
+
+    by_name: dict[str, Learner]
+    joint: bool  # whether POLICY trains the critic as well: the two share parameters, or algorithm.one_optimizer
+    evaluate: Callable[[Features, Record, float, bool], Evaluation]
+
+
+def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> Learners:
+    """Returns learners of the policy that other stages read."""
+    actor, critic, compile = policy.policy_parameters(), _critic(policy, algorithm), algorithm.compile
+    shared = {id(p) for p in actor}
+    head = [p for p in critic if id(p) not in shared]
+    joint = len(head) < len(critic) or algorithm.one_optimizer
+    main, value = _settings(algorithm)
+    more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
+    statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
+    made = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)}
+    if critic and not joint:
+        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
+    return Learners(made, joint, lambda f, r, t, entropy: policy.evaluate(f, r, t, entropy_gradient=entropy))
+
+
+def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learners:
+    """Returns learners of which that of the policy holds slices of a second copy.
+
+    Args:
+        training: of the policy that other stages read.
+        zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+
+    Raises:
+        ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.
+    """
+    from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
+
+    algorithm, context, view = training.algorithm, training.context, training.policy
+    critic = _critic(view, algorithm)
+    disjoint = {id(p) for p in view.policy_parameters()}.isdisjoint(id(p) for p in critic)
+    path, keeps = "algorithm.sharding", isinstance(view, HasRunningStatistics)
+    require(not keeps, path, "fsdp2", "the policy's running statistics would miss the sliced copy", "use none")
+    rule = "the critic shares parameters with the policy, and is trained whole"
+    require(disjoint, path, "fsdp2", rule, "set policy.critic=privileged")
+    policy, (main, value) = training.copy(), _settings(algorithm)
+    root = Scored(policy)
+    learner = ShardedLearner(
+        *(root, policy.policy_parameters, Scored(view), main, POLICY_STATISTICS),
+        zero_loss=lambda: zero_loss(root),
+        precision=algorithm.precision,
+        group=context.group,
+        device=context.device,
+        exact=training.exact,
+    )
+    made: dict[str, Learner] = {POLICY: learner}
+    if critic:
+        made[VALUE] = Learner(critic, value, VALUE_STATISTICS, training.reducer)
+    return Learners(made, joint=False, evaluate=cast("Callable[..., Evaluation]", root))
+
+
+def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]:
+    """Returns the parameters that the value loss trains; empty without a value loss."""
+    found = policy.value_parameters() if algorithm.has_critic else []
+    if algorithm.has_critic and not found:
+        raise ConfigError(
+            f"algorithm is {algorithm.name}, but value_parameters() of the policy {policy.spec.name} is empty: it "
+            "trains a critic, use algorithm=grpo without one"
+        )
+    return found
+
+
+def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:
+    """Returns Adam's constants of the policy, and of the critic."""
+    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
+    return main, replace(main, lr=algorithm.value_lr, max_grad_norm=algorithm.value_max_grad_norm)

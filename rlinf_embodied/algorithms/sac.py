@@ -5,7 +5,6 @@
 With an ensemble of critics, LayerNorm, many updates per env step and demonstrations in each batch it is RLPD (Ball et
 al. 2023, arXiv 2302.02948).  Losses are sums over M transitions; E critics of an ensemble.
 """
-# ruff: noqa: F722 - jaxtyping's axes are strings, not forward references
 
 from __future__ import annotations
 
@@ -14,21 +13,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, critic_loss, joined, loss_sums
-from rlinf_embodied.algorithms.transitions import (
-    ACTION,
-    NEXT_STATE,
-    REWARD,
-    STATE,
-    TERMINATED,
-    Columns,
-    each_update,
-    step_on,
-)
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, joined, loss_sums
+from rlinf_embodied.algorithms.transitions import NEXT_STATE, REWARD, STATE, Columns, each_update, step_on
 from rlinf_embodied.config import SACConfig
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.randomness import permutation
@@ -80,16 +69,15 @@ class SAC(CriticsAlgorithm):
             if (iteration * number + k + 1) % algorithm.policy_period == 0:  # periods continue over iterations
                 fitted[_POLICY].add(step_on(self.learners[_POLICY], batch, self._policy_sums, coef))
             self._move_targets()
-        critics, policies, size = fitted[_CRITICS], fitted[_POLICY], algorithm.num_critics
+        critics, policies = fitted[_CRITICS], fitted[_POLICY]
         return {
-            "losses/critic_loss": critics.loss / size,
-            "losses/q": critics.sums["values"] / max(critics.weight, 1e-8) / size,
+            "losses/critic_loss": critics.loss / algorithm.num_critics,
+            "losses/q": critics.sums["values"] / max(critics.weight, 1e-8),
             "losses/policy_loss": policies.loss,
             "losses/entropy": -policies.sums["log_probs"] / max(policies.weight, 1e-8),
             "losses/entropy_coef": float(self._coef),
         }
 
-    # --------------------------------------------------------------------------------------------------------- draws
     def _noise(self, iteration: int, block: int, rewards: Tensor) -> Tensor:
         """Returns the noise of all updates of a block, [U, 2, R, C, A]."""
         updates, rows = rewards.shape
@@ -105,64 +93,27 @@ class SAC(CriticsAlgorithm):
         order = permutation(self.training.seed, "target critics", iteration, number, size=algorithm.num_critics)
         return torch.from_numpy(order[: algorithm.target_critics].copy()).to(self._device)
 
-    # -------------------------------------------------------------------------------------------------------- passes
     def _critic_sums(self, columns: Columns, alpha: Tensor, members: Tensor | None) -> LossSums:
+        """The target is y = r + gamma (1 - d) (min_e Q_e(s', a') - alpha log pi(a' | s')), equation 5."""
         with torch.no_grad():
             actions, log_probs = self._policy.sample(self._encode(columns[NEXT_STATE]), columns[_NOISE][0])
-            after = self._targets(joined(columns[NEXT_STATE], actions), members)
-            coef = alpha if self.algorithm.entropy_in_target else 0.0
-            gamma = self.algorithm.gamma
-            targets = soft_target(columns[REWARD], columns[TERMINATED], after, log_probs.sum(-1), coef, gamma)
-        values = self._critics(joined(columns[STATE], columns[ACTION]))
-        return loss_sums(critic_loss(values, targets), len(targets), values.detach().sum())
+            after = self._targets(joined(columns[NEXT_STATE], actions), members).amin(0)
+            if self.algorithm.entropy_in_target:
+                after = after - alpha * log_probs.sum(-1)
+        return self._fit_sums(columns, after)
 
     def _policy_sums(self, columns: Columns, alpha: Tensor) -> LossSums:
+        """sum_m (alpha log pi(a | s) - Q(s, a)), equation 7, with Q the minimum over all critics, or their mean.
+
+        And -sum_m log(alpha) (log pi(a | s) + target entropy), of which only alpha has a gradient.  Equation 18 has
+        alpha in place of its logarithm; with that, as in the authors' code, alpha stays positive.
+        """
         actions, log_probs = self._policy.sample(self._encode(columns[STATE]), columns[_NOISE][1])
         log_probs = log_probs.sum(-1)
         values = self._critics(joined(columns[STATE], actions))
-        loss = policy_loss(values, log_probs, alpha, self.algorithm.pessimistic_policy)
+        best = values.amin(0) if self.algorithm.pessimistic_policy else values.mean(0)
+        loss = (alpha * log_probs - best).sum()
         reported = loss.detach()
         if self._fixed is None:
-            loss = loss + entropy_coef_loss(self._entropy.log, log_probs, self._target_entropy)
+            loss = loss - (self._entropy.log * (log_probs.detach() + self._target_entropy)).sum()
         return loss_sums(loss, len(log_probs), log_probs.detach().sum(), reported)
-
-
-# ----------------------------------------------------------------------------------------------------------- losses
-def soft_target(
-    rewards: Float[Tensor, " M"],
-    terminated: Float[Tensor, " M"],
-    next_values: Float[Tensor, "E M"],
-    next_log_probs: Float[Tensor, " M"],
-    entropy_coef: float | Tensor,
-    gamma: float,
-) -> Float[Tensor, " M"]:
-    """Returns y = r + gamma (1 - d) (min_e Q_e(s', a') - alpha log pi(a' | s')), equation 5.
-
-    Args:
-        rewards: of the step.
-        terminated: 1 where the task ended the episode, 0 where it continues or was truncated.
-        next_values: of target critics, at an action of the policy.
-        next_log_probs: of that action.
-        entropy_coef: alpha; 0 leaves the entropy out.
-        gamma: discount per step.
-    """
-    return rewards + gamma * (1 - terminated) * (next_values.amin(0) - entropy_coef * next_log_probs)
-
-
-def policy_loss(
-    values: Float[Tensor, "E M"], log_probs: Float[Tensor, " M"], entropy_coef: float | Tensor, pessimistic: bool = True
-) -> Float[Tensor, ""]:
-    """Returns sum_m (alpha log pi(a | s) - Q(s, a)), equation 7; Q is the minimum over all critics, or their mean."""
-    best = values.amin(0) if pessimistic else values.mean(0)
-    return (entropy_coef * log_probs - best).sum()
-
-
-def entropy_coef_loss(
-    log_coef: Float[Tensor, ""], log_probs: Float[Tensor, " M"], target_entropy: float
-) -> Float[Tensor, ""]:
-    """Returns -sum_m log(alpha) (log pi(a | s) + target entropy), of which only alpha has a gradient.
-
-    Equation 18 has alpha in place of its logarithm; like the authors' code this is in the logarithm, so that alpha
-    stays positive.
-    """
-    return -(log_coef * (log_probs.detach() + target_entropy)).sum()

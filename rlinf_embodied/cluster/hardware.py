@@ -9,7 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 from pathlib import Path
 
 from rlinf_embodied.config import ClusterConfig
@@ -91,17 +91,9 @@ class Cluster:
         """Returns the groups of alike nodes, in the order in which their devices are numbered."""
         if self.groups:
             return self.groups
-        shared = self.memory_bytes / self.num_devices if self.kind == "cpu" else self.memory_bytes
-        cores = max(self.num_cores, self.num_devices)
-        return (
-            NodeGroup(
-                kind=self.kind,
-                num_nodes=1,
-                devices_per_node=self.num_devices,
-                memory_bytes=shared,
-                cores_per_node=cores,
-            ),
-        )
+        number, memory = self.num_devices, self.memory_bytes / (self.num_devices if self.kind == "cpu" else 1)
+        alike = {"num_nodes": 1, "devices_per_node": number, "cores_per_node": max(self.num_cores, number)}
+        return (NodeGroup(kind=self.kind, memory_bytes=memory, **alike),)
 
     @property
     def num_computing(self) -> int:
@@ -153,20 +145,26 @@ class Cluster:
         return f"{self.kind}:{0 if self.kind in RAY_GPUS else place.index}"
 
 
-def gpu_names() -> list[str]:
-    """Returns the names of the visible NVIDIA GPUs."""
-    return _asked_of_gpus("name")
+def gpus() -> list[tuple[str, int]]:
+    """Returns name and bytes of each visible NVIDIA GPU, from nvidia-smi (importing torch takes seconds).
+
+    A GPU has the memory of its host where the driver reports none, since they share it.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shutil.which("nvidia-smi") is None or visible == "":
+        return []
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    found = []
+    for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
+        name, _, reported = (part.strip() for part in line.rpartition(","))  # in MiB, or "[N/A]"
+        found.append((name, int(reported) << 20 if reported.isdigit() else host_memory_bytes()))
+    return found[: len(visible.split(","))] if visible else found
 
 
 def uses_accelerators(config: ClusterConfig) -> bool:
     """Returns whether a run on this machine computes on accelerators; of a Ray cluster only its nodes know."""
-    return config.torch_device not in ("auto", "cpu") or (config.torch_device == "auto" and bool(gpu_names()))
-
-
-def gpu_memory_bytes() -> list[int]:
-    """Returns the memory of each visible NVIDIA GPU: the host's where its driver reports none, since they share it."""
-    reported = _asked_of_gpus("memory.total")  # in MiB, or "[N/A]"
-    return [int(text) << 20 if text.isdigit() else host_memory_bytes() for text in reported]
+    return config.torch_device not in ("auto", "cpu") or (config.torch_device == "auto" and bool(gpus()))
 
 
 def host_memory_bytes() -> int:
@@ -186,17 +184,6 @@ def store_bytes() -> int:
     if _SHARED_MEMORY.is_dir():
         share = min(share, _SHARED_SHARE * shutil.disk_usage(_SHARED_MEMORY).free)
     return max(_LEAST_STORE_BYTES, int(share))
-
-
-def _asked_of_gpus(field: str) -> list[str]:
-    """Returns a property of each visible GPU from nvidia-smi (importing torch takes seconds)."""
-    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return []
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()] if answer.returncode == 0 else []
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return lines[: len(visible.split(","))] if visible else lines
 
 
 def processor() -> str:
@@ -220,44 +207,22 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
             there are none of these.
     """
     if config.emulated:
+        name = config.name.removeprefix("emulated_")
         raise ConfigError(
-            f"cluster is {config.name!r}, which is only described: plan for it with experiments/plan.py "
-            f"cluster={config.name.removeprefix('emulated_')}, run its plans with sleeping stages with "
-            f"experiments/emulate.py cluster={config.name.removeprefix('emulated_')}, and train with cluster=local"
+            f"cluster is {config.name!r}, only described: plan for it with experiments/plan.py cluster={name}, run "
+            f"its plans with experiments/emulate.py cluster={name}, and train with cluster=local"
         )
     cluster = local_cluster(config.num_devices, config.torch_device)
-    cluster = replace(cluster, device_module=config.device_module)
+    cluster = replace(cluster, device_module=config.device_module, links=Links(**config.links))
     if config.device_memory_bytes is not None:  # a cluster has that of all of its cores
         shares = cluster.num_devices if cluster.kind == "cpu" else 1
         cluster = replace(cluster, memory_bytes=config.device_memory_bytes * shares)
-    cluster = with_speeds(cluster, config.speeds) if config.speeds else cluster
     cluster = with_cores(cluster, config.cpu_devices) if config.cpu_devices else cluster
     return with_waiting(cluster, config.waiting_devices) if config.waiting_devices else cluster
 
 
-def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
-    """Returns a cluster of one node with a speed for each of its devices.
-
-    Raises:
-        ConfigError: there are more or fewer speeds than devices.
-    """
-    if len(speeds) != cluster.num_devices:
-        raise ConfigError(
-            f"cluster.speeds is {list(speeds)}, {len(speeds)} numbers, but there are {cluster.num_devices} devices: "
-            "give one for each, and cluster.num_devices"
-        )
-    (whole,) = cluster.node_groups()
-    groups = []
-    for speed, alike in groupby(speeds):
-        number = len(list(alike))
-        cores = max(1, round(whole.cores_per_device * number))
-        beside = 0 if groups else None
-        groups.append(replace(whole, devices_per_node=number, cores_per_node=cores, beside=beside, speed=speed))
-    return _regrouped(cluster, groups, f"of the speeds {', '.join(f'{speed:g}' for speed in speeds)}")
-
-
 def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:
-    """Returns a cluster with cores of each node as devices of their own, behind its accelerators.
+    """Returns a cluster with cores of each node as separate devices, behind its accelerators.
 
     Args:
         cluster: of accelerators.
@@ -270,8 +235,8 @@ def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None
     first, least = cluster.node_groups(), min(group.cores_per_node for group in cluster.node_groups())
     if cluster.kind == "cpu":
         raise ConfigError(
-            f"cluster.cpu_devices is {number}, but there is no accelerator for cores to be beside: the devices are "
-            "cores already; leave it out, and use cluster.num_devices"
+            f"cluster.cpu_devices is {number}, but there is no accelerator for cores to be beside: leave it out, and "
+            "use cluster.num_devices"
         )
     if number > least:
         raise ConfigError(
@@ -287,10 +252,8 @@ def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None
 
 def with_waiting(cluster: Cluster, number: int) -> Cluster:
     """Returns a cluster with workers that have no core, behind its devices and in its first node."""
-    first = cluster.node_groups()[0]
-    waiting = replace(
-        first, kind=WAITING, num_nodes=1, devices_per_node=number, cores_per_node=number, beside=0, speed=1.0
-    )
+    first, alike = cluster.node_groups()[0], {"devices_per_node": number, "cores_per_node": number}
+    waiting = replace(first, kind=WAITING, num_nodes=1, beside=0, speed=1.0, **alike)
     return _regrouped(cluster, [*cluster.node_groups(), waiting], f"and {number} that wait")
 
 
@@ -305,27 +268,19 @@ def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
     Raises:
         ConfigError: more GPUs are asked for than there are, or the number of devices of another kind is missing.
     """
-    gpus, cores = [] if kind not in ("auto", "cuda") else gpu_names(), num_cores()
-    if kind == "cuda" and not gpus:
-        raise ConfigError(
-            "cluster.torch_device is 'cuda', but this machine has no NVIDIA GPU that is visible: use "
-            "cluster.torch_device=cpu"
-        )
-    if kind not in ("auto", "cpu", "cuda") and num_devices is None:
-        raise ConfigError(
-            f"cluster.torch_device is {kind!r}, of which only torch knows how many there are: give "
-            "cluster.num_devices too"
-        )
-    memory = min(gpu_memory_bytes()) if gpus else host_memory_bytes()
-    found = len(gpus) or cores
-    if gpus and num_devices is not None and num_devices > len(gpus):
-        raise ConfigError(
-            f"cluster.num_devices is {num_devices}, but this machine has {len(gpus)} GPU(s): "
-            f"use cluster.num_devices={len(gpus)} or a larger machine"
-        )
+    found, cores = gpus() if kind in ("auto", "cuda") else [], num_cores()
     if kind == "auto":
-        kind = "cuda" if gpus else "cpu"
-    description = (
-        f"{cores} cores" if kind == "cpu" else f"{len(gpus)} x {gpus[0]}" if gpus else f"{num_devices} x {kind}"
-    )
-    return Cluster("local", kind, num_devices or found, cores, memory, description)
+        kind = "cuda" if found else "cpu"
+    if kind == "cuda" and (num_devices or 1) > len(found):
+        wanted = "cluster.torch_device is 'cuda'" if num_devices is None else f"cluster.num_devices is {num_devices}"
+        instead = f"num_devices={len(found)} or less" if found else "torch_device=cpu"
+        raise ConfigError(f"{wanted}, but this machine has {len(found)} visible NVIDIA GPU(s): use cluster.{instead}")
+    if kind not in ("cpu", "cuda") and num_devices is None:
+        raise ConfigError(
+            f"cluster.torch_device is {kind!r}, of which only torch knows how many there are: give cluster.num_devices"
+        )
+    number = num_devices or len(found) or cores
+    name = found[0][0] if found else kind
+    description = f"{cores} cores" if kind == "cpu" else f"{len(found) or number} x {name}"
+    memory = min(num_bytes for _, num_bytes in found) if found else host_memory_bytes()
+    return Cluster("local", kind, number, cores, memory, description)

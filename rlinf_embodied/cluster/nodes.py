@@ -7,22 +7,19 @@ The driver's node comes first, so that device 0, whose worker writes most files,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.cluster.hardware import Cluster, NodeGroup, with_cores
+from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, with_cores
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
-
-_LEAST_SHARE = 0.9  # nodes whose memory differs by less are alike: a kernel keeps more of it here than there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
     """What a node reports of itself."""
 
-    gpus: tuple[str, ...]  # names of the GPUs that are visible there
-    gpu_memory_bytes: tuple[int, ...]  # as their driver reports
+    gpus: tuple[tuple[str, int], ...]  # name and bytes of the GPUs that are visible there
     num_cores: int  # that a process may use
     memory_bytes: int  # of the host, or of the control group
     versions: Mapping[str, str]  # of what must be alike on all nodes
@@ -73,19 +70,25 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
             f"cluster.num_devices is {config.num_devices}, but the Ray cluster at {config.address} has {found} devices "
             f"of the kind {kind} ({there}): use fewer, or start more nodes (docs/clusters.md)"
         )
-    used = list(_first(counted, wanted))
-    parts = _grouped((node, _group(node, kind, number)) for node, number in used)
-    groups = tuple(_alike(part) for part in parts)
+    used, left = [], wanted
+    for node, number in counted:
+        used += [(node, _group(node, kind, min(number, left)))] if min(number, left) else []
+        left -= min(number, left)
+    alike: dict[tuple[str, int, int], list[tuple[RayNode, NodeGroup]]] = {}  # memory differs a little between kernels
+    for node, group in used:
+        alike.setdefault((group.kind, group.devices_per_node, group.cores_per_node), []).append((node, group))
+    parts = list(alike.values())
+    least = [min(group.memory_bytes for _, group in part) for part in parts]
+    groups = [replace(part[0][1], num_nodes=len(part), memory_bytes=m) for part, m in zip(parts, least, strict=True)]
     cluster = Cluster(
         name=config.name,
         kind=kind,
         num_devices=wanted,
         num_cores=sum(node.facts.num_cores for node, _ in used),
-        memory_bytes=int(
-            min(group.memory_bytes * (group.devices_per_node if kind == "cpu" else 1) for group in groups)
-        ),
+        memory_bytes=int(min(g.memory_bytes * (g.devices_per_node if kind == "cpu" else 1) for g in groups)),
         description=", ".join(f"{g.num_nodes} nodes x {g.devices_per_node} {g.kind}" for g in groups),
-        groups=groups,
+        groups=tuple(groups),
+        links=Links(**config.links),
         device_module=config.device_module,
         nodes=tuple(node.node_id for part in parts for node, _ in part),
     )
@@ -116,39 +119,11 @@ def _num_devices(node: RayNode, kind: str) -> int:
     return min(node.num_gpus, len(node.facts.gpus)) if kind == "cuda" else node.num_cpus
 
 
-def _first(counted: Iterable[tuple[RayNode, int]], wanted: int) -> Iterable[tuple[RayNode, int]]:
-    """Yields nodes with as many of their devices as are still wanted."""
-    for node, number in counted:
-        if min(number, wanted):
-            yield node, min(number, wanted)
-        wanted -= min(number, wanted)
-
-
 def _group(node: RayNode, kind: str, number: int) -> NodeGroup:
     facts = node.facts
     if kind == "cpu":
         memory, name = facts.memory_bytes / max(number, node.num_cpus), kind
     else:
-        memory, name = float(min(facts.gpu_memory_bytes)), facts.gpus[0]
+        memory, name = float(min(num_bytes for _, num_bytes in facts.gpus)), facts.gpus[0][0]
     cores = max(facts.num_cores, number)
     return NodeGroup(kind=name, num_nodes=1, devices_per_node=number, memory_bytes=memory, cores_per_node=cores)
-
-
-def _grouped(nodes: Iterable[tuple[RayNode, NodeGroup]]) -> list[list[tuple[RayNode, NodeGroup]]]:
-    """Puts alike nodes together, in the order in which the first of each comes."""
-    parts: list[list[tuple[RayNode, NodeGroup]]] = []
-    for node, group in nodes:
-        for part in parts:
-            least, most = sorted((part[0][1].memory_bytes, group.memory_bytes))
-            same = replace(group, memory_bytes=part[0][1].memory_bytes) == part[0][1]
-            if same and least >= _LEAST_SHARE * most:
-                part.append((node, group))
-                break
-        else:
-            parts.append([(node, group)])
-    return parts
-
-
-def _alike(part: Sequence[tuple[RayNode, NodeGroup]]) -> NodeGroup:
-    least = min(group.memory_bytes for _, group in part)
-    return replace(part[0][1], num_nodes=len(part), memory_bytes=least)

@@ -143,7 +143,7 @@ class OnPolicyConfig(AlgorithmConfig):
     bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
     value_lr: float = 1e-3  # of what only the critic has
     value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
-    value_max_grad_norm: float = 1.0
+    value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
     critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
@@ -173,6 +173,12 @@ class OnPolicyConfig(AlgorithmConfig):
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
+
+    def check(self, config: TrainConfig) -> None:
+        rule, resets = "a pass is compiled for one number of rows, which blocks have with resets", config.env.auto_reset
+        require(
+            resets or not self.compile, "algorithm.compile", self.compile, rule, "set env.auto_reset=true, or false"
+        )
 
 
 @dataclass(kw_only=True, slots=True)
@@ -210,6 +216,7 @@ class GRPOConfig(OnPolicyConfig):
         return Resampling(env.num_envs // self.group_size, self.min_groups, drop, 1 + (self.max_resamples * drop))
 
     def check(self, config: TrainConfig) -> None:
+        OnPolicyConfig.check(self, config)
         env, size = config.env, self.group_size
         rule = f"a group of algorithm.group_size={size} episodes stays within one block"
         whole = env.block_size % size == 0

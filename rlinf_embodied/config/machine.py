@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
 
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 MAX_STALENESS = 8  # iterations that rollouts may run ahead
+_LINKS = {"within_node_bytes_per_s", "across_nodes_bytes_per_s", "latency_s", "submit_s"}
 _LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
 
 
@@ -67,7 +67,6 @@ class ClusterConfig:
 
     name: str = "local"
     num_devices: int | None = None  # None: all GPUs, or all cores of a machine without one
-    speeds: list[float] = field(default_factory=list)  # of each device, 0.5: half as fast as others; []: all alike
     cpu_devices: int = 0  # CPU cores of each node as separate devices next to its accelerators, for simulators
     waiting_devices: int = 0  # additional workers without a core, for stages that wait (env.control_hz, reward.waits)
     torch_device: str = "auto"  # cuda where there are GPUs, otherwise cpu; or any kind of device that torch knows
@@ -80,10 +79,13 @@ class ClusterConfig:
     object_store_bytes: int | None = None  # where this process starts Ray; None: a share of the machine's memory
     emulated: bool = False  # described by nodes and links, for planning and for stages that only sleep
     nodes: list[dict] = field(default_factory=list)  # groups of alike nodes, see tools/plans.py
-    links: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)  # what differs from Links of cluster/hardware.py
 
     def __post_init__(self) -> None:
         require_numbers(self, "cluster", "num_devices", low=1)
+        rule = f"its keys are {', '.join(sorted(_LINKS))}, its values positive numbers"
+        valid = _LINKS.issuperset(self.links) and all(value > 0 for value in self.links.values())
+        require(valid, "cluster.links", self.links, rule, "correct it")
         require_numbers(self, "cluster", "cpu_devices", low=0)
         require_numbers(self, "cluster", "device_memory_bytes", "first_progress_s", "hang_after_s", low=0, above=True)
         require_numbers(self, "cluster", "object_store_bytes", low=_LEAST_STORE_BYTES)
@@ -92,9 +94,6 @@ class ClusterConfig:
         rule = "it is for workers on this machine (cluster=local), and not negative"
         some = self.waiting_devices > 0 and here and self.session == "ray"
         require(self.waiting_devices == 0 or some, "cluster.waiting_devices", self.waiting_devices, rule, "use 0")
-        rule, action = "each device of this machine has a positive, finite speed", "use [1.0, 0.5], or leave it out"
-        valid = not self.speeds or (here and all(0 < speed < math.inf for speed in self.speeds))
-        require(valid, "cluster.speeds", self.speeds, rule, action)
         valid = self.address in (None, "auto") or re.fullmatch(r".+:\d+", self.address) is not None
         rule = "it is auto, or host:port of a running Ray (cluster.session=ray)"
         action = "use cluster=ray cluster.address=auto on a machine where `ray start` ran"

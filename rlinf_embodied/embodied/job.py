@@ -20,6 +20,7 @@ from rlinf_embodied.config import (
 )
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require, within
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
@@ -36,9 +37,7 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_state, load_tensors
-from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
@@ -147,8 +146,7 @@ class EmbodiedJob:
         levels += [("hierarchy", hierarchy.policy, hierarchy.algorithm, False)] if hierarchy.on else []
         for section, policy, algorithm, cloned in levels:
             with within(section):
-                require_precision(algorithm.precision, cluster)
-                require_compiler(algorithm.compile, cluster)
+                require_precision(algorithm.precision, kind, cluster.device_module)
                 require_policy_class(policy, cloned)
         needed, target = config.algorithm.policy_method, config.policy._target_
         rule = f"algorithm={config.algorithm.name} needs its `{needed}`"

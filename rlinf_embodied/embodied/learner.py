@@ -11,8 +11,8 @@ from typing import Any, cast
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TwoLevelColumns
 from rlinf_embodied.algorithms.transitions import Columns, length
-from rlinf_embodied.config import AlgorithmConfig, Precision, Source
-from rlinf_embodied.device import require_autocast
+from rlinf_embodied.config import AlgorithmConfig, Source
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, TwoLevelConfig
 from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, computed_in
@@ -64,8 +64,7 @@ class PolicyLearner(LearnerStage):
             ConfigError: the algorithm cannot train it, or the device does not compute in algorithm.precision.
         """
         config, model, algorithm = self._config, self._config.model, self._config.algorithm
-        if algorithm.precision is Precision.bfloat16:
-            require_autocast(context.device)
+        require_precision(algorithm.precision, context.device)
         found = context.share(model.name, lambda: load_policy(model.policy, model.folder, context.device))
         shared = cast(SharedPolicy[Policy], found)
         shared.enter(self.user)

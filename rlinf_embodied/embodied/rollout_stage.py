@@ -20,11 +20,10 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import PolicyColumns
 from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision
 from rlinf_embodied.config.checks import within
-from rlinf_embodied.device import is_accelerator
+from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
-from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.shared_policy import SharedPolicy
 from rlinf_embodied.learning.weights import WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,40 +54,45 @@ class _Front:
     before: dict[str, list[list[Ref]]]  # by stage and worker: its state before, and a receipt
 
 
-@dataclass(slots=True)
 class Ahead:
     """The fronts under way, and what they would be made again from."""
 
-    _executor: Executor
-    _begun: deque[_Front] = field(default_factory=deque)
-    _last: _Front | None = None  # the newest of them, or the one whose back runs
-    _versions: list[Weights] = field(default_factory=list)  # the newest ones, in their order; the last is installed
-    _pending: tuple[Weights, ...] = ()  # that fronts are to be made again with
+    def __init__(self, executor: Executor) -> None:
+        """Starts without fronts."""
+        order, learns = executor.workflow.order(), executor.workflow.back()
+        self.back = tuple(name for name in order if name in learns)
+        self.front = tuple(name for name in order if name not in learns)
+        self._executor, self._most = executor, executor.plan.staleness
+        self._begun: deque[_Front] = deque()
+        self._last: _Front | None = None  # the newest of them, or the one whose back runs
+        self._versions: list[Weights] = []  # the newest ones, in their order; the last is installed
+        self._pending: tuple[Weights, ...] = ()  # that fronts are to be made again with
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow) -> IterationResult:
         """Runs an iteration's back, and the fronts that may run ahead of it; see Executor.run."""
         executor, number = self._executor, step_context.iteration
-        most, apart = executor.plan.staleness, executor.is_apart
+        hosts = [{worker for stage in part for worker in executor.workers(stage)} for part in (self.front, self.back)]
+        apart = not hosts[0] & hosts[1]
         if self._pending:
             self._begin_again(step_context, follow)
         if not self._versions or self._versions[-1].version != number:
             self._versions.append(self._published(step_context, number))
         if not self._begun:
             self._begin(step_context, self._versions[-1], number)
-        self._begin_more(most if apart else most + 1, follow, number)
+        self._begin_more(self._most if apart else self._most + 1, follow, number)
         front = self._begun.popleft()
         state, behind = front.state, number - front.weights.version
         state.result.staleness = behind
         decided = state.step_context.message
         state.step_context = replace(step_context, staleness=behind, oldest=number, message=decided)
-        executor.run_back(state)
+        executor.run_stages(self.back, state)
         if apart:
-            self._begin_more(most, follow, number)
+            self._begin_more(self._most, follow, number)
         made = self._published(state.step_context, number + 1, state)
         for edge in executor.workflow.weight_edges:
-            executor.install(made.messages[edge.source], edge, state)
-        self._versions = [*self._versions, made][-1 - executor.plan.staleness :]
+            executor.sync_weights(edge, state, made.messages[edge.source])
+        self._versions = [*self._versions, made][-1 - self._most :]
         executor.collect_receipts(state)
         return state.result
 
@@ -110,10 +115,9 @@ class Ahead:
         return context if follow.end is None or context.iteration < follow.end else None
 
     def _begin(self, context: StepContext, weights: Weights, oldest: int) -> None:
-        executor = self._executor
-        state = Iteration(replace(context, oldest=oldest))
-        before = {stage: executor.export_states(stage, state.step_context) for stage in executor.front}
-        executor.run_front(state)
+        executor, state = self._executor, Iteration(replace(context, oldest=oldest))
+        before = {stage: executor.export_states(stage, state.step_context) for stage in self.front}
+        executor.run_stages(self.front, state)
         self._last = _Front(context, state, weights, before)
         self._begun.append(self._last)
 
@@ -122,23 +126,20 @@ class Ahead:
         """Returns the weights that the fronts of the iterations to come work with, or would if the run went on."""
         if self._pending or not self._versions:
             return self._pending
-        most, number = self._executor.plan.staleness, self._versions[-1].version
-        begun = tuple(front.weights for front in self._begun)
-        first = lambda version: next(weights for weights in self._versions if weights.version >= version)  # noqa: E731
-        return begun + tuple(first(number + ahead - most) for ahead in range(len(begun), most))
+        begun, newest = tuple(front.weights for front in self._begun), self._versions[-1].version
+        wanted = range(newest + len(begun) - self._most, newest)
+        return begun + tuple(next(w for w in self._versions if w.version >= version) for version in wanted)
 
     def begin_again_with(self, earlier: Sequence[Weights]) -> None:
         """Has the next iteration begin its fronts with these weights: what `earlier` returned."""
-        most = self._executor.plan.staleness
         self._begun.clear()
         self._versions.clear()
+        most = self._most
         self._pending = ((earlier[0],) * (most - len(earlier)) + tuple(earlier[-most:])) if earlier else ()
 
     def states_before(self) -> dict[str, tuple[Ref, ...]] | None:
         """Returns the states of stages before the fronts under way, of those that have one; None: no front is."""
-        if not self._begun:
-            return None
-        return self._executor.states_of(self._begun[0].before)
+        return self._executor.states_of(self._begun[0].before) if self._begun else None
 
     def state_before(self, stage: str) -> list[object] | None:
         """Returns what each worker of a stage exported before the fronts under way; None: no front is."""
@@ -156,19 +157,20 @@ class Ahead:
         found = []
         for number, version in enumerate(versions):
             asked = (str(checkpoint), number, version)
-            found.append(
-                Weights(version, {stage: self._executor.publish(stage, "earlier_weights", step_context, asked)[0]})
-            )
+            message = self._executor.publish(stage, "earlier_weights", step_context, asked)[0]
+            found.append(Weights(version, {stage: message}))
         self.begin_again_with(found)
 
     def _begin_again(self, step_context: StepContext, follow: Follow) -> None:
         """Makes fronts again with the weights that they had; the learners' state is as it was thereafter."""
         executor, pending, self._pending = self._executor, self._pending, ()
-        learners = {stage: executor.export_states(stage, step_context) for stage in executor.back}
+        learners = {stage: executor.export_states(stage, step_context) for stage in self.back}
         context: StepContext | None = step_context
         for weights in pending:
-            for edge in executor.workflow.weight_edges:
-                executor.install(weights.messages[edge.source], edge, None, everywhere=True)
+            for edge in executor.workflow.weight_edges:  # also in workers that share them with their source
+                executor.install(
+                    weights.messages[edge.source], edge.target, executor.workers(edge.target), StepContext(0)
+                )
             if context is not None:
                 self._begin(context, weights, step_context.iteration)
                 context = self._next(follow)

@@ -37,29 +37,17 @@ class Executor:
 
     def __init__(self, workflow: Workflow, plan: Plan, session: Session, cluster: Cluster) -> None:
         """Starts the workers and builds every stage where the plan puts it."""
-        self.workflow, self.plan, self._session, self._cluster = workflow, plan, session, cluster
+        self.workflow, self.plan, self._session = workflow, plan, session
         self._hosts = Hosts(workflow, plan, cluster)
         self._loops = Loops(workflow, self._hosts, session)
         self._repeated, self._steps = repeated(schedule(plan.items, workflow), workflow)
-        self.back = tuple(name for name in workflow.order() if name in workflow.back())
-        self.front = tuple(name for name in workflow.order() if name not in self.back)
-        self.is_apart = not {w for s in self.front for w in self.workers(s)} & {
-            w for s in self.back for w in self.workers(s)
-        }
         self.ahead = Ahead(self) if plan.staleness else None
-        module = cluster.device_module
-        session.start(
-            [
-                WorkerSpec(k, cluster.torch_device(k), _threads(cluster, k), module, cluster.node_id(k))
-                for k in plan.devices()
-            ]
-        )
+        session.start([worker_spec(cluster, device) for device in plan.devices()])
         self.facts: dict[str, list[object]] = {}
-        self.setup_s: dict[str, float] = {}  # by stage; the first one waits for the workers to start
+        start = time.time()
         for name in workflow.order():
-            start = time.time()
-            self.facts[name] = self._add_stage(name)
-            self.setup_s[name] = time.time() - start
+            self.facts[name] = session.add_stage(workflow.stages[name], self._hosts.contexts(name))
+        self.setup_s = time.time() - start  # waits for the workers to start, too
 
     @classmethod
     def on_all_devices(cls, workflow: Workflow, session: Session, cluster: Cluster) -> Executor:
@@ -89,23 +77,18 @@ class Executor:
         if self.ahead is not None:
             return self.ahead.run(step_context, follow)
         state = Iteration(step_context)
-        if self.workflow.repeat is not None:
-            self._run_rounds(self.workflow.repeat, state)
-        self._run_steps(self._steps, state)
+        self.run_stages(self.workflow.order(), state)
         for edge in self.workflow.weight_edges:
             self.sync_weights(edge, state)
         self.collect_receipts(state)
         return state.result
 
-    def run_front(self, state: Iteration) -> None:
-        """Submits the calls of the stages that nothing is learnt in."""
-        if self.workflow.repeat is not None:
+    def run_stages(self, stages: Sequence[str], state: Iteration) -> None:
+        """Submits the calls of these stages in an iteration; what is repeated comes first."""
+        if self._repeated and self._repeated[0].stages[0] in stages:
+            assert self.workflow.repeat is not None
             self._run_rounds(self.workflow.repeat, state)
-        self._run_steps([step for step in self._steps if step.stages[0] in self.front], state)
-
-    def run_back(self, state: Iteration) -> None:
-        """Submits the calls of the others."""
-        self._run_steps([step for step in self._steps if step.stages[0] in self.back], state)
+        self._run_steps([step for step in self._steps if step.stages[0] in stages], state)
 
     def collect_receipts(self, state: Iteration) -> None:
         """Waits for everything that was submitted of an iteration."""
@@ -160,7 +143,7 @@ class Executor:
             calls.append((worker, call, inputs))
         state.note(stage, calls, self._session.submit(calls, self.workflow.stages[stage].collective))
 
-    # ----------------------------------------------------------------------------------------------------- the rest
+    # ------------------------------------------------------------------------------------------------ calls by name
     def call(
         self, stage: str, method: str, step_context: StepContext, argument: object = None, payloads: Sequence[Ref] = ()
     ) -> list[object]:
@@ -168,46 +151,53 @@ class Executor:
 
         `payloads` follow the argument: what other stages published, which the driver does not read.
         """
-        call = Call(stage, method, step_context, argument=argument)
-        receipts = self._called(call, payloads)[1]
-        return [receipt.report for receipt in receipts]
+        answers = self._submit_to_all(Call(stage, method, step_context, argument=argument), payloads)
+        return [receipt.report for receipt in self._receipts(answers, f"{stage}.{method}")]
 
     def publish(self, stage: str, method: str, step_context: StepContext, argument: object = None) -> list[Ref]:
         """Calls a method on every worker of a stage at once and returns references to their answers, by rank."""
-        return self._called(Call(stage, method, step_context, argument=argument, publishes=True))[0]
+        answers = self._submit_to_all(Call(stage, method, step_context, argument=argument, publishes=True))
+        self._receipts(answers, f"{stage}.{method}")
+        return [ref for ref, _ in answers]
 
-    def _called(self, call: Call, payloads: Sequence[Ref] = ()) -> tuple[list[Ref], list[Receipt]]:
-        """Has every worker of a stage run a call; returns what each publishes, and their receipts."""
-        answers = self._submit_to_all(call, payloads)
-        receipts = self._session.fetch([refs[-1] for refs in answers], f"{call.stage}.{call.method}")
-        return [ref for refs in answers for ref in refs[:-1]], of_type(receipts, Receipt)
+    def values(self, refs: Sequence[Ref], what: str) -> list[object]:
+        """Returns what workers published: for what is small."""
+        return self._session.fetch(refs, what)
 
     def _submit_to_all(self, call: Call, payloads: Sequence[Ref] = ()) -> list[list[Ref]]:
         calls = [(worker, call, payloads) for worker in self.workers(call.stage)]
         return self._session.submit(calls, self.workflow.stages[call.stage].collective)
 
-    def sync_weights(self, edge: WeightEdge, state: Iteration | None = None) -> None:
-        """Sends weights to those workers of the edge's target that do not share them already."""
-        step_context = state.step_context if state else StepContext(0)
+    def _receipts(self, answers: Sequence[Sequence[Ref]], what: str) -> list[Receipt]:
+        return of_type(self._session.fetch([refs[-1] for refs in answers], what), Receipt)
+
+    # ------------------------------------------------------------------------------------------------------ weights
+    # The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
+    def sync_weights(self, edge: WeightEdge, state: Iteration | None = None, weights: Ref | None = None) -> None:
+        """Sends weights, exported now if not before, to the workers of an edge's target that do not share them."""
         receivers = self._hosts.receivers(edge)
-        if receivers:
-            sent = self.send_weights(edge.source, edge.target, receivers, step_context)
-            if state:
-                state.result.spans.extend(span for receipt in sent for span in receipt.spans)
-                state.result.reports[f"{edge.target}.install_weights"] = [[receipt.report for receipt in sent[1:]]]
+        step_context = state.step_context if state else StepContext(0)
+        if receivers and weights is None:
+            self.send_weights(edge.source, edge.target, receivers, step_context, state)
+        elif receivers:
+            self.install(weights, edge.target, receivers, step_context, state)
 
     def send_weights(
-        self, source: str, target: str, receivers: Sequence[int], step_context: StepContext
-    ) -> list[Receipt]:
+        self,
+        source: str,
+        target: str,
+        receivers: Sequence[int],
+        step_context: StepContext,
+        state: Iteration | None = None,
+    ) -> None:
         """Exports weights at one stage and installs them at another one, which verifies version and checksum.
 
-        The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
-        Returns the receipt of the export, then those of the installs.
+        Without a `state`, which collects the receipts, it is waited for here.
         """
         weights, exported = self.export(source, step_context)
-        calls = [(worker, Call(target, "install_weights", step_context), [weights]) for worker in receivers]
-        installed = [refs[-1] for refs in self._session.submit(calls)]
-        return of_type(self._session.fetch([exported, *installed], f"weights of {source}"), Receipt)
+        self.install(weights, target, receivers, step_context, state)
+        if state is not None:
+            state.timings.append(exported)
 
     def export(self, source: str, step_context: StepContext) -> tuple[Ref, Ref]:
         """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt."""
@@ -215,21 +205,23 @@ class Executor:
         ((weights, receipt),) = self._session.submit([(self.workers(source)[0], call, [])])
         return weights, receipt
 
-    def install(self, weights: Ref, edge: WeightEdge, state: Iteration | None, everywhere: bool = False) -> None:
-        """Has published weights installed at the end of an edge, behind the calls that its workers were given.
-
-        `everywhere`: also in workers that share them with their source.  Without a `state` it is waited for here.
-        """
-        receivers = self.workers(edge.target) if everywhere else self._hosts.receivers(edge)
-        step_context = state.step_context if state else StepContext(0)
-        calls = [(worker, Call(edge.target, "install_weights", step_context), [weights]) for worker in receivers]
-        answers = [refs[-1] for refs in self._session.submit(calls)]
+    def install(
+        self,
+        weights: Ref,
+        target: str,
+        receivers: Sequence[int],
+        step_context: StepContext,
+        state: Iteration | None = None,
+    ) -> None:
+        """Has published weights installed in workers of a stage, behind the calls that these were given."""
+        call = Call(target, "install_weights", step_context)
+        answers = self._session.submit([(worker, call, [weights]) for worker in receivers])
         if state is None:
-            self._session.fetch(answers, f"weights of {edge.source}")
+            self._receipts(answers, f"weights for {target}")
         elif answers:
-            state.receipts.append((f"{edge.target}.install_weights", answers))
+            state.receipts.append((f"{target}.install_weights", [refs[-1] for refs in answers]))
 
-    # ------------------------------------------------------------------------------------------------------- state
+    # -------------------------------------------------------------------------------------------------------- state
     def export_states(self, stage: str, step_context: StepContext) -> list[list[Ref]]:
         """Has the workers of a stage publish their part of its state; returns [part, receipt] of each."""
         return self._submit_to_all(Call(stage, "export_snapshot", step_context, publishes=True))
@@ -238,22 +230,19 @@ class Executor:
         """Waits for what `export_states` submitted, by stage; returns the parts of stages that have a state."""
         states = {}
         for stage, parts_of in answers.items():
-            receipts = of_type(self._session.fetch([refs[-1] for refs in parts_of], f"a snapshot of {stage}"), Receipt)
-            if any(receipt.report for receipt in receipts):
+            if any(receipt.report for receipt in self._receipts(parts_of, f"a snapshot of {stage}")):
                 states[stage] = tuple(refs[0] for refs in parts_of)
         return states
-
-    def values(self, refs: Sequence[Ref], what: str) -> list[object]:
-        """Returns what workers published: for what is small."""
-        return self._session.fetch(refs, what)
 
     def import_states(self, states: Mapping[str, Sequence[Ref]], step_context: StepContext) -> None:
         """Brings stages into these states: every worker of a stage gets all parts of it."""
         for stage, parts_of in states.items():
-            self._called(Call(stage, "import_snapshot", step_context), list(parts_of))
+            answers = self._submit_to_all(Call(stage, "import_snapshot", step_context), list(parts_of))
+            self._receipts(answers, f"{stage}.import_snapshot")
 
 
-def _threads(cluster: Cluster, device: int) -> int:
-    """Returns how many threads a worker computes with: one on a core, an accelerator's share of its node's cores."""
+def worker_spec(cluster: Cluster, device: int) -> WorkerSpec:
+    """Returns the worker of a device, with one thread on a core, and an accelerator's share of its node's cores."""
     group = cluster.place_of(device).group
-    return 1 if group.on_host else max(1, int(group.cores_per_device))
+    threads = 1 if group.on_host else max(1, int(group.cores_per_device))
+    return WorkerSpec(device, cluster.torch_device(device), threads, cluster.device_module, cluster.node_id(device))

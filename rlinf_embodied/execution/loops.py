@@ -38,18 +38,20 @@ class Loops:
         self._workflow, self._hosts, self._session = workflow, hosts, session
 
     def run(self, loop: Loop, num_shards: int, state: Iteration) -> None:
-        """Submits all calls of a loop."""
+        """Submits all calls of a loop, whose opener takes the data of the stages before it."""
+        sources = [source for source in self._workflow.sources(loop.opener) if source not in loop.sides]
+        blocks = range(self._workflow.num_blocks)
+        given = {block: [ref for source in sources for ref in state.outputs[source][block]] for block in blocks}
         if loop.name in self._hosts.fused:
-            self._run_fused(loop, state)
+            self._run_fused(loop, given, state)
         else:
-            self._run_stepwise(loop, num_shards, state)
+            self._run_stepwise(loop, given, self._hosts.shards(loop.opener, num_shards), state)
 
-    def _run_fused(self, loop: Loop, state: Iteration) -> None:
-        calls, sources = [], self._outside(loop)
-        keep = self._hosts.stays[loop.opener]
+    def _run_fused(self, loop: Loop, given: Mapping[int, list[Ref]], state: Iteration) -> None:
+        calls, keep = [], self._hosts.stays[loop.opener]
         for worker in self._hosts.workers(loop.opener):
             blocks = self._hosts.blocks(loop.opener, worker)
-            inputs = [ref for block in blocks for source in sources for ref in state.outputs[source][block]]
+            inputs = [ref for block in blocks for ref in given[block]]
             call = Call(
                 *(loop.opener, "loop", state.step_context, blocks, len(inputs) // len(blocks), keep),
                 partner=loop.answerer,
@@ -58,15 +60,11 @@ class Loops:
             calls.append((worker, call, inputs))
         state.note(loop.opener, calls, self._session.submit(calls))
 
-    def _outside(self, loop: Loop) -> list[str]:
-        """Returns the stages before a loop whose data its opener takes."""
-        return [source for source in self._workflow.sources(loop.opener) if source not in loop.sides]
-
-    def _run_stepwise(self, loop: Loop, num_shards: int, state: Iteration) -> None:
+    def _run_stepwise(
+        self, loop: Loop, given: Mapping[int, list[Ref]], shards: Sequence[set[int]], state: Iteration
+    ) -> None:
         """Submits a loop as calls of a chunk-step, a shard and a worker, or as one that relays to each answerer."""
-        shards = self._hosts.shards(loop.opener, num_shards)
-        sources, messages = self._outside(loop), {}
-        given = {b: [ref for s in sources for ref in state.outputs[s][b]] for b in range(self._workflow.num_blocks)}
+        messages: dict[int, list[Ref]] = {}
         for shard in shards:
             messages |= self._exchange(loop.opener, "open", shard, given, state)
         ends: dict[int, list[Ref]] = {}
@@ -75,10 +73,10 @@ class Loops:
         if relayed:
             messages, ends = self._relay(loop, relayed, messages, state)
         for step in range(0 if relayed else loop.chunk_steps):
-            step_context = replace(state.step_context, chunk_step=step)
+            at = replace(state.step_context, chunk_step=step)
             for shard in shards:
-                answers = self._exchange(loop.answerer, "step", shard, messages, state, step_context)
-                messages |= self._exchange(loop.opener, "step", shard, answers, state, step_context)
+                answers = self._exchange(loop.answerer, "step", shard, messages, state, at)
+                messages |= self._exchange(loop.opener, "step", shard, answers, state, at)
         for shard in shards:
             self._exchange(loop.answerer, "close", shard, messages, state)
             self._exchange(loop.opener, "close", shard, ends, state)

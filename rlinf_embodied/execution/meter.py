@@ -1,4 +1,4 @@
-"""What a profile needs of the workers besides times: memory, the bytes that leave them, and the wire.
+"""What a profile needs of the workers besides times: memory, and the bytes that leave them.
 
 MeteredSession stands between an executor and a session; Meter is a stage that it adds to each worker.
 """
@@ -7,25 +7,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
-import torch
 
 from rlinf_embodied import device as devices
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec, solo_context
 from rlinf_embodied.runtime.session import Ref, Session, of_type
 from rlinf_embodied.runtime.tensor_wire import payload_bytes
-from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import StageSpec
 
-_STATUS, _CLEAR, _TASKS = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/self/task")
-_HOPS, _ROUNDS = 6, 3
-_MOST = 0.9  # of a call, that is taken for waiting
-_WORKING = 0.1  # share of a process's work that makes a thread one of those that do it
-_SMALL, _LARGE = 256, 4 << 20  # bytes per payload
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +29,10 @@ class Reading:
     used_bytes: float
     peak_bytes: float
     cpu_s: float
-    threads: Mapping[str, tuple[float, float]]  # see thread_times
-
-    def waited_since(self, before: Reading) -> float:
-        """Returns how many seconds the threads that did the work waited for a core; others wait often and little."""
-        spent = [
-            [now - then for now, then in zip(times, before.threads.get(thread, (0.0, 0.0)), strict=True)]
-            for thread, times in self.threads.items()
-        ]
-        ran_s = sum(ran for ran, _ in spent)
-        return sum(waited for ran, waited in spent if ran >= _WORKING * ran_s)
 
 
 class Meter:
-    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) and echoes data."""
+    """A stage that reads its worker's memory (of its accelerator, or resident pages of its process) ."""
 
     def __init__(self, config: None) -> None:
         pass
@@ -70,11 +54,11 @@ class Meter:
         if self._of_device:
             memory = devices.memory(self._device)
             used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + memory.peak - memory.allocated, cpu, thread_times())
+            return Reading(used, used + memory.peak - memory.allocated, cpu)
         used = float(psutil.Process().memory_info().rss)
         lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)
-        return Reading(used, max(used, peak), cpu, thread_times())
+        return Reading(used, max(used, peak), cpu)
 
     def peak(self, step_context: StepContext) -> float:
         """Returns the maximum since the last one, and starts a new one."""
@@ -86,46 +70,8 @@ class Meter:
         """Returns the bytes of a payload."""
         return payload_bytes(payload)
 
-    def step(self, step_context: StepContext, payloads: Mapping[int, object]) -> dict[int, object]:
-        """Returns what came; without payloads new ones of step_context.chunk_step bytes."""
-        if any(value is None for value in payloads.values()):
-            return {block: torch.zeros(step_context.chunk_step, dtype=torch.uint8) for block in payloads}
-        return dict(payloads)
-
 
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
-
-
-def thread_times() -> dict[str, tuple[float, float]]:
-    """Returns by thread of this process for how many seconds it ran, and was ready but had no core (Linux)."""
-    found = {}
-    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
-        try:
-            ran, waited, _ = (task / "schedstat").read_text().split()
-        except (OSError, ValueError):  # the thread has ended, or the kernel does not count
-            continue
-        found[task.name] = int(ran) / 1e9, int(waited) / 1e9
-    return found
-
-
-def without_waiting(spans: Sequence[Span], waited: Mapping[int, float], collective: Container[str]) -> list[Span]:
-    """Returns an iteration's spans as if no worker had waited for a core: each shrinks by its worker's share.
-
-    The workers of a collective stage wait for the one that waits, whose share is that of all.
-
-    Args:
-        spans: of one iteration.
-        waited: seconds by worker.
-        collective: the stages whose workers wait for each other.
-    """
-    busy = {worker: sum(span.duration_s for span in spans if span.worker == worker) for worker in waited}
-    shares = {worker: min(_MOST, waited[worker] / max(seconds, 1e-9)) for worker, seconds in busy.items()}
-    found = []
-    for span in spans:
-        workers = {s.worker for s in spans if s.stage == span.stage} if span.stage in collective else {span.worker}
-        share = max(shares[worker] for worker in workers)
-        found.append(replace(span, end_s=span.start_s + span.duration_s * (1.0 - share)))
-    return found
 
 
 class MeteredSession:
@@ -199,44 +145,33 @@ class MeteredSession:
     def forget(self) -> None:
         """Forgets what was recorded, and starts new maxima in every worker."""
         self._receipts, self._peaks = [], []
-        self._ask(list(self._devices), METER.name, "reset", StepContext(0))
+        self.ask(list(self._devices), METER.name, "reset")
 
     # -------------------------------------------------------------------------------------------------------- readings
     def ask(
-        self,
-        worker: int,
-        stage: str,
-        method: str,
-        step_context: StepContext | None = None,
-        payloads: Sequence[Ref] = (),
-    ) -> object:
-        """Returns what a stage of one worker answers."""
-        return self._ask([worker], stage, method, step_context or StepContext(0), payloads)[0]
-
-    def _ask(
-        self, workers: Sequence[int], stage: str, method: str, step_context: StepContext, payloads: Sequence[Ref] = ()
+        self, workers: Sequence[int], stage: str, method: str, iteration: int = 0, payloads: Sequence[Ref] = ()
     ) -> list[object]:
-        calls = [(worker, Call(stage, method, step_context), payloads) for worker in workers]
+        """Returns what a stage answers in each of these workers."""
+        calls = [(worker, Call(stage, method, StepContext(iteration)), payloads) for worker in workers]
         receipts = self._inner.fetch([refs[-1] for refs in self._inner.submit(calls)], f"{stage}.{method}")
         return [receipt.report for receipt in of_type(receipts, Receipt)]
 
-    def seconds_of(
-        self, worker: int, stage: str, method: str, step_context: StepContext, payloads: Sequence[Ref] = ()
-    ) -> float:
+    def seconds_of(self, worker: int, stage: str, method: str, iteration: int, payloads: Sequence[Ref] = ()) -> float:
         """Returns the seconds that a call of a stage of one worker takes."""
         start = time.perf_counter()
-        self.ask(worker, stage, method, step_context, payloads)
+        self.ask([worker], stage, method, iteration, payloads)
         return time.perf_counter() - start
 
-    def publish(self, worker: int, stage: str, method: str, step_context: StepContext) -> Ref:
+    def publish(self, worker: int, stage: str, method: str, iteration: int) -> Ref:
         """Returns a reference to what a stage of one worker answers, as soon as it is there."""
-        ((value, receipt),) = self._inner.submit([(worker, Call(stage, method, step_context, publishes=True), [])])
+        call = Call(stage, method, StepContext(iteration), publishes=True)
+        ((value, receipt),) = self._inner.submit([(worker, call, [])])
         self._inner.fetch([receipt], f"{stage}.{method}")
         return value
 
     def readings(self) -> dict[int, Reading]:
         """Returns memory and CPU seconds of every worker."""
-        found = self._ask(list(self._devices), METER.name, "read", StepContext(0))
+        found = self.ask(list(self._devices), METER.name, "read")
         return dict(zip(self._devices, of_type(found, Reading), strict=True))
 
     def peaks(self) -> dict[tuple[str, int], float]:
@@ -259,25 +194,3 @@ class MeteredSession:
                 key = maker, "close" if call.method == "loop" else call.method
                 found[key] = max(found.get(key, 0), size)
         return found
-
-    # ------------------------------------------------------------------------------------------------------------ wire
-    def link(self, workers: tuple[int, int], num_blocks: int) -> tuple[float, float]:
-        """Returns the seconds of a hop with that many blocks, and the bytes per second beyond, between two workers."""
-        self._bounce(workers, num_blocks, _SMALL)
-        # the quickest of a few rounds: what else the machine does makes a hop longer, never shorter
-        small, large = (min(self._bounce(workers, num_blocks, n) for _ in range(_ROUNDS)) for n in (_SMALL, _LARGE))
-        return max(small, 1e-6), num_blocks * (_LARGE - _SMALL) / max(large - small, 1e-6)
-
-    def _bounce(self, workers: tuple[int, int], num_blocks: int, num_bytes: int) -> float:
-        """Returns seconds per hop of payloads of this size in bytes for each block, without computation."""
-        blocks, step_context = tuple(range(num_blocks)), StepContext(0, chunk_step=num_bytes)
-        (refs,) = self._inner.submit([(workers[0], Call(METER.name, "step", step_context, blocks), [])])
-        self._inner.fetch([refs[-1]], METER.name)
-        start = time.perf_counter()
-        receipts = []
-        for hop in range(_HOPS):
-            call = Call(METER.name, "step", step_context, blocks, 1)
-            (refs,) = self._inner.submit([(workers[(hop + 1) % 2], call, refs[:num_blocks])])
-            receipts.append(refs[-1])
-        self._inner.fetch(receipts, METER.name)
-        return (time.perf_counter() - start) / _HOPS

@@ -2,7 +2,7 @@
 
     for each probe    build its stages -> a short iteration (what is done once is done then) -> some iterations
                       spans -> seconds, meters -> memory and cores, answers -> bytes per edge; then all is forgotten
-    at the end        the wire between two workers; a profile
+    at the end        a profile
 
 Iterations of a profile train a copy of the policy: the stages are built for it and dropped behind it.
 """
@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.cache import cache_root
-from rlinf_embodied.cluster.hardware import Cluster, Links, processor
+from rlinf_embodied.cluster.hardware import Cluster, processor
 from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, Reading, without_waiting
+from rlinf_embodied.execution.meter import METER, MeteredSession, Reading
 from rlinf_embodied.planning.probes import (
     Cell,
     Iteration,
@@ -50,12 +50,11 @@ from rlinf_embodied.workflow.graph import Workflow
 ShowProgress = Callable[[str, int, int, str], None]  # (what, done, total, remark)
 
 _LOG = logging.getLogger(__name__)
-_VERSION = 3  # of what is measured and how
+_VERSION = 4  # of what is measured and how
 _MOST_REPETITIONS = 5
 _PATIENCE = 8  # times the budget, that probes may take to run as much as stands for all
 _LONGEST = 20  # times the budget, that all probes may take; what is left is built for its memory, and not run
 _WARM_STEPS = 2  # chunk-steps of the first iterations
-_LINK_BLOCKS = 4
 
 
 # ---------------------------------------------------------------------------------------------------------------- cache
@@ -166,29 +165,28 @@ class _Profiling:
         self._metered.clear()
         executor = Executor(probe.workflow, probe.plan, cast(Session, self._metered), self._cluster)
         before, started = self._metered.readings(), time.perf_counter()
-        found = self._effort.measure(probe, functools.partial(self._iterate, executor))
+        found, short = self._effort.measure(probe, functools.partial(self._iterate, executor))
         seconds = time.perf_counter() - started
-        if found.iterations:
-            self._file(probe, found)
+        if found:
+            self._file(probe, found, short)
         self._file_memory(probe, executor, before, seconds)
-        if found.iterations and not probe.kind:
-            self._count_bytes(found.iterations[0].run)
+        if found and not probe.kind:
+            self._count_bytes(found[0].run)
             self._time_switches(probe, executor)
             self._time_weights(probe, executor)
 
     def finish(self) -> None:
-        """Measures the wire, whose share it takes from the times of weights, and forgets all stages."""
+        """Takes the wire's share from the times of weights, and forgets all stages."""
         measured, cluster = self.measured, self._cluster
         self._metered.clear()
         self._file_residents()
-        measured.links = self._links()
         self._session.clear()
         for ends, (sender, receiver) in self._took.items():
             weights = measured.weights[ends]
             near = cluster.place_of(sender).node == cluster.place_of(receiver).node
-            wire = measured.links or cluster.links
-            rate = wire.within_node_bytes_per_s if near else wire.across_nodes_bytes_per_s
-            wire_s = 0.0 if sender == receiver else weights.bytes / rate + wire.latency_s
+            links = cluster.links
+            rate = links.within_node_bytes_per_s if near else links.across_nodes_bytes_per_s
+            wire_s = 0.0 if sender == receiver else weights.bytes / rate + links.latency_s
             measured.weights[ends] = replace(weights, install_s=max(0.0, weights.install_s - wire_s))
         steps = max((loop.chunk_steps for loop in self._workflow.loops.values()), default=1)
         measured.sources |= {
@@ -205,30 +203,27 @@ class _Profiling:
         if record:
             self._metered.forget()
         self._metered.recording = record
-        before, start = self._metered.readings(), time.perf_counter()
+        start = time.perf_counter()
         executor.workflow = run
         result = executor.run(StepContext(number))
         seconds, self._metered.recording = time.perf_counter() - start, False
-        waited = {w: after.waited_since(before[w]) for w, after in self._metered.readings().items()}
-        collective = [stage for stage, spec in run.stages.items() if spec.collective]
-        spans = without_waiting(result.spans, waited, collective)
         finishes = {
             stage: [report.finish_s for report in result.all_of(stage, Finishes)]
             for stage, spec in run.stages.items()
             if spec.at_once
         }
-        return Iteration(run, spans, seconds, run.rounds(result.reports), finishes)
+        return Iteration(run, result.spans, seconds, run.rounds(result.reports), finishes)
 
-    def _file(self, probe: Probe, found: Measured) -> None:
+    def _file(self, probe: Probe, found: Sequence[Iteration], short: Iteration | None) -> None:
         """Files the seconds of a probe's iterations."""
-        measured, whole, run = self.measured, self._workflow, found.iterations[0].run
+        measured, whole, run = self.measured, self._workflow, found[0].run
         measured.chunk_steps = max((loop.chunk_steps for loop in run.loops.values()), default=1)
         is_whole = (run.num_blocks, run.loops, run.repeat) == (whole.num_blocks, whole.loops, whole.repeat)
-        for one in found.iterations:
+        for one in found:
             measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
             for stage, finishes in one.finishes.items():
                 measured.stages[stage].finishes += finishes
-            measured.add(probe, sample(probe, whole, one, found.short))
+            measured.add(probe, sample(probe, whole, one, short))
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -296,130 +291,87 @@ class _Profiling:
 
     def _time_switches(self, probe: Probe, executor: Executor) -> None:
         """Times offload and onload of the stages that can leave their device, and reads what they leave there."""
-        metered, step_context = self._metered, _step_context(probe, 0)
+        metered, number = self._metered, probe.workflow.typical_iteration
         for stage, spec in probe.workflow.stages.items():
             profile, worker = self.measured.stages[stage], executor.workers(stage)[0]
             target = load_target(spec.target)
             if profile.offloaded_bytes is not None or not can_leave(target, self._cluster.torch_device(worker)):
                 continue
-            metered.ask(worker, stage, "enter", step_context)
+            metered.ask([worker], stage, "enter", number)
             before = metered.readings()[worker].used_bytes
-            profile.offload_s = metered.seconds_of(worker, stage, "offload", step_context)
+            profile.offload_s = metered.seconds_of(worker, stage, "offload", number)
             freed = before - metered.readings()[worker].used_bytes
-            profile.onload_s = metered.seconds_of(worker, stage, "onload", step_context)
+            profile.onload_s = metered.seconds_of(worker, stage, "onload", number)
             profile.offloaded_bytes = max(0.0, metered.grown[stage][worker] - freed)
 
     def _time_weights(self, probe: Probe, executor: Executor) -> None:
         """Times export and install along each weight edge, between different workers where there are some."""
+        number = probe.workflow.typical_iteration
         for edge in probe.workflow.weight_edges:
-            ends, step_context = (edge.source, edge.target), _step_context(probe, 0)
+            ends = (edge.source, edge.target)
             sender, receiver = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
             if ends in self._took and (sender == receiver or self._took[ends][0] != self._took[ends][1]):
                 continue
             exports, installs, size = [], [], 0.0
             for _ in range(2):
                 start = time.perf_counter()
-                weights = self._metered.publish(sender, edge.source, "export_weights", step_context)
+                weights = self._metered.publish(sender, edge.source, "export_weights", number)
                 exports.append(time.perf_counter() - start)
-                installs.append(
-                    self._metered.seconds_of(receiver, edge.target, "install_weights", step_context, [weights])
-                )
-                size = cast(int, self._metered.ask(receiver, METER.name, "count", payloads=[weights]))
+                installs.append(self._metered.seconds_of(receiver, edge.target, "install_weights", number, [weights]))
+                (size,) = self._metered.ask([receiver], METER.name, "count", payloads=[weights])
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
-            self.measured.weights[ends] = WeightProfile(size, *seconds)
-
-    def _links(self) -> Links | None:
-        """Measures the wire within the first node, and to the next one, between workers that have started."""
-        found = dict[str, float]()
-        for name, worker in link_ends(self._cluster, self._workflow.num_blocks).items():
-            blocks = min(_LINK_BLOCKS, max(1, self._workflow.num_blocks // 2))
-            latency_s, found[name] = self._metered.link((0, worker), blocks)
-            found["latency_s"] = max(latency_s, found.get("latency_s", 0.0))
-        return replace(Links(), **found) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The iterations of a probe that count, and a shorter one of a workflow with loops."""
-
-    iterations: Sequence[Iteration]
-    short: Iteration | None = None
+            self.measured.weights[ends] = WeightProfile(cast(int, size), *seconds)
 
 
 class Effort:
     """Runs as much of the probes as the budget allows.
 
-    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  Where the first iteration takes
-    longer than the budget, the probes are not warmed up; of a workflow without loops it is measured itself, since it
-    cannot be shortened.
+    Rollouts have at least a quarter of their chunk-steps, unless that takes very long.  A first iteration that takes
+    longer than the budget is measured itself where the workflow has no loops, since it cannot be shortened.
     """
 
     def __init__(self, workflow: Workflow, planned: Sequence[Probe], budget_s: float) -> None:
-        self._budget_s, self._chunk_steps = budget_s, 0  # 0: not known before the first short iteration
-        self._warms_up = True
-        self._workflow, self._planned = workflow, planned
-        self._spent_s = self._most_s = 0.0
+        self._loops, self._budget_s = workflow.loops.values(), budget_s
+        self._blocks = [probe.most_blocks for probe in planned]
+        self._chunk_steps = 0  # not known before the first short iteration
+        self._spent_s = 0.0
 
-    def measure(self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]) -> Measured:
-        """Runs iterations of a probe.
+    def measure(
+        self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]
+    ) -> tuple[list[Iteration], Iteration | None]:
+        """Runs iterations of a probe; none where those before took far more than the budget.
 
         Args:
             probe: of those planned.
             iterate: runs an iteration of a workflow with shortened loops, of this number; the flag says to record it.
+
+        Returns:
+            the iterations that count, and a shorter one of a workflow with loops.
         """
-        if self._is_over(probe):
-            return Measured([])
-        loops, number = probe.workflow.loops, probe.workflow.typical_iteration
-        warm, found = list[Iteration](), list[Iteration]()
-        if self._warms_up:
-            warm = [iterate(shortened(probe.workflow, _WARM_STEPS), 0, not loops)]
-            self._warms_up = warm[0].seconds <= self._budget_s
-            if loops and self._warms_up:
-                warm.append(iterate(warm[0].run, number, False))  # now without what is lazy
-            self._chunk_steps = self._chunk_steps or self._affordable_steps(warm[-1].seconds)
-        if warm and not loops and not self._warms_up:
-            warm, found = [], warm
-        run, share_s = shortened(probe.workflow, self._chunk_steps), self._share_s(probe)
-        while not found or (len(found) < _MOST_REPETITIONS and _total_s(found) + found[-1].seconds < share_s):
+        if self._spent_s > _LONGEST * self._budget_s:
+            return [], None
+        number, start, short = probe.workflow.typical_iteration, time.perf_counter(), None
+        first = iterate(shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
+        is_long = first.seconds > self._budget_s
+        if self._loops and not is_long:
+            short = iterate(first.run, number, False)  # now without what is lazy
+        self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
+        found = [first] if is_long and not self._loops else []
+        run, share_s = (
+            shortened(probe.workflow, self._chunk_steps),
+            self._budget_s * probe.most_blocks / sum(self._blocks),
+        )
+        while not found or (
+            len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s
+        ):
             found.append(iterate(run, number + len(found), not found))
-        seconds = _total_s([*warm, *found])
-        self._spent_s += seconds
-        self._most_s = max(self._most_s, seconds)
-        return Measured(found[1:] or found, warm[1] if len(warm) > 1 else None)  # to record takes time
-
-    def _share_s(self, probe: Probe) -> float:
-        """Returns the seconds that a probe may take."""
-        return self._budget_s * probe.most_blocks / sum(planned.most_blocks for planned in self._planned)
-
-    def _is_over(self, probe: Probe) -> bool:
-        """Returns whether a probe would take all of them too long: as the longest does, half of that by its blocks."""
-        share = 0.5 + 0.5 * probe.most_blocks / self._planned[0].most_blocks
-        return self._spent_s > 0 and self._spent_s + share * self._most_s > _LONGEST * self._budget_s
+        self._spent_s += time.perf_counter() - start
+        return found[1:] or found, short  # to record takes time
 
     def _affordable_steps(self, short_s: float) -> int:
-        loops = self._workflow.loops.values()
-        most = max((loop.chunk_steps for loop in loops), default=_WARM_STEPS)
+        most = max((loop.chunk_steps for loop in self._loops), default=_WARM_STEPS)
         # rows that stop early, and are not reset, do less and less towards the end
-        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in loops], default=_WARM_STEPS)
-        work = sum(probe.most_blocks for probe in self._planned) / self._planned[0].most_blocks
-        affordable = self._budget_s / max(work * short_s / _WARM_STEPS, 1e-9)
-        return max(_WARM_STEPS, min(most, max(int(affordable), min(least, int(_PATIENCE * affordable)))))
-
-
-def _total_s(iterations: Sequence[Iteration]) -> float:
-    return sum(one.seconds for one in iterations)
-
-
-def link_ends(cluster: Cluster, num_blocks: int) -> dict[str, int]:
-    """Returns the worker with which worker 0 measures each kind of link that the devices in use have."""
-    first = cluster.place_of(0).node
-    ends: dict[str, int] = {}
-    for worker in (*range(1, min(cluster.num_computing, num_blocks)), *cluster.cores_beside[:1]):
-        near = cluster.place_of(worker).node == first
-        ends.setdefault("within_node_bytes_per_s" if near else "across_nodes_bytes_per_s", worker)
-    return ends
-
-
-def _step_context(probe: Probe, repetition: int) -> StepContext:
-    return StepContext(probe.workflow.typical_iteration + repetition)
+        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in self._loops], default=most)
+        steps = _WARM_STEPS * self._budget_s * self._blocks[0] / max(sum(self._blocks) * short_s, 1e-9)
+        return max(_WARM_STEPS, min(most, max(int(steps), min(least, int(_PATIENCE * steps)))))

@@ -50,11 +50,12 @@ def take(session: Session, executor: Executor, iteration: int, stages: Collectio
         RlinfError: what a worker raised, or that it was lost.
     """
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
-    before = executor.ahead.states_before() if executor.ahead is not None else None
-    if before is not None:  # the fronts of iterations to come have changed their stages since
-        names = [name for name in names if name in executor.back]
+    before, earlier = None, ()
+    if executor.ahead is not None:
+        before, earlier = executor.ahead.states_before(), executor.ahead.earlier()
+        if before is not None:  # the fronts of iterations to come have changed their stages since
+            names = [name for name in names if name in executor.ahead.back]
     states = executor.states_of({name: executor.export_states(name, StepContext(iteration)) for name in names})
-    earlier = executor.ahead.earlier() if executor.ahead is not None else ()
     states |= before or {}
     held = [ref for refs in states.values() for ref in refs]
     session.secure([*held, *(ref for weights in earlier for ref in weights.messages.values())])

@@ -43,7 +43,6 @@ class Manifest:
     files: dict[str, tuple[int, str]]  # relative path -> bytes, SHA-256
 
 
-# --------------------------------------------------------------------------------------------------------------- write
 def step_folder(root: Path, step: int) -> Path:
     """Returns where the checkpoint of a step lies below a folder of checkpoints."""
     return root / f"step_{step:06d}"
@@ -60,15 +59,9 @@ def save(
 ) -> None:
     """Writes <root>/step_<step>, which replaces one of that name; returns when it has reached the disk.
 
-    `latest` then points at it, and all but the `keep` newest, by the time of writing, are dropped.
-
-    Args:
-        root: folder of all checkpoints of a run.
-        step: number of finished iterations.
-        policy_writer: writes the policy's files into the folder that it is given.
-        tensors: groups of named tensors, for example {"policy_optimizer": {"mean": ...}}.
-        state: plain values that JSON can hold.
-        keep: how many checkpoints stay, at least one.
+    It holds what `policy_writer` writes into the folder that it is given, groups of named `tensors`, as
+    {"policy_optimizer": {"mean": ...}}, and a `state` of plain values.  `latest` then points at it, and all but the
+    `keep` (at least one) that were written last are dropped.
 
     Raises:
         CheckpointWriteError: it cannot be written.
@@ -178,30 +171,9 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# ---------------------------------------------------------------------------------------------------------------- read
 def find_latest(root: Path) -> Path | None:
     """Returns the checkpoint below `root` that was written last and is complete; None otherwise."""
-    found = complete(root)
-    return found[-1][0] if found else None
-
-
-def newest_undamaged(root: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Returns the checkpoint below `root` that was written last of those of which every byte is as it was written.
-
-    And what is wrong with those behind it, for example ("step_000004 is incomplete (manifest.json: ...)",).
-    """
-    unusable, chosen = {}, None
-    for path, manifest in reversed(complete(root)):
-        wrong = _damage(path, manifest, manifest.files)
-        if not wrong:
-            chosen = path
-            break
-        unusable[path.name] = wrong
-    for path in root.glob("step_*"):
-        found = _manifest_of(path)
-        if isinstance(found, str) and (chosen is None or path.name > chosen.name):
-            unusable[path.name] = found
-    return chosen, tuple(f"{name} {wrong}" for name, wrong in sorted(unusable.items()))
+    return next((path for path, _ in reversed(complete(root))), None)
 
 
 def verify(path: Path) -> Manifest:
@@ -211,7 +183,7 @@ def verify(path: Path) -> Manifest:
         CheckpointError: it is not; says what is wrong and what to use instead.
     """
     manifest = _read_manifest(path)
-    _require_whole(path, _damage(path, manifest, manifest.files))
+    _require_whole(path, manifest, manifest.files)
     return manifest
 
 
@@ -222,8 +194,9 @@ def load_state(path: Path) -> dict[str, object]:
         CheckpointError: the checkpoint is not complete, or these values are damaged.
     """
     manifest = _read_manifest(path)
-    missing = "" if STATE in manifest.files else f"is damaged ({MANIFEST} has no {STATE})"
-    _require_whole(path, missing or _damage(path, manifest, [STATE]))
+    if STATE not in manifest.files:
+        raise _refusal(path, f"is damaged ({MANIFEST} has no {STATE})")
+    _require_whole(path, manifest, [STATE])
     try:
         return dict(json.loads((path / STATE).read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
@@ -282,22 +255,16 @@ def _manifest_of(path: Path) -> Manifest | str:
     return manifest
 
 
-def _damage(path: Path, manifest: Manifest, names: Iterable[str]) -> str:
-    """Returns what is wrong with the first of these files with which something is, "" for none."""
+def _require_whole(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Checks that these files are as they were written."""
     for name in names:
         file = path / name
         if file.resolve() != path.resolve() / name:
-            return f"is damaged ({name} is a link that leads elsewhere)"
+            raise _refusal(path, f"is damaged ({name} is a link that leads elsewhere)")
         if not file.is_file():
-            return f"is damaged ({name} is missing)"
+            raise _refusal(path, f"is damaged ({name} is missing)")
         if (file.stat().st_size, file_sha256(file)) != manifest.files[name]:
-            return f"is damaged (the checksum of {name} differs)"
-    return ""
-
-
-def _require_whole(path: Path, wrong: str) -> None:
-    if wrong:
-        raise _refusal(path, wrong)
+            raise _refusal(path, f"is damaged (the checksum of {name} differs)")
 
 
 def _refusal(path: Path, wrong: str) -> CheckpointError:
@@ -305,12 +272,10 @@ def _refusal(path: Path, wrong: str) -> CheckpointError:
     place = path.resolve()
     found = [p.name for p in place.parent.glob("step_*") if p != place and (p / MANIFEST).exists()]
     others = f"use {' or '.join(sorted(found, reverse=True))} in {place.parent}"
-    return CheckpointError(
-        f"checkpoint {path} {wrong}: {others if found else 'give a folder such as <run.dir>/checkpoints/latest'}"
-    )
+    none = "give a folder such as <run.dir>/checkpoints/latest, or use another run.dir"
+    return CheckpointError(f"checkpoint {path} {wrong}: {others if found else none}")
 
 
-# ----------------------------------------------------------------------------------------------------------- checksums
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file's bytes."""
     with path.open("rb") as file:

@@ -30,18 +30,11 @@ class Group(Protocol):
         Args:
             tensors: `counts[rank]` tensors; over all ranks of one shape and dtype.
             counts: how many each rank gives, at least one; known to everyone, so that nothing is negotiated.
-
-        Raises:
-            HangError: a worker did not take part within the timeout.
         """
         ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Returns the sum over ranks, in an order of the backend's choice; `tensor` is left as it is.
-
-        Raises:
-            HangError: a worker did not take part within the timeout.
-        """
+        """Returns the sum over ranks, in an order of the backend's choice; `tensor` is left as it is."""
         ...
 
 
@@ -77,17 +70,13 @@ class ThreadGroup:
         return [ThreadGroup(rank, slots, barrier, timeout_s) for rank in range(size)]
 
     def abort(self) -> None:
-        """Ends the wait of every member, now and later: one of them failed."""
+        """Ends the wait of every member, now and later: one of them failed, or left."""
         self._barrier.abort()
 
-    def close(self) -> None:
-        """Leaves, which ends the group."""
-        self.abort()
+    close = abort
 
     def exchange(self, tensors: Sequence[Tensor], counts: Sequence[int]) -> list[list[Tensor]]:
-        assert counts[self.rank] == len(tensors), (
-            f"rank {self.rank} gives {len(tensors)} of {counts[self.rank]} tensors"
-        )
+        assert counts[self.rank] == len(tensors), f"rank {self.rank} gives {len(tensors)} tensors, not {counts}"
         return self._meet(list(tensors), "exchange")
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -113,5 +102,5 @@ class ThreadGroup:
 
 
 def _copied(value: Tensor | float, like: Tensor) -> Tensor:
-    """Returns a separate tensor on this rank's device; plain numbers (of emulated stages) nobody can change."""
+    # plain numbers (of emulated stages) nobody can change
     return cast("Tensor", value) if isinstance(value, (float, int)) else value.to(like.device, copy=True)

@@ -3,7 +3,6 @@
     Pass (gradients.py)     from the workflow: a part of a block's rows, its loss as a sum, weight, statistics
     Learner                 every worker holds all weights; sums of gradients over blocks, along one fixed tree
     ShardedLearner          (sharded.py) every worker holds a slice of weights and moments; torch's FSDP2
-    Step                    the result, the same in every worker
     fit (update.py)         the steps of an iteration: epochs of minibatches until they are over or one stops it early
 
 All workers of a group make the same calls in the same order.
@@ -17,8 +16,7 @@ from types import MappingProxyType
 
 from torch import Tensor, nn
 
-from rlinf_embodied.learning.compiled import compiled
-from rlinf_embodied.learning.gradients import Passes, block_sums, differentiated
+from rlinf_embodied.learning.gradients import Passes, block_sums, compiled, differentiated
 from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer
 
@@ -44,7 +42,7 @@ class Learner:
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
     shares = 1  # number of workers that hold the state together; 1: each holds all of it
-    statistics: tuple[str, ...]  # names of the values that passes sum in addition to the loss, in their order
+    statistics: tuple[str, ...]  # names of what passes add up beyond the loss, in their order
 
     def __init__(
         self,
@@ -59,17 +57,8 @@ class Learner:
     ) -> None:
         """Starts with moments of zero.
 
-        Args:
-            parameters: of the first group.
-            settings: of the first group.
-            statistics: names of what passes add up beyond the loss.
-            reducer: sums over the blocks of all workers.
-            group: the name of the first group.
-            more: further groups by name, in the order of the gradient.
-            compile: see `compiled` for what this asks of passes.
-
-        Raises:
-            ObjectiveError: see FlatOptimizer.
+        `parameters` with their `settings` are the first `group`, `more` are further ones; see `compiled` for what
+        `compile` asks of passes.
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
@@ -88,19 +77,13 @@ class Learner:
 
     def start(self) -> None:
         """Begins an iteration: forgets what one that failed has left."""
-        self._sum: BlockSum | None = None
-        self._added: set[int] = set()
+        self._sum = BlockSum(self.reducer)
 
     def add(self, block: int, rows: Tensor, passes: Passes) -> None:
-        """Takes a block of the next step as soon as it is there.
-
-        Its gradient depends on nothing but the block, so it is computed while others arrive.
-        """
-        if self._sum is None:
-            self._sum = self.reducer.start_sum()
+        """Takes a block of the next step as soon as it is there: its gradient depends on nothing but the block."""
         made = passes(block, rows) if len(rows) else ()
-        self._sum.add(block, block_sums(made, self._optimizer.parameters, len(self.statistics), self._differentiate))
-        self._added.add(block)
+        parameters, number = self._optimizer.parameters, len(self.statistics)
+        self._sum.add(block, block_sums(made, parameters, number, self._differentiate))
 
     def step(
         self,
@@ -117,9 +100,8 @@ class Learner:
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
-        for block in sorted(set(rows) - self._added):  # in the order in which the fewest gradients are kept
+        for block in sorted(set(rows) - self._sum.added):  # in the order in which the fewest gradients are kept
             self.add(block, rows[block], passes)
-        assert self._sum is not None, "a worker owns a block"
         total = self._sum.total()
         self.start()
         weight, *sums = total[self._size :].tolist()
@@ -145,7 +127,7 @@ class Learner:
 
     def export_state(self) -> dict[str, Tensor]:
         """Returns a copy of the optimizer's state as FlatOptimizer writes it; {} in workers but the first."""
-        return self._optimizer.export_state() if self.reducer.rank == 0 else {}
+        return self._optimizer.export_state() if self.reducer.group.rank == 0 else {}
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns a copy of this worker's part of the state; nothing is exchanged."""
@@ -153,8 +135,7 @@ class Learner:
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the state of which all workers together returned these parts."""
-        (state,) = parts
-        return state
+        return parts[0]
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `export_state` returned, of any learner and number of workers.

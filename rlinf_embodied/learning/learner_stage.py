@@ -7,19 +7,8 @@
     *_snapshot     the same, kept in memory from the start of an iteration
     export_weights, weights_digest, offload, onload, earlier_weights
 
-All workers of a group make the same calls; the first one writes and answers for them.
-
-    class MyLearner(LearnerStage):
-        user = "my learner"                        # of the worker's copy of the model
-
-        def setup(self, context):
-            shared = context.share(name, ...)  # a SharedPolicy
-            learner = Learner(shared.policy.parameters(), settings, ("loss",), reducer)
-            self.hold(shared, context.group.rank, context.device, {"optimizer": learner})
-
-        def write_policy(self, folder): ...        # the model's own files
-
-        def run(self, step_context, inputs): ...   # ends with self.shared.version = step_context.iteration + 1
+All workers of a group make the same calls; the first one writes and answers for them.  A subclass's `run` ends with
+self.shared.version = step_context.iteration + 1.
 """
 
 from __future__ import annotations
@@ -53,9 +42,7 @@ class Moment(Protocol):
     """What of a StepContext counts here."""
 
     @property
-    def iteration(self) -> int:
-        """The iteration that is under way, or to come."""
-        ...
+    def iteration(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +58,7 @@ class LearnerStage:
     """Holds a model, its optimizers and the networks that only training uses; see the module."""
 
     user = "learner"  # of the worker's copy of the model
-    sends_frozen = (
-        False  # whether messages and snapshots hold weights that are frozen now, since they are trained at other times
-    )
+    sends_frozen = False  # whether messages and snapshots hold weights that are frozen now, but trained at other times
 
     def hold(
         self,
@@ -84,22 +69,16 @@ class LearnerStage:
         modules: Mapping[str, nn.Module] | None = None,
         policy: str = WHOLE_STAGE,
     ) -> None:
-        """Takes what is trained.
+        """Takes the worker's copy of the model, optimizers and other networks by their names in a checkpoint.
 
-        Args:
-            shared: the worker's copy of the model, which stays on the device while this stage works.
-            rank: the worker's number in its group.
-            device: torch's name.
-            learners: optimizers by their names in a checkpoint; the mapping may change between calls.
-            modules: networks other than the model, by their names in a checkpoint.
-            policy: whose weights they are, where those who receive them hold several.
+        `policy` is whose weights they are, where those who receive them hold several.
         """
         self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
         self.learners, self.modules = learners, modules or {}
         shared.enter(self.user)
 
     def write_policy(self, folder: Path) -> None:
-        """Writes the model's own files; a subclass's."""
+        """Writes the model's own files."""
         raise NotImplementedError
 
     def save_policy(self, step_context: Moment, folder: str) -> None:
@@ -107,7 +86,6 @@ class LearnerStage:
         if self.rank == 0:
             self.write_policy(Path(folder))
 
-    # ------------------------------------------------------------------------------------------------ context switch
     def offload(self, step_context: Moment) -> None:
         """Leaves the device's memory; the weights stay if another stage of the worker uses them."""
         self.shared.leave(self.user)
@@ -124,7 +102,6 @@ class LearnerStage:
         for learner in self.learners.values():
             learner.move_state(device)
 
-    # -------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: Moment) -> WeightsMessage:
         """Returns the weights that training may change, or all, with their version and checksum."""
         shared, whole = self.shared, self.sends_frozen
@@ -140,7 +117,6 @@ class LearnerStage:
         folder, number, version = asked
         return read_earlier(Path(folder), number, version) if self.rank == 0 else None
 
-    # ---------------------------------------------------------------------------------------------------- checkpoints
     def export_training(self) -> Groups:
         """Returns networks and moments by name; learners' are {} in workers but the first, and all take part."""
         networks = {name: dict(module.state_dict()) for name, module in self.modules.items()}
@@ -156,19 +132,18 @@ class LearnerStage:
 
         Args:
             step_context: of the iteration that is to come.
-            argument: (root, step, how many are kept, what the driver adds: JSON state, and tensors).
+            argument: (root, step, how many are kept, what the driver adds).
             parts: what other stages add, and the weights that rollouts under way were begun with.
         """
         tensors = self.export_training()  # all take part
         if self.rank != 0:
             return
         root, step, keep, first = argument
-        added = [first, *(part for part in parts if isinstance(part, StagePart))]
-        messages = [part for part in parts if isinstance(part, WeightsMessage)]
-        earlier, values = earlier_to_save(messages)
+        earlier = earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
+        added = [first, *(part for part in parts if isinstance(part, StagePart)), StagePart(*earlier)]
         state: dict[str, object] = {}
-        for part in (*added, StagePart(earlier, values)):
-            state = {**state, **part.state}
+        for part in added:
+            state |= part.state
             for name, group in part.tensors.items():
                 tensors[name] = {**tensors.get(name, {}), **group}
 
@@ -198,7 +173,6 @@ class LearnerStage:
             learner.import_state(load_tensors(Path(folder), name))
         self.shared.version = step_context.iteration
 
-    # ------------------------------------------------------------------------------------------------------ snapshots
     def export_snapshot(self, step_context: Moment) -> StageState | None:
         """Returns a copy of weights, networks and moments; None in workers but the first.
 

@@ -7,7 +7,7 @@ is, so that a step is a handful of large tensor operations however many paramete
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -44,8 +44,9 @@ class FlatOptimizer:
         m = b1 m + (1 - b1) g        v = b2 v + (1 - b2) g^2
         w = w - lr weight_decay w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-    Every group of parameters has its own constants and its own t.  Groups with the same max_grad_norm are clipped by
-    their common norm.  `rates` (lr by group) may be changed at any time and count from the next step on.
+    Every group of parameters has its own constants and its own t.  Groups that make a step together are clipped by
+    their common norm, to the first one's bound.  `rates` (lr by group) may be changed at any time and count from the
+    next step on.
     """
 
     def __init__(self, groups: Mapping[str, ParameterGroup]) -> None:
@@ -55,7 +56,14 @@ class FlatOptimizer:
             ObjectiveError: a group is empty, or a parameter is of low precision or listed twice.
         """
         self.parameters = [parameter for group in groups.values() for parameter in group.parameters]
-        _require_trainable(groups.values(), self.parameters)
+        if not all(group.parameters for group in groups.values()):
+            raise ObjectiveError("the list of parameters is empty, so nothing would be trained: check what is frozen")
+        low = {str(parameter.dtype) for parameter in self.parameters} - {"torch.float32"}
+        if low:
+            rule = "small steps are lost below float32: keep trained parameters in float32"
+            raise ObjectiveError(f"parameters of {sorted(low)} are to be trained, but {rule}")
+        if len({id(parameter) for parameter in self.parameters}) < len(self.parameters):
+            raise ObjectiveError("a parameter is listed twice, so it would make two steps: list each parameter once")
         self.rates = {name: group.settings.lr for name, group in groups.items()}
         self._groups, start = dict(groups), 0
         for group in groups.values():
@@ -70,25 +78,31 @@ class FlatOptimizer:
 
         Args:
             gradient: float32 [D], in the order of the parameters; it is clipped in place.
-            only: the groups that make the step; None: all.
+            only: the groups that make the step, neighbours; None: all.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
         """
         assert gradient.shape == self._mean.shape, f"the gradient has {len(gradient)} entries, not {len(self._mean)}"
         groups = {name: group for name, group in self._groups.items() if only is None or name in only}
-        norms = {bound: _norm(gradient, spans) for bound, spans in _by_bound(groups.values()).items()}
-        norm = math.hypot(*norms.values())
+        own = list(groups.values())
+        stepping, bound = gradient[own[0].span.start : own[-1].span.stop], own[0].settings.max_grad_norm
+        norm = float(torch.linalg.vector_norm(stepping, dtype=torch.float64))
         if not math.isfinite(norm):
             raise ObjectiveError(
                 f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
                 "smaller learning rate (nothing was changed)"
             )
+        if norm > bound:
+            stepping.mul_(bound / norm)
         for name, group in groups.items():
-            part, bound = gradient[group.span], group.settings.max_grad_norm
-            if norms[bound] > bound:
-                part.mul_(bound / norms[bound])
-            _apply(group, self.rates[name], self._direction(group, part))
+            direction = self._direction(group, gradient[group.span])
+            weights: list[Tensor] = [*group.parameters]
+            cut = direction.split([weight.numel() for weight in weights])
+            parts = [part.view_as(w) for w, part in zip(weights, cut, strict=True)]
+            if decay := group.settings.weight_decay:
+                torch._foreach_mul_(weights, 1 - self.rates[name] * decay)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_sub_(weights, parts, alpha=self.rates[name])  # pyright: ignore[reportPrivateImportUsage]
         report_progress()
         return norm
 
@@ -127,53 +141,15 @@ class FlatOptimizer:
         self._square.copy_(state["square"])
 
 
-def _apply(group: ParameterGroup, lr: float, direction: Tensor) -> None:
-    weights: list[Tensor] = [*group.parameters]
-    cut = direction.split([weight.numel() for weight in weights])
-    parts = [part.view_as(w) for w, part in zip(weights, cut, strict=True)]
-    if decay := group.settings.weight_decay:
-        torch._foreach_mul_(weights, 1 - lr * decay)  # pyright: ignore[reportPrivateImportUsage]
-    torch._foreach_sub_(weights, parts, alpha=lr)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _by_bound(groups: Iterable[ParameterGroup]) -> dict[float, list[slice]]:
-    """Returns the places of groups by their largest norm; neighbours become one."""
-    spans: dict[float, list[slice]] = {}
-    for one in groups:
-        known = spans.setdefault(one.settings.max_grad_norm, [])
-        if known and known[-1].stop == one.span.start:
-            known[-1] = slice(known[-1].start, one.span.stop)
-        else:
-            known.append(one.span)
-    return spans
-
-
-def _norm(gradient: Tensor, spans: Sequence[slice]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(gradient[span], dtype=torch.float64)) for span in spans))
-
-
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:
     """Checks that a state belongs to this number of parameter groups with `size` entries in all."""
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     expected = {"steps": (groups,), "mean": (size,), "square": (size,)}
     if shapes != expected:
         raise CheckpointError(
-            f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: the "
-            "checkpoint is of another policy or algorithm; resume with its own configuration, or use resume=never"
+            f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: it is of another "
+            "policy or algorithm; resume with its own configuration, or use resume=never"
         )
-
-
-def _require_trainable(groups: Iterable[ParameterGroup], parameters: Sequence[nn.Parameter]) -> None:
-    if not all(group.parameters for group in groups):
-        raise ObjectiveError("the list of parameters is empty, so nothing would be trained: check what is frozen")
-    low = {str(parameter.dtype) for parameter in parameters} - {"torch.float32"}
-    if low:
-        raise ObjectiveError(
-            f"parameters of {sorted(low)} are to be trained, but small steps are lost below float32: "
-            "keep trained parameters in float32"
-        )
-    if len({id(parameter) for parameter in parameters}) < len(parameters):
-        raise ObjectiveError("a parameter is listed twice, so it would make two steps: list each parameter once")
 
 
 def linear_decay(iteration: int, num_iterations: int, lr: float, end_fraction: float, warmup: int = 0) -> float:
@@ -194,9 +170,7 @@ def one_cycle(step: int, num_steps: int, lr: float, warmup: float = 0.1) -> floa
     """
     peak, last = warmup * num_steps - 1, num_steps - 1
     if step <= peak or last <= peak:
-        return _cosine(lr / 25, lr, step / max(peak, 1e-9))
-    return _cosine(lr, lr / 25 / 1e4, (step - peak) / (last - peak))
-
-
-def _cosine(start: float, end: float, fraction: float) -> float:
+        start, end, fraction = lr / 25, lr, step / max(peak, 1e-9)
+    else:
+        start, end, fraction = lr, lr / 25 / 1e4, (step - peak) / (last - peak)
     return end + (start - end) * (1 + math.cos(math.pi * min(1.0, max(0.0, fraction)))) / 2

@@ -52,20 +52,11 @@ class Reducer:
         for lo, hi in _maximal_subtrees(owners, 0, len(owners)):
             self.roots[owners[lo]].append((lo, hi))
         # (sibling, parent) of every node below this rank's roots
-        self.above = {child: place for root in self.roots[group.rank] for child, place in _kinship(*root)}
-
-    @property
-    def rank(self) -> int:
-        """The worker's number in its group."""
-        return self.group.rank
-
-    def start_sum(self) -> BlockSum:
-        """Returns a new sum, to which nothing is added yet."""
-        return BlockSum(self)
+        self.above = {child: place for root in self.roots[group.rank] for child, place in _kinship(root)}
 
     def sum_blocks(self, per_block: Mapping[int, Tensor]) -> Tensor:
         """Returns the sum over all blocks of all workers; the (small) tensors are left as they are."""
-        total = self.start_sum()
+        total = BlockSum(self)
         for block in sorted(per_block):
             total.add(block, per_block[block].clone())
         return total.total()
@@ -73,23 +64,23 @@ class Reducer:
     def gather_blocks(self, per_block: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Returns the (small) tensors of all blocks of all workers, in the order of the blocks."""
         self.require_own(per_block)
-        mine = [per_block[block] for block in self._by_rank[self.rank]]
+        mine = [per_block[block] for block in self._by_rank[self.group.rank]]
         answers = self.group.exchange(mine, [len(blocks) for blocks in self._by_rank])
         found = _paired(self._by_rank, answers)
         return {block: found[block] for block in range(self.num_blocks)}
 
     def require_own(self, blocks: Collection[int]) -> None:
         """Checks that these are the blocks of this worker."""
-        own = self._by_rank[self.rank]
-        assert sorted(blocks) == own, f"rank {self.rank} owns blocks {own} but passes {sorted(blocks)}"
+        own = self._by_rank[self.group.rank]
+        assert sorted(blocks) == own, f"rank {self.group.rank} owns blocks {own} but passes {sorted(blocks)}"
 
 
 class BlockSum:
     """A sum over the blocks of all workers, of which each worker adds those that it owns, in any order."""
 
     def __init__(self, reducer: Reducer) -> None:
+        self.added: set[int] = set()  # blocks
         self._reducer = reducer
-        self._added: set[int] = set()
         self._known: dict[_Node, Tensor] = {}
 
     def add(self, block: int, tensor: Tensor) -> None:
@@ -97,8 +88,8 @@ class BlockSum:
 
         Which half of a node comes first shows in no bit, as a + b is b + a.
         """
-        assert block not in self._added, f"block {block} was added already"
-        self._added.add(block)
+        assert block not in self.added, f"block {block} was added already"
+        self.added.add(block)
         if not self._reducer.exact:
             self._known[_OWN] = self._known[_OWN].add_(tensor) if self._known else tensor
             return
@@ -111,48 +102,44 @@ class BlockSum:
     def total(self) -> Tensor:
         """Returns the sum, which the caller may write into; all workers call it once their blocks were added."""
         reducer, group = self._reducer, self._reducer.group
-        reducer.require_own(self._added)
+        reducer.require_own(self.added)
         if not reducer.exact:
             return group.all_reduce(self._known[_OWN])
         mine = [self._known.pop(root) for root in reducer.roots[group.rank]]
         answers = group.exchange(mine, [len(roots) for roots in reducer.roots])
-        return _tree_sum(_paired(reducer.roots, answers), 0, reducer.num_blocks)
+        return _tree_sum(_paired(reducer.roots, answers), (0, reducer.num_blocks))
 
 
-# ----------------------------------------------------------------------------------------------------------------- tree
 def _paired(keys: Sequence[Sequence], tensors: Sequence[Sequence[Tensor]]) -> dict:
     """Returns the tensors of all ranks by key."""
     ranks = zip(keys, tensors, strict=True)
     return {key: tensor for names, parts in ranks for key, tensor in zip(names, parts, strict=True)}
 
 
-def _middle(lo: int, hi: int) -> int:
-    """Returns where the node [lo, hi) splits: after the largest power of two below its size."""
-    return lo + (1 << ((hi - lo - 1).bit_length() - 1))
+def _halves(lo: int, hi: int) -> tuple[_Node, _Node]:
+    """Returns what the node [lo, hi) splits into: after the largest power of two below its size."""
+    middle = lo + (1 << ((hi - lo - 1).bit_length() - 1))
+    return (lo, middle), (middle, hi)
 
 
 def _maximal_subtrees(owners: Sequence[int], lo: int, hi: int) -> list[_Node]:
     """Returns the largest nodes within [lo, hi) whose blocks have one owner, from left to right."""
     if len(set(owners[lo:hi])) == 1:
         return [(lo, hi)]
-    middle = _middle(lo, hi)
-    return _maximal_subtrees(owners, lo, middle) + _maximal_subtrees(owners, middle, hi)
+    return [node for half in _halves(lo, hi) for node in _maximal_subtrees(owners, *half)]
 
 
-def _tree_sum(known: Mapping[_Node, Tensor], lo: int, hi: int) -> Tensor:
-    """Returns the sum of the node [lo, hi) from sums of nodes that are known already."""
-    if (lo, hi) in known:
-        return known[lo, hi]
-    middle = _middle(lo, hi)
-    return _tree_sum(known, lo, middle) + _tree_sum(known, middle, hi)
+def _tree_sum(known: Mapping[_Node, Tensor], node: _Node) -> Tensor:
+    """Returns the sum of a node from sums of nodes that are known already."""
+    if node in known:
+        return known[node]
+    left, right = _halves(*node)
+    return _tree_sum(known, left) + _tree_sum(known, right)
 
 
-def _kinship(lo: int, hi: int) -> Iterator[tuple[_Node, tuple[_Node, _Node]]]:
-    """Yields (node, (its sibling, their parent)) of every node below [lo, hi)."""
-    if hi - lo == 1:
-        return
-    left, right = (lo, _middle(lo, hi)), (_middle(lo, hi), hi)
-    yield left, (right, (lo, hi))
-    yield right, (left, (lo, hi))
-    yield from _kinship(*left)
-    yield from _kinship(*right)
+def _kinship(node: _Node) -> Iterator[tuple[_Node, tuple[_Node, _Node]]]:
+    """Yields (node, (its sibling, their parent)) of every node below a node."""
+    if node[1] - node[0] > 1:
+        left, right = _halves(*node)
+        yield from ((left, (right, node)), (right, (left, node)))
+        yield from (*_kinship(left), *_kinship(right))

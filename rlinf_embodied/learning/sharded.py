@@ -31,6 +31,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlinf_embodied.config import Precision
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.learning.gradients import Pass, Passes
@@ -47,9 +48,6 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
 
     It becomes the process's default group, as torch shards over registered groups only; the one that stages of an
     earlier plan left there is closed.
-
-    Raises:
-        ConfigError: the group's members are threads of one process.
     """
     store = dist.HashStore() if group.size == 1 else getattr(group, "store", None)  # pyright: ignore[reportPrivateImportUsage]
     if store is None:
@@ -70,27 +68,20 @@ def device_mesh(group: Group, device: str) -> DeviceMesh:
     return DeviceMesh.from_group(cast(dist.ProcessGroup, dist.group.WORLD), kind_of(device))
 
 
-def sharding_units(module: nn.Module) -> list[nn.Module]:
-    """Returns what is gathered at once: each entry of the largest ModuleList (the layers), then all the rest."""
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
-    return [*layers, module]
-
-
 def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.float32) -> None:
-    """Shards a module in place, in its `sharding_units`.
+    """Shards a module in place; gathered at once are each entry of its largest ModuleList (the layers), then the rest.
 
     Gradients are summed over workers, not averaged.  In bfloat16 weights are gathered in it, while slices, gradients
     that are added up, and what travels of these stay float32.
     """
-    for unit in sharding_units(module):
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
+    for unit in (*layers, module):
+        policy = MixedPrecisionPolicy()
         if precision is Precision.bfloat16:
             # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=unit is not module)
-            fully_shard(unit, mesh=mesh, mp_policy=policy)
-        else:
-            fully_shard(unit, mesh=mesh)
-        sharded = cast(FSDPModule, unit)
+        sharded = cast(FSDPModule, fully_shard(unit, mesh=mesh, mp_policy=policy))
         # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
@@ -111,23 +102,20 @@ class ShardedLearner(Learner):
         group: Group,
         device: str,
         precision: Precision = Precision.float32,
+        exact: bool = False,
     ) -> None:
         """Shards `module`, which is the learner's alone from now on; starts with moments of zero.
 
-        Args:
-            module: on the CPU, equal in all workers.
-            parameters: returns what is trained, of `module` as it then is, in the order of the checkpoint.
-            view: another copy, which other stages read.
-            settings: of Adam.
-            statistics: names of the values that passes sum in addition to the loss.
-            zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
-            group: the workers.
-            device: torch's name.
-            precision: that the passes compute in.
+        It lies on the CPU, equal in all workers; `view` is another copy, which other stages read.  `parameters` returns
+        what is trained of the sharded module, in the order of the checkpoint; `zero_loss` a loss of 0 from a forward
+        pass, as a worker takes part in every pass of the others.  Only one worker alone can be `exact`.
 
         Raises:
-            ConfigError: the group's members are threads of one process.
+            ConfigError: several workers whose bits are to be equal, or that are threads of one process.
         """
+        rule = f"run.exact needs sums in a fixed order, and those of {group.size} sharded workers are not"
+        action = "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker"
+        require(group.size == 1 or not exact, "algorithm.sharding", "fsdp2", rule, action)
         self.rates = {"main": settings.lr}
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
         self._group, self._device, self._zero_loss, self.shares = group, device, zero_loss, group.size
@@ -135,20 +123,14 @@ class ShardedLearner(Learner):
         shard(module, self._mesh, precision)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())
         chosen = {id(parameter) for parameter in parameters()}
-        named = [(name, p) for name, p in module.named_parameters() if id(p) in chosen]
-        self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
+        self._named = {name: p for name, p in module.named_parameters() if id(p) in chosen}
+        self._parameters = list(self._named.values())
+        constants = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+        self._optimizer = torch.optim.AdamW(self._parameters, **constants, weight_decay=settings.weight_decay)
         for parameter in self._parameters:  # before the first step too, so that states are exported alike
             zeros = {key: torch.zeros_like(parameter) for key in _MOMENTS.values()}
             self._optimizer.state[parameter] = {"step": torch.tensor(0.0), **zeros}
 
-    # --------------------------------------------------------------------------------------------------------- a step
     def start(self) -> None:
         self._optimizer.zero_grad()
 
@@ -166,8 +148,8 @@ class ShardedLearner(Learner):
         own = [one for block, index in rows.items() if len(index) for one in passes(block, index)]
         mine = torch.tensor([sum(one.weight for one in own), len(own)], dtype=torch.float64)
         agreed = torch.stack([part[0] for part in self._group.exchange([mine], [1] * self._group.size)])
-        weight = float(agreed[:, 0].sum())
-        statistics = self._accumulated(own, int(agreed[:, 1].max()), weight)
+        weight, rounds = float(agreed[:, 0].sum()), int(agreed[:, 1].max())  # all take part in the busiest one's passes
+        statistics = self._accumulated(own, rounds, weight)
         sums = self._group.all_reduce(statistics).tolist()
         found = Step(dict(zip(self.statistics, sums, strict=True)), weight)
         stopped = weight > 0 and early_stop is not None and early_stop(found)
@@ -177,10 +159,7 @@ class ShardedLearner(Learner):
         return replace(found, norm=self._apply())
 
     def _accumulated(self, own: Sequence[Pass], rounds: int, weight: float) -> Tensor:
-        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S].
-
-        All take part in each pass, so all make `rounds`, as many as the busiest one.
-        """
+        """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
         total = torch.zeros(len(self.statistics), device=self._device)
         for number in range(rounds):
             last = number == rounds - 1
@@ -202,33 +181,24 @@ class ShardedLearner(Learner):
         for parameter in self._parameters:
             if parameter.grad is None:  # moments decay all the same
                 parameter.grad = torch.zeros_like(parameter)
-        slices = [_own(cast(Tensor, parameter.grad)) for parameter in self._parameters]
-        squares = sum(
-            (g.double().square().sum() for g in slices), torch.zeros((), dtype=torch.float64).to(self._device)
-        )
-        norm = math.sqrt(float(self._group.all_reduce(cast(Tensor, squares).reshape(1))))
-        if not math.isfinite(norm):
+        norm = float(_whole(nn.utils.clip_grad_norm_(self._parameters, self._max_norm)))
+        if norm == 0 or not math.isfinite(norm):
             self._optimizer.zero_grad()
+            if norm == 0:
+                return None
             raise ObjectiveError(
                 f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
                 "smaller learning rate (nothing was changed)"
             )
-        if norm == 0:
-            self._optimizer.zero_grad()
-            return None
-        if norm > self._max_norm:
-            for part in slices:
-                part.mul_(self._max_norm / norm)
         self._optimizer.param_groups[0]["lr"] = self.lr
         self._optimizer.step()
         self._optimizer.zero_grad()
         return norm
 
-    # ------------------------------------------------------------------------------------------------ weights and state
     @torch.no_grad()
     def publish(self) -> None:
         """Gathers what is trained, 4 P bytes over the wire per worker and iteration."""
-        for name, parameter in zip(self._names, self._parameters, strict=True):
+        for name, parameter in self._named.items():
             self._view[name].copy_(_whole(parameter))
 
     @torch.no_grad()
@@ -246,21 +216,19 @@ class ShardedLearner(Learner):
     @torch.no_grad()
     def export_state(self) -> dict[str, Tensor]:
         """In full, in the memory of the first worker's CPU; all take part."""
-        first = self._group.rank == 0
-        parts: dict[str, list[Tensor]] = {name: [] for name in _MOMENTS}
-        for parameter in self._parameters:
-            for name, key in _MOMENTS.items():
-                whole = _whole(self._optimizer.state[parameter][key])
-                parts[name] += [whole.reshape(-1).cpu()] if first else []
-        if not first:
-            return {}
-        steps = torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
-        return {"steps": steps} | {name: torch.cat(found) for name, found in parts.items()}
+        first, state = self._group.rank == 0, {"steps": self._steps()}
+        for name, key in _MOMENTS.items():
+            wholes = (_whole(self._optimizer.state[parameter][key]).reshape(-1) for parameter in self._parameters)
+            state[name] = torch.cat([whole.cpu() if first else whole[:0] for whole in wholes])
+        return state if first else {}
+
+    def _steps(self) -> Tensor:
+        return torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns the slices of this worker, by moment and parameter."""
-        parts = {"steps": torch.tensor([int(self._optimizer.state[self._parameters[0]]["step"])])}
-        for parameter, label in zip(self._parameters, self._names, strict=True):
+        parts = {"steps": self._steps()}
+        for label, parameter in self._named.items():
             for name, key in _MOMENTS.items():
                 parts[f"{name}/{label}"] = _own(self._optimizer.state[parameter][key]).to("cpu", copy=True)
         return parts
@@ -268,7 +236,7 @@ class ShardedLearner(Learner):
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         joined = {"steps": parts[0]["steps"]}
         for name in _MOMENTS:
-            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._names]
+            wholes = [torch.cat([part[f"{name}/{label}"] for part in parts]) for label in self._named]
             joined[name] = torch.cat([whole.reshape(-1) for whole in wholes])
         return joined
 
@@ -286,17 +254,13 @@ class ShardedLearner(Learner):
 
     def _fill(self, target: Tensor, whole: Tensor) -> None:
         """Overwrites this worker's slice; nothing is sent, as every worker has the whole."""
-        placed = distribute_tensor(
-            whole.to(self._device), self._mesh, cast(DTensor, target).placements, src_data_rank=None
-        )
-        _own(target).copy_(_own(placed))
+        places = cast(DTensor, target).placements
+        _own(target).copy_(_own(distribute_tensor(whole.to(self._device), self._mesh, places, src_data_rank=None)))
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Returns a worker's slice: the memory itself."""
-    return cast(DTensor, tensor).to_local()
+    return cast(DTensor, tensor).to_local()  # a worker's slice: the memory itself
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """Returns the full tensor; every worker takes part and gets it."""
-    return cast(DTensor, tensor).full_tensor()
+    return cast(DTensor, tensor).full_tensor()  # every worker takes part

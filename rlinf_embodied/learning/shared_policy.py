@@ -9,10 +9,6 @@ import torch
 from torch import nn
 
 
-class _HasModule(Protocol):
-    module: nn.Module
-
-
 def move(module: nn.Module, device: str) -> None:
     """Moves a module to a device; its parameters stay the objects that learners hold and that its parts share.
 
@@ -25,6 +21,10 @@ def move(module: nn.Module, device: str) -> None:
         if parameter.device != there:
             torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to(there), parameter.requires_grad))
     module.to(there)  # what are no parameters
+
+
+class _HasModule(Protocol):
+    module: nn.Module
 
 
 _Policy = TypeVar("_Policy", bound=_HasModule)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,7 +30,6 @@ POLICY_STATISTICS = ("loss", "approx_kl", "clipped", "ratios", "entropy", "choic
 VALUE_STATISTICS = ("loss",)
 
 
-# --------------------------------------------------------------------------------------------------------- minibatches
 @dataclass(frozen=True, slots=True)
 class Shuffle:
     """What the order of rows is keyed by, as Shuffle(0, "policy", 17)."""
@@ -42,10 +42,8 @@ class Shuffle:
 def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches: int) -> list[Tensor]:
     """Returns `num_minibatches` nearly equal slices of a permutation of a block's `size` rows, int64."""
     order = permutation(shuffle.seed, shuffle.purpose, shuffle.iteration, epoch, block, size=size)
-    return [
-        torch.from_numpy(order)[size * k // num_minibatches : size * (k + 1) // num_minibatches]
-        for k in range(num_minibatches)
-    ]
+    ends = [size * k // num_minibatches for k in range(num_minibatches + 1)]
+    return [torch.from_numpy(order)[a:b] for a, b in pairwise(ends)]
 
 
 def minibatches(
@@ -54,11 +52,9 @@ def minibatches(
     """Yields the row indices of each minibatch by block: one slice of every block, `num_minibatches` per epoch."""
     for epoch in range(epochs):
         cut = {block: slices(shuffle, epoch, block, size, num_minibatches) for block, size in sizes.items()}
-        for k in range(num_minibatches):
-            yield {block: pieces[k] for block, pieces in cut.items()}
+        yield from ({block: pieces[k] for block, pieces in cut.items()} for k in range(num_minibatches))
 
 
-# --------------------------------------------------------------------------------------------------------------- steps
 @dataclass(slots=True)
 class Fitted:
     """Sums over the steps of an update."""
@@ -104,15 +100,6 @@ def fit(
             break
         fitted.add(step)
     return fitted
-
-
-def exceeds_kl(limit: float | None) -> EarlyStop:
-    """Returns what stops at a minibatch whose approximate KL lies above a limit; None: nothing does."""
-
-    def early_stop(step: Step) -> bool:
-        return limit is not None and step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit
-
-    return early_stop
 
 
 def policy_metrics(fitted: Fitted) -> dict[str, float]:

@@ -53,14 +53,9 @@ def checksum(tensors: Mapping[str, Tensor]) -> int:
 def export_weights(
     module: nn.Module, version: int, whole: bool = True, policy: str = WHOLE_STAGE, share: tuple[int, int] = (0, 1)
 ) -> WeightsMessage:
-    """Returns a copy of a module's state as a message.
+    """Returns a copy of a module's state as a message; with a share (k, n) every n-th tensor from the k-th on.
 
-    Args:
-        module: what is sent.
-        version: of its weights.
-        whole: false where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
-        policy: whose they are, where the receiver holds several.
-        share: (k, n) for every n-th tensor from the k-th on.
+    It is not whole where receivers hold the frozen parameters already: of a model with adapters these alone are sent.
     """
     chosen = module.state_dict() if whole else _changing(module)
     tensors = {name: chosen[name].detach().cpu().clone() for name in [*chosen][share[0] :: share[1]]}
@@ -85,21 +80,15 @@ def install_weights(module: nn.Module, message: WeightsMessage) -> None:
 
 
 def require_version(sampled: Collection[int], learner: int, staleness: int) -> None:
-    """Checks which weights made the samples.
-
-    Args:
-        sampled: the versions that they name.
-        learner: the version that is to be trained.
-        staleness: by how many versions they may be, and are, behind.
+    """Checks that the versions that samples name are the learner's, or exactly `staleness` behind it.
 
     Raises:
-        ObjectiveError: others made them.
+        ObjectiveError: other weights made them.
     """
     if set(sampled) != {learner - staleness}:
-        behind = f", {staleness} behind" if staleness else ""
         raise ObjectiveError(
             f"samples come from weights of version {sorted(sampled)}, but the learner has {learner} and expects "
-            f"{learner - staleness}{behind}: the weights were not installed"
+            f"{learner - staleness} (a staleness of {staleness}): the weights were not installed"
         )
 
 
@@ -118,13 +107,12 @@ class StageState:
     groups: Groups
 
 
-# ---------------------------------------------------------------- earlier versions, which data under way was begun with
 def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[str, object]]:
     """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
     if not messages:
         return {}, {}
-    tensors = {f"{n}/{name}": t for n, message in enumerate(messages) for name, t in message.tensors.items()}
-    return {_EARLIER: tensors}, {_VERSIONS: [message.version for message in messages]}
+    groups = {f"{_EARLIER}_{n}": message.tensors for n, message in enumerate(messages)}
+    return groups, {_VERSIONS: [message.version for message in messages]}
 
 
 def earlier_versions(state: Mapping[str, object]) -> list[int]:
@@ -134,7 +122,5 @@ def earlier_versions(state: Mapping[str, object]) -> list[int]:
 
 def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:
     """Returns one of the older weights that a checkpoint holds."""
-    prefix = f"{number}/"
-    found = load_tensors(folder, _EARLIER)
-    tensors = {name.removeprefix(prefix): tensor for name, tensor in found.items() if name.startswith(prefix)}
+    tensors = load_tensors(folder, f"{_EARLIER}_{number}")
     return WeightsMessage(version, tensors, checksum(tensors))

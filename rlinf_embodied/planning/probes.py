@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlinf_embodied.cluster.hardware import WAITING, Cluster, Links
+from rlinf_embodied.cluster.hardware import WAITING, Cluster
 from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
@@ -172,7 +172,6 @@ class Measurements:
     weights: dict[tuple[str, str], WeightProfile] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)  # of what is repeated, by repetition
     chunk_steps: int = 1  # that were run of a loop
-    links: Links | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,29 +207,26 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
         one: an iteration.
         short: another one with still shorter loops, for the stages behind them; None: these grow in proportion.
     """
-    speeds = [probe.cluster.place_of(device).group.speed for device in range(probe.cluster.num_devices)]
     run, found = one.run, dict[str, float]()
     for stage in run.stages:
         loop = run.loop_of(stage)
         if loop is None:
-            found[stage] = _behind_loops(stage, whole, one, short, speeds)
+            found[stage] = _behind_loops(stage, whole, one, short)
             continue
         most, episode = whole.loops[loop.name].chunk_steps, loop.typical_steps
         longer, opens = most / loop.chunk_steps, 1.0  # per rollout
         if episode:  # beyond the resets inside the steps that were run
             opens = max(1.0, most / episode - loop.chunk_steps // episode * longer)
         sides = loop.sides if probe.plan.is_fused(loop, probe.workflow) else (stage,)
-        seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0}, speeds)
+        seconds = _critical(one.spans, sides, {"open": opens, "step": longer, "close": 1.0})
         calls = most * probe.plan.shards(stage, probe.workflow) * one.rounds.get(loop.opener, 1)
         found[stage] = seconds[stage] / calls
     return found
 
 
-def _behind_loops(
-    stage: str, whole: Workflow, one: Iteration, short: Iteration | None, speeds: Sequence[float]
-) -> float:
+def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration | None) -> float:
     """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
-    seconds, *shorter = (_call_s(stage, each, speeds) for each in (one, short) if each is not None)
+    seconds, *shorter = (_call_s(stage, each) for each in (one, short) if each is not None)
     loops = {n: loop for n, loop in one.run.loops.items() if not one.run.upstream(stage).isdisjoint(loop.sides)}
     longer = max((whole.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items()), default=1.0)
     if short is None or longer == 1.0:
@@ -240,25 +236,18 @@ def _behind_loops(
     return seconds + (longer - 1.0) * min(max(slope, seconds / 3), seconds)
 
 
-def _call_s(stage: str, one: Iteration, speeds: Sequence[float]) -> float:
-    if one.run.stages[stage].collective:  # its workers wait for the slowest of them
-        speeds = [min(speeds[span.worker] for span in one.spans if span.stage == stage)] * len(speeds)
-    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)}, speeds)[stage]
+def _call_s(stage: str, one: Iteration) -> float:
+    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)})[stage]
 
 
-def _critical(
-    spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float], speeds: Sequence[float]
-) -> dict[str, float]:
-    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all.
-
-    They are those of a device of speed 1: a slow one, as the config has it, is expected to take longer.
-    """
+def _critical(spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
+    """Returns the seconds of each stage, its methods weighted, on the worker on which they took longest in all."""
     by_worker: dict[int, dict[str, float]] = {}
     for span in spans:
         weight = weights.get(span.name.removeprefix(f"{span.stage}."))
         if span.stage in stages and weight is not None:
             seconds = by_worker.setdefault(span.worker, dict.fromkeys(stages, 0.0))
-            seconds[span.stage] += weight * span.duration_s * speeds[span.worker]
+            seconds[span.stage] += weight * span.duration_s
     return max(by_worker.values(), key=lambda seconds: sum(seconds.values()))
 
 
@@ -285,7 +274,6 @@ def profile_of(name: str, cluster: Cluster, measured: Measurements, fingerprint:
             blocks_per_batch=max(spec.blocks_per_batch for spec in work.stages.values()),
         ),
         sources=measured.sources,
-        links=measured.links,
     )
 
 

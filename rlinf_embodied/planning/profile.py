@@ -17,14 +17,14 @@ import difflib
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_embodied.cluster.hardware import Cluster, Links
+from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.workflow.graph import Workflow
@@ -178,7 +178,6 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-    links: Links | None = None  # of the machine that was measured; None: as the cluster says
 
     def rows(self) -> list[dict[str, str]]:
         """Returns a table to print: a row per stage and point of its grid."""
@@ -229,7 +228,6 @@ class Profile:
             "edge_bytes_per_item": ends(self.edge_bytes_per_item, float),
             "weights": ends(self.weights, asdict),
             **({"workload": asdict(self.workload)} if self.workload else {}),
-            **({"links": asdict(self.links)} if self.links else {}),
         }
 
 
@@ -261,7 +259,7 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
         stages = _mapping(body.get("stages"), "stages")
         if not stages:
             _refuse("stages", stages, "at least one stage by its name")
-        sizes, records = body.get("edge_bytes_per_item", {}), {"workload": Workload, "links": Links}
+        sizes, work = body.get("edge_bytes_per_item", {}), body.get("workload")
         for edge, size in _mapping(sizes, "edge_bytes_per_item").items():
             _check("float", size, f"edge_bytes_per_item.{edge}")
         return Profile(
@@ -273,7 +271,7 @@ def parse_profile(data: object, path: str = "profile") -> Profile:
                 _ends(edge): _record(WeightProfile, value, f"weights.{edge}")
                 for edge, value in _mapping(body.get("weights", {}), "weights").items()
             },
-            **{key: _record(kind, body[key], key) for key, kind in records.items() if body.get(key) is not None},  # pyright: ignore[reportArgumentType]
+            workload=None if work is None else _record(Workload, work, "workload"),
             **{
                 key: {name: str(value) for name, value in _mapping(body.get(key, {}), key).items()}
                 for key in ("fingerprint", "sources")
@@ -381,8 +379,3 @@ def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
 def as_measured(workflow: Workflow, profile: Profile) -> Workflow:
     """Returns the workflow with the rounds that its repeats took when it was measured."""
     return workflow if profile.workload is None else workflow.with_rounds(profile.workload.expected_rounds)
-
-
-def linked(cluster: Cluster, profile: Profile) -> Cluster:
-    """Returns the cluster with the wire that was measured, where one was."""
-    return cluster if profile.links is None else replace(cluster, links=profile.links)

@@ -7,6 +7,6 @@
 Imports neither torch nor numpy: both read the variables when they are imported.
 """
 
-from rlinf_embodied.portable.pins import describe, is_pinned, library_path, pin, require, verify, worker_variables
+from rlinf_embodied.portable.pins import describe, is_pinned, pin, require, verify, worker_variables
 
-__all__ = ["describe", "is_pinned", "library_path", "pin", "require", "verify", "worker_variables"]
+__all__ = ["describe", "is_pinned", "pin", "require", "verify", "worker_variables"]

@@ -27,7 +27,7 @@ _LIBRARY = "libsapien.so"
 _PAGE = 1 << 12
 _READ_WRITE_EXECUTE, _READ_EXECUTE = 7, 5
 _PRIVATE_ANONYMOUS_THERE = 0x02 | 0x20 | 0x100000  # MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE
-_REACH = 1 << 31  # of a jump
+_REACH = (1 << 31) - (1 << 26)  # of a jump, less what the library takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +71,19 @@ def make_reciprocals_exact() -> bool:
         return False
     import sapien  # noqa: F401 - loads the library
 
-    base = _base_of(_LIBRARY)
-    if base is None or any(_bytes_at(base, site) != site.before + site.found for site in _SITES):
+    ranges = _mapped(_LIBRARY)
+    base = min((start for start, _ in ranges), default=0)
+    mapped = all(any(start <= base + site.address < end for start, end in ranges) for site in _SITES)
+    if not mapped or any(_bytes_at(base, site) != site.before + site.found for site in _SITES):
         raise SimulatorError(
             f"run.exact is 'portable', but {_LIBRARY} is not that of sapien 3.0.3, whose approximate reciprocals are "
             "known: install the version of constraints.txt, or use run.exact=exact"
         )
-    page = _page_near(base)
-    ones = page
+    ones = _page_near(base)
     ctypes.memmove(ones, struct.pack("<4f", 1, 1, 1, 1), 16)
-    code = page + 16
     try:
-        for site in _SITES:
-            _write_detour(base + site.address, site, code, ones)
-            code += 64
+        for number, site in enumerate(_SITES):
+            _write_detour(base + site.address, site, ones + 16 + 64 * number, ones)
     except OSError as error:
         raise SimulatorError(
             f"run.exact is 'portable', but this system does not let {_LIBRARY} be changed in memory ({error}): use "
@@ -116,23 +115,11 @@ def _mapped(name: str = "") -> list[tuple[int, int]]:
     return [(int(start, 16), int(end, 16)) for start, end in (line.split()[0].split("-") for line in lines)]
 
 
-def _base_of(name: str) -> int | None:
-    """Returns where a library of this process begins, None if it is not loaded or too short for the sites."""
-    ranges = _mapped(name)
-    if not ranges:
-        return None
-    base = min(start for start, _ in ranges)
-    inside = all(any(start <= base + site.address < end for start, end in ranges) for site in _SITES)
-    return base if inside else None
-
-
 def _page_near(base: int) -> int:
     """Returns an executable page within reach of a jump from the library, in the nearest gap that is free."""
     gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(_mapped()) if start - end >= _PAGE]
-    pages = [page for end, start in gaps for page in (end, start - _PAGE)]
+    pages = [page for gap in gaps for page in (gap[0], gap[1] - _PAGE) if abs(page - base) < _REACH]
     for wanted in sorted(pages, key=lambda page: abs(page - base)):
-        if abs(wanted - base) >= _REACH - (1 << 26):
-            break
         try:
             found = _call("mmap", wanted, _PAGE, _READ_WRITE_EXECUTE, _PRIVATE_ANONYMOUS_THERE, -1, 0)
         except OSError:  # another thread was faster, or nothing may lie there
@@ -145,11 +132,7 @@ def _page_near(base: int) -> int:
 
 
 def _call(name: str, *arguments: int) -> int:
-    """Calls the C library; returns its answer, an address or a number.
-
-    Raises:
-        OSError: it failed.
-    """
+    """Calls the C library; returns its answer, an address or a number, or raises an OSError."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name)
     function.restype = ctypes.c_ssize_t
     answer = int(function(*map(ctypes.c_ssize_t, arguments)))

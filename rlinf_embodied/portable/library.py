@@ -1,13 +1,11 @@
-"""Compiles kernels.c for this machine and loads it in front of torch, whose symbols it then answers."""
+"""Compiles kernels.c for this machine: a library whose symbols torch finds before its own."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,10 +21,10 @@ _LIBRARY, _DIGEST = "kernels.so", "sha256"
 
 
 def compiled() -> Path:
-    """Returns the shared library's path; compiles it where this source or compiler is new, or the file was changed.
+    """Returns the shared library's path; compiles it where this source or compiler is new.
 
     Raises:
-        ConfigError: there is no C compiler, or it refuses the source.
+        ConfigError: there is no C compiler, it refuses the source, or the compiled file was changed since.
     """
     compiler = shlex.split(os.environ.get("CC", "cc"))
     if shutil.which(compiler[0]) is None:
@@ -39,16 +37,18 @@ def compiled() -> Path:
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
         digest = sha256(b"\0".join([SOURCE.read_bytes(), " ".join(command).encode(), version])).hexdigest()[:16]
         folder = cached(f"portable/{digest}", partial(_compile, command))
-        if not is_trusted(folder / _LIBRARY):
-            folder = Path(tempfile.mkdtemp(prefix="rlinf-portable-")) / digest
-            _compile(command, folder)
-        return folder / _LIBRARY
     except subprocess.CalledProcessError as error:
         message = (error.stderr or b"").decode(errors="replace").strip()
         raise ConfigError(
             f"run.exact is 'portable', but {compiler[0]} does not compile {SOURCE.name} ({message}): use gcc or clang, "
             "named in CC, or run.exact=exact"
         ) from error
+    if not is_trusted(folder / _LIBRARY):
+        raise ConfigError(
+            f"run.exact is 'portable', but {folder / _LIBRARY} is not what was compiled for you: remove {folder}, or "
+            "use run.exact=exact"
+        )
+    return folder / _LIBRARY
 
 
 def _compile(command: list[str], folder: Path) -> None:
@@ -68,22 +68,7 @@ def is_trusted(path: Path) -> bool:
     recorded = path.with_name(_DIGEST)
     try:
         found = [one.stat() for one in (path.parent, path, recorded)]
-        if any(one.st_uid != os.geteuid() or one.st_mode & 0o022 for one in found):
-            return False
-        return sha256(path.read_bytes()).hexdigest() == recorded.read_text()
+        digest = recorded.read_text() == sha256(path.read_bytes()).hexdigest()
     except OSError:
         return False
-
-
-def load(path: Path) -> None:
-    """Loads the library so that libraries loaded later find its symbols before their own.
-
-    Raises:
-        ConfigError: it cannot be loaded.
-    """
-    try:
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    except OSError as error:
-        raise ConfigError(
-            f"run.exact is 'portable', but {path} cannot be loaded ({error}): remove it, or use run.exact=exact"
-        ) from error
+    return digest and all(one.st_uid == os.geteuid() and not one.st_mode & 0o022 for one in found)

@@ -25,8 +25,6 @@ VARIABLES = {
 }
 _LIBRARY = "RLINF_PORTABLE_LIBRARY"  # says to a process that it is to be pinned, and with what
 _NEEDED = ("avx2", "fma")
-# what a process must not have imported yet: it reads the variables, or binds the symbols, when it is imported
-_LATE = ("torch", "numpy")
 
 
 def pin() -> None:
@@ -38,14 +36,14 @@ def pin() -> None:
     if is_pinned():
         return
     _require_processor()
-    late = [name for name in _LATE if name in sys.modules]
+    late = [name for name in ("torch", "numpy") if name in sys.modules]  # they choose when they are imported
     if late:
         raise ConfigError(
             f"run.exact is 'portable', but {late[0]} is imported already and keeps the kernels that it chose: call "
             "rlinf_embodied.portable.pin() before the first import of torch and numpy, or use run.exact=exact"
         )
     path = library.compiled()
-    library.load(path)
+    ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # libraries that are loaded later find its symbols before their own
     os.environ.update(VARIABLES, **{_LIBRARY: str(path)})
     others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
     os.environ["LD_PRELOAD"] = ":".join([str(path), *others])
@@ -59,7 +57,7 @@ def is_pinned() -> bool:
 
 
 def require() -> None:
-    """Checks that this process is pinned.
+    """Checks that this process is pinned, and computes by it.
 
     Raises:
         ConfigError: it is not.
@@ -69,6 +67,7 @@ def require() -> None:
             "run.exact is 'portable', but this process is not pinned: start it by experiments/train_*.py, call "
             "rlinf_embodied.portable.pin() before the first import of torch and numpy, or use run.exact=exact"
         )
+    verify()
 
 
 def worker_variables() -> dict[str, str]:
@@ -76,11 +75,6 @@ def worker_variables() -> dict[str, str]:
     if not is_pinned():
         return {}
     return {**VARIABLES, _LIBRARY: os.environ[_LIBRARY], "LD_PRELOAD": os.environ["LD_PRELOAD"]}
-
-
-def library_path() -> Path | None:
-    """Returns the library that this process is pinned with, None where it is not pinned."""
-    return Path(os.environ[_LIBRARY]) if is_pinned() else None
 
 
 def verify() -> None:
@@ -93,14 +87,14 @@ def verify() -> None:
         return
     import torch
 
-    level = torch.backends.cpu.get_cpu_capability()
-    before = _num_products()
+    level, before = torch.backends.cpu.get_cpu_capability(), _num_products()
     torch.mm(torch.ones(9, 9), torch.ones(9, 9))
-    if level != "AVX2" or _num_products() == before:
+    asks = _num_products() > before
+    if level != "AVX2" or not asks:
         raise ConfigError(
             f"run.exact is 'portable', but torch on {platform.node()} runs {level} kernels and "
-            f"{'does not ask' if _num_products() == before else 'asks'} {os.environ[_LIBRARY]}: see that this file "
-            "exists there and that torch is the version of constraints.txt, or use run.exact=exact"
+            f"{'asks' if asks else 'does not ask'} {os.environ[_LIBRARY]}: see that this file exists there and that "
+            "torch is the version of constraints.txt, or use run.exact=exact"
         )
 
 

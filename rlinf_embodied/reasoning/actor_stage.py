@@ -20,14 +20,12 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
-from rlinf_embodied.config.checks import require
-from rlinf_embodied.device import require_autocast
+from rlinf_embodied.device import computing, require_precision
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
-from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import Groups, StageState, require_version
@@ -60,8 +58,7 @@ class ActorStage(LearnerStage):
         Raises:
             ConfigError: the device does not compute in algorithm.precision.
         """
-        if self._algorithm.precision is Precision.bfloat16:
-            require_autocast(context.device)
+        require_precision(self._algorithm.precision, context.device)
         algorithm, shared = self._algorithm, shared_model(context, self._made)
         self._is_sharded = algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
@@ -80,13 +77,6 @@ class ActorStage(LearnerStage):
         """Makes a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
-        require(
-            context.group.size == 1 or not self._config.run.exact.holds,
-            "algorithm.sharding",
-            self._algorithm.sharding.value,
-            f"run.exact=true needs sums in a fixed order, and those of {context.group.size} sharded workers are not",
-            "set run.exact=false, algorithm.sharding=none, or use a plan with one actor worker",
-        )
         config, view, precision = self._config, self._policy.module, self._algorithm.precision
         self._policy = policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
         return ShardedLearner(
@@ -95,6 +85,7 @@ class ActorStage(LearnerStage):
             group=context.group,
             device=context.device,
             precision=precision,
+            exact=config.run.exact.holds,
         )
 
     # -------------------------------------------------------------------------------------------------------- update

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.log_probs import greedy_tokens, inverse_cdf, log_softmax
+from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, SamplingParams
@@ -115,7 +115,7 @@ class _Decoding:
         """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
         place, greedy = self.lengths[rows], self.sampling.temperature == 0
         every = log_softmax(logits, self.sampling.temperature or 1.0)
-        tokens = greedy_tokens(every) if greedy else inverse_cdf(every, self.uniforms[rows, place])
+        tokens = every.argmax(-1) if greedy else inverse_cdf(every, self.uniforms[rows, place])
         self.tokens[rows, place] = tokens
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         self.lengths[rows] = place + 1

@@ -13,12 +13,12 @@ from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
@@ -92,8 +92,8 @@ class ReasoningJob:
             DataError: a file cannot be used.
         """
         config, given = self.config, checkpoint or self.config.policy.folder or self.config.warm_start.checkpoint
-        folder = None if given is None else Path(given).expanduser()
-        require_precision(config.algorithm.precision, find_cluster(config.cluster))
+        folder, cluster = None if given is None else Path(given).expanduser(), find_cluster(config.cluster)
+        require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
             if config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():

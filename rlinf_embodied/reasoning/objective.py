@@ -16,9 +16,9 @@ from torch.nn.functional import pad
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
 from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
+from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.precision import computing
 from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.reasoning.batch import Completions, LogProbs, Rewards, Sequences
 

@@ -17,7 +17,7 @@ from typing import Self, cast
 import numpy as np
 import torch
 
-from rlinf_embodied.algorithms.advantages import nonzero_variance_groups, overlong_penalty
+from rlinf_embodied.algorithms.advantages import nonzero_variance_groups
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Problem
@@ -184,7 +184,8 @@ def scored(
     rewards, raw = torch.from_numpy(verified.rewards), torch.from_numpy(verified.raw).reshape(shape)
     if reward.overlong_tokens:
         lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
-        rewards = rewards - overlong_penalty(lengths, longest, reward.overlong_tokens, reward.overlong_penalty)
+        margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
+        rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
     rewards = rewards.reshape(shape)
     correct, formatted = verified.correct.reshape(shape).tolist(), verified.formatted.reshape(shape)
     alike, groups = (~nonzero_variance_groups(raw)).tolist(), []

@@ -39,7 +39,6 @@ class Watched:
     status: Status | None = None  # the newest answer
     silent_since: float | None = None  # seconds, monotonic: when the first health check without an answer was sent
     stopped_since: float | None = None  # likewise: when its process was first found stopped
-    gone: str = ""  # why its process ended, "" while it runs
 
     def __str__(self) -> str:
         return f"worker {self.worker} (pid {self.pid}, {self.node})" if self.pid else f"worker {self.worker}"
@@ -166,6 +165,6 @@ def _missing(stage: str, entered: int, workers: Mapping[int, Watched]) -> list[s
     found = []
     for of in workers.values():
         group = of.status.groups.get(stage) if of.status is not None else None
-        if group is not None and (group.entered < entered or of.silent_since is not None or of.gone):
+        if group is not None and (group.entered < entered or of.silent_since is not None):
             found.append(f"{of}, rank {group.rank}")
     return found

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ _ANSWER_S = 0.3  # within which a worker answers
 _EVIDENCE_S = 3.0  # within which the cause of an error shows, after its first consequence ...
 _SETTLE_S = 0.3  # ... and a worker's end, after an error that may be a consequence of it
 _FIRST_ANSWER_S = 15.0  # within which the monitor starts and reports who waits for whom
-_LET_GO_S = 20.0  # within which a worker gives up the calls of an old attempt
+_LET_GO_S = 20.0  # within which a worker hears that an attempt is given up
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,30 +45,32 @@ class _Monitor:
     def __init__(self) -> None:
         self._asked: dict[str, ray.ObjectRef] = {}  # by actor
 
-    def ask(
-        self, actors: Mapping[int, ActorHandle], within_s: float, stacks: Sequence[int] = ()
-    ) -> dict[int, Status | str]:
-        """Returns the statuses of the workers that answer in time; of those that are gone, Ray's reason."""
+    def ask(self, actors: Mapping[int, ActorHandle], within_s: float, stacks: Sequence[int] = ()) -> dict[int, Status]:
+        """Returns the statuses of the workers that answer in time."""
         ids = {actor._actor_id.hex(): worker for worker, actor in actors.items()}
         self._asked = {name: ref for name, ref in self._asked.items() if name in ids}
         for name in ids.keys() - self._asked.keys():
             self._asked[name] = actors[ids[name]].status.remote(ids[name] in stacks)
         refs = list(self._asked.values())
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=within_s)[0]) if refs else set()
-        found: dict[int, Status | str] = {}
+        found: dict[int, Status] = {}
         for name, ref in [(name, ref) for name, ref in self._asked.items() if ref in ready]:
             del self._asked[name]
-            try:
+            with suppress(RayError):  # it is gone, as its calls show
                 found[ids[name]] = cast(Status, ray.get(ref))
-            except RayError as error:
-                found[ids[name]] = first_line(error)
         return found
 
     def abandon(self, actors: Mapping[int, ActorHandle], attempt: int, within_s: float) -> list[int]:
         """Has workers give up the calls of attempts before this one; returns those that do not hear it in time."""
         refs: dict[Any, int] = {actors[worker].abandon.remote(attempt): worker for worker in actors}
-        late = ray.wait(list(refs), num_returns=len(refs), timeout=within_s)[1] if refs else []
-        return [refs[ref] for ref in late]
+        ray.wait(list(refs), num_returns=len(refs), timeout=within_s) if refs else None
+        stuck = []
+        for ref, worker in refs.items():
+            try:
+                ray.get(ref, timeout=0)
+            except RayError:  # it is dead, or late
+                stuck.append(worker)
+        return stuck
 
 
 class Health:
@@ -112,10 +115,9 @@ class Health:
         try:
             values = ray.get(given)
         except RayError as error:
-            self._look()
-            if not self._failed:  # of a value that is no receipt
-                raise translated(error, -1, waiting, self._actors) from None
-            raise self._cause(waiting) from None
+            self._look()  # nothing has failed where the value is no receipt
+            cause = self._cause(waiting) if self._failed else translated(error, -1, waiting, self._actors)
+            raise cause from None
         for ref in refs:
             self._answered(ref)
         return values
@@ -133,8 +135,7 @@ class Health:
 
     def forget(self) -> None:
         """Forgets all calls: their work starts again."""
-        for forgotten in (self._waiting, self._makers, self._failed):
-            forgotten.clear()
+        self._waiting, self._makers, self._failed = {}, {}, {}
         self._asked = None  # of workers that may be replaced since
 
     def _answered(self, receipt: Ref) -> None:
@@ -162,6 +163,7 @@ class Health:
             order = sorted(self._failed, key=lambda ref: self._waiting[ref].number)
             errors = [self._failed[ref] for ref in order]
             own = [e for e in errors if not isinstance(e, LostWorkerError | PeerError | HangError | StaleCallError)]
+            hangs = [e for e in errors if isinstance(e, HangError)]  # likelier causes than lost peers and stale calls
             lost = {w for e in errors if isinstance(e, LostWorkerError) for w in e.workers}
             if lost or time.monotonic() > deadline:
                 break
@@ -170,7 +172,7 @@ class Health:
             pending = [ref for ref in self._waiting if ref not in self._failed]
             ray.wait(cast("list[ray.ObjectRef]", pending), timeout=0.1) if pending else None
             time.sleep(0.05)
-        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or sorted(errors, key=_rank))[0]
+        cause = self._loss(sorted(lost), waiting, errors) if lost else (own or hangs or errors)[0]
         for ref in order:
             self._answered(ref)
         self._failed.clear()
@@ -179,21 +181,17 @@ class Health:
     def _loss(self, lost: Sequence[int], waiting: str, errors: Sequence[RlinfError]) -> LostWorkerError:
         lines = []
         for worker in lost:
+            calls = (call.call for call in self._waiting.values() if call.worker == worker)
+            reason = next(str(e) for e in errors if isinstance(e, LostWorkerError) and worker in e.workers)
             of = self.workers.get(worker, Watched(worker))
-            calls = [call.call for call in self._waiting.values() if call.worker == worker]
-            reasons = [str(e) for e in errors if isinstance(e, LostWorkerError) and worker in e.workers]
-            lines.append(f"{of} died: its process ended in {calls[0] if calls else 'no call'} ({reasons[0]})")
+            lines.append(f"{of} died: its process ended in {next(calls, 'no call')} ({reason})")
         text = f"{'; '.join(lines)}. The driver waited for {waiting}. Ray's logs hold the last output of the process"
         return LostWorkerError(text, tuple(lost))
 
     # ---------------------------------------------------------------------------------------------------------- health
     def _require_progress(self, waiting: str) -> None:
-        """Raises a HangError where a worker makes no progress, or a LostWorkerError where one is gone."""
+        """Raises a HangError where a worker makes no progress."""
         self.check()
-        gone = [of for of in self.workers.values() if of.gone]
-        if gone:
-            reasons = [LostWorkerError(of.gone, (of.worker,)) for of in gone]
-            raise self._loss([of.worker for of in gone], waiting, reasons)
         for of in self.workers.values():
             if of.status is not None:
                 self._history.note(of.status.step, of.status.longest_s)
@@ -220,15 +218,10 @@ class Health:
             return
         self._blind_since = None
         for worker, of in self.workers.items():
-            answer = statuses.get(worker)
-            if isinstance(answer, Status):
-                of.status, of.silent_since = answer, None
-            elif answer is not None:
-                of.gone = answer
-            else:
-                of.silent_since = of.silent_since or start
+            of.silent_since = None if worker in statuses else of.silent_since or start
+            of.status = statuses.get(worker, of.status)
 
-    def _statuses(self, stacks: Sequence[int]) -> dict[int, Status | str] | None:
+    def _statuses(self, stacks: Sequence[int]) -> dict[int, Status] | None:
         """Returns the monitor's answer; None while it starts."""
         if self._asked is None:
             present = {worker: self._actors[worker] for worker in self.workers if worker in self._actors}
@@ -237,7 +230,7 @@ class Health:
             return None
         asked, self._asked = self._asked, None
         try:
-            return cast("dict[int, Status | str]", ray.get(cast(Any, asked)))
+            return cast("dict[int, Status]", ray.get(cast(Any, asked)))
         except RayActorError:
             _LOG.warning("the process that checks the workers' health died: it is started again")
             self._monitor = None
@@ -251,24 +244,16 @@ class Health:
         return self._monitor
 
     def abandon(self, attempt: int) -> list[int]:
-        """Has all workers give up the calls of older attempts; returns those that do not in time, or that are dead.
+        """Has all workers give up the calls of older attempts; returns those that do not hear it, or that are dead.
 
-        One that has heard of it may still run an old call; one that has not could close a group of the new attempt.
+        One that has not heard of it could close a group of the new attempt.
         """
         up = {worker: self._actors[worker] for worker in self._actors if self.workers[worker].pid}
         try:
-            stuck = set(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
+            return sorted(ray.get(self._require_monitor().abandon.remote(up, attempt, _LET_GO_S)))
         except RayActorError:
             self._monitor = None
-            stuck = set(up)
-        waits: dict[Any, int] = {actor.let_go.remote(): worker for worker, actor in up.items() if worker not in stuck}
-        ray.wait(list(waits), num_returns=len(waits), timeout=_LET_GO_S) if waits else None
-        for ref, worker in waits.items():
-            try:
-                ray.get(ref, timeout=0)
-            except RayError:  # it died, or runs the call still
-                stuck.add(worker)
-        return sorted(stuck)
+            return sorted(up)
 
     def close(self) -> None:
         """Ends the monitor."""
@@ -295,11 +280,6 @@ def translated(error: BaseException, worker: int, call: str, actors: Mapping[int
     if isinstance(error, RayError):  # an object was lost with the worker that held it
         return PeerError(f"{who}: an input of it is lost ({first_line(error)})")
     return WorkerError(f"{who}: {type(error).__name__}: {error}", (worker,))
-
-
-def _rank(error: RlinfError) -> int:
-    """Hangs are likelier causes than lost peers and calls that were given up."""
-    return 0 if isinstance(error, HangError) else 1
 
 
 def first_line(error: BaseException) -> str:

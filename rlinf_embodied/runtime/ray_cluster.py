@@ -32,8 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import (
     RAY_GPUS,
-    gpu_memory_bytes,
-    gpu_names,
+    gpus,
     host_memory_bytes,
     num_cores,
     store_bytes,
@@ -240,8 +239,7 @@ def versions() -> dict[str, str]:
 def examine() -> NodeFacts:
     """Returns what this node has."""
     return NodeFacts(
-        gpus=tuple(gpu_names()),
-        gpu_memory_bytes=tuple(gpu_memory_bytes()),
+        gpus=tuple(gpus()),
         num_cores=num_cores(),
         memory_bytes=host_memory_bytes(),
         versions=versions(),

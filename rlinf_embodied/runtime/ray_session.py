@@ -109,20 +109,19 @@ class RaySession:
     def replace(self, workers: Sequence[int]) -> None:
         self.attempt += 1
         self._health.forget()
-        gone = [of.worker for of in self._health.workers.values() if of.gone]
-        lost = {worker for worker in (*workers, *gone) if worker in self._actors}
+        lost = {worker for worker in workers if worker in self._actors}
         for worker in lost:
             self._end(worker)
         for worker in self._health.abandon(self.attempt):
-            _LOG.warning("worker %d does not give up its calls: it is restarted, too", worker)
+            _LOG.warning("worker %d does not hear that its calls are given up: it is restarted, too", worker)
             lost.add(worker)
             self._end(worker)
         gone_nodes = lost_nodes(set(self._nodes.values()))
         if gone_nodes:
-            here = tuple(worker for worker, node in self._nodes.items() if node in gone_nodes)
+            there = tuple(worker for worker, node in self._nodes.items() if node in gone_nodes)
             self._end_all()
             self._starts.clear()
-            raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {here}", here)
+            raise LostNodeError(f"the nodes {', '.join(gone_nodes.values())} are gone, with workers {there}", there)
         self._starts = {ref: worker for ref, worker in self._starts.items() if worker not in lost}
         for ref, worker in self._starts.items():
             self._health.note(ref, worker, "start")
@@ -131,7 +130,7 @@ class RaySession:
     def _end(self, worker: int) -> None:
         """Ends a worker, by the kernel where it is on this node: Ray waits for one that is stopped or hangs."""
         of = self._health.workers.pop(worker)
-        if of.pid and not of.gone and of.node == socket.gethostname():
+        if of.pid and of.node == socket.gethostname():
             with suppress(ProcessLookupError):
                 os.kill(of.pid, signal.SIGKILL)
         self._methods = {key: method for key, method in self._methods.items() if key[0] != worker}
@@ -140,16 +139,15 @@ class RaySession:
     def _end_all(self) -> None:
         for worker in tuple(self._actors):
             self._end(worker)
-        self._nodes.clear()
         for keeper in self._keepers.values():
             ray.kill(keeper)
-        self._keepers.clear()
+        self._nodes, self._keepers = {}, {}
 
     def processes(self) -> dict[int, int]:
         """Returns the process ids of the workers that run on this machine, by worker."""
         self._require_started()
         here = socket.gethostname()
-        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here and not of.gone}
+        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here}
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
@@ -184,13 +182,11 @@ class RaySession:
         """Waits until values lie in the stores of their nodes; where there are several, copies them to another one."""
         self._health.wait(refs, "a snapshot", local=False)
         nodes = sorted({*self._nodes.values(), here()}) if self._nodes else []
-        if len(nodes) > 1:
-            self._copy(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))), nodes)
-
-    def _copy(self, refs: list[ray.ObjectRef], nodes: Sequence[str]) -> None:
-        """Has each value held on one node where it was not made, each node in turn."""
+        if len(nodes) < 2:
+            return
         chosen: dict[str, list[ray.ObjectRef]] = {node: [] for node in nodes}
-        for number, (ref, value) in enumerate(get_object_locations(refs).items()):
+        made = get_object_locations(cast("list[ray.ObjectRef]", list(dict.fromkeys(refs))))
+        for number, (ref, value) in enumerate(made.items()):
             others = [node for node in nodes if node not in value["node_ids"]]
             if value["node_ids"] and others:  # Ray keeps small values with their owner, the driver
                 chosen[others[number % len(others)]].append(ref)

@@ -121,9 +121,6 @@ class _Worker:
     def clear(self) -> None:
         self.host.clear()
 
-    def let_go(self) -> None:
-        """Answers when all calls before it have ended."""
-
     def invoke(self, wire: Wire, argument: object, *payloads: object) -> object:
         call = from_wire(wire, tensor_wire.unpack(argument))
         results = self.host.invoke(call, [tensor_wire.unpack(payload) for payload in payloads])

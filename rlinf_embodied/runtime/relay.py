@@ -41,13 +41,7 @@ class Peers(Protocol):
         ...
 
     def take(self, refs: Sequence[Ref], workers: Sequence[int]) -> list[object]:
-        """Waits for values that these workers make.
-
-        Raises:
-            RlinfError: what a worker raised.
-            LostWorkerError: a worker is gone.
-            StaleCallError: the attempt was given up meanwhile.
-        """
+        """Waits for values that these workers make; raises what one of them raised, or that it or its call is gone."""
         ...
 
 
@@ -67,16 +61,10 @@ def shards_of(
     found = {}
     for hub in sorted(set(answerer)):
         mine = [worker for worker, (owner,) in sorted(answers.items()) if owner == hub]
-        cut = tuple(_parts(mine, opener, shard) for shard in shards)
+        own = [{w: tuple(b for b in sorted(shard) if opener[b] == w) for w in mine} for shard in shards]
+        cut = [tuple(Part(worker, blocks) for worker, blocks in parts.items() if blocks) for parts in own]
         found[hub] = tuple(parts for parts in cut if parts)
     return found
-
-
-def _parts(workers: Sequence[int], opener: Sequence[int], shard: set[int]) -> Shard:
-    blocks = {
-        worker: tuple(b for b, owner in enumerate(opener) if owner == worker and b in shard) for worker in workers
-    }
-    return tuple(Part(worker, own) for worker, own in blocks.items() if own)
 
 
 def run(call: Call, opened: Sequence[Ref], peers: Peers, answer: Answer) -> tuple[list[object], list[object]]:

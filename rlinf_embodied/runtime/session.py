@@ -120,7 +120,8 @@ class SerialSession:
 
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:
         """Runs collective calls in separate threads, and all others immediately in this one."""
-        calls = [(worker, self._of_attempt(call), payloads) for worker, call, payloads in calls]
+        at = [replace(call.step_context, attempt=self.attempt) for _, call, _ in calls]
+        calls = [(w, replace(c, step_context=now), p) for (w, c, p), now in zip(calls, at, strict=True)]
         if not collective or len(calls) == 1:
             return [self._hosts[worker].invoke(call, payloads) for worker, call, payloads in calls]
         results: list[list[Ref]] = [[] for _ in calls]
@@ -145,9 +146,6 @@ class SerialSession:
         if any(thread.is_alive() for thread in threads):
             raise HangError(f"the driver waited {self._timeout_s:.0f} s for {calls[0][1]}: one of its workers hangs")
         return results
-
-    def _of_attempt(self, call: Call) -> Call:
-        return replace(call, step_context=replace(call.step_context, attempt=self.attempt)) if self.attempt else call
 
     def fetch(self, refs: Sequence[Ref], waiting: str) -> list[object]:
         """Everything has run already."""
@@ -179,19 +177,6 @@ class SerialSession:
 
 # ------------------------------------------------------------------------------------------------------- a run's own
 # ray takes half a second to import: only where it is used
-def make_session(config: ClusterConfig) -> Session:
-    """Returns the session that `cluster.session` names."""
-    if config.session == "serial":
-        return SerialSession()
-    from rlinf_embodied.runtime.ray_session import RaySession
-
-    if config.address is not None:
-        from rlinf_embodied.runtime.ray_cluster import join
-
-        join(config.address)
-    return RaySession(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
-
-
 @contextmanager
 def open_session(config: ClusterConfig) -> Iterator[Session]:
     """Yields the session that `cluster.session` names, and ends its workers behind the block."""
@@ -200,6 +185,18 @@ def open_session(config: ClusterConfig) -> Iterator[Session]:
         yield session
     finally:
         session.close()
+
+
+def make_session(config: ClusterConfig) -> Session:
+    """Returns the session that `cluster.session` names."""
+    if config.session == "serial":
+        return SerialSession()
+    from rlinf_embodied.runtime.ray_cluster import join
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    if config.address is not None:
+        join(config.address)
+    return RaySession(config.object_store_bytes, config.hang_after_s, config.first_progress_s)
 
 
 def find_cluster(config: ClusterConfig) -> Cluster:
@@ -217,11 +214,7 @@ def find_cluster(config: ClusterConfig) -> Cluster:
 
 
 def find_remaining(config: ClusterConfig) -> Cluster:
-    """Returns what is left of a cluster after a node was lost: no more devices than the run was given.
-
-    Raises:
-        ConfigError: this node is not part of a cluster any more.
-    """
+    """Returns what is left of a cluster after a node was lost: no more devices than the run was given."""
     left = find_cluster(replace(config, num_devices=None))
     asked = config.num_devices
     return find_cluster(config) if asked is not None and asked < left.num_devices else left

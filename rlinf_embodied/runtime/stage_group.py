@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlinf_embodied.errors import StaleCallError
 from rlinf_embodied.learning.groups import Group
@@ -81,16 +81,11 @@ class Mailbox:
             self._changed.notify_all()
 
     def take(self, key: Key, is_open: Callable[[], bool]) -> object:
-        """Waits for a value.
-
-        Raises:
-            StaleCallError: `is_open` is false meanwhile; `deliver` and `wake` have it asked.
-        """
+        """Waits for a value; raises a StaleCallError where `is_open` is false after a delivery, or `wake`."""
         with self._changed:
-            while key not in self._values:
-                if not is_open():
-                    raise StaleCallError("a wait in a collective was given up")
-                self._changed.wait()
+            self._changed.wait_for(lambda: key in self._values or not is_open())
+            if key not in self._values:
+                raise StaleCallError("a wait in a collective was given up")
             return self._values.pop(key)
 
     def wake(self) -> None:
@@ -113,18 +108,18 @@ class MailGroup:
         self._number += 1
         if self.rank:
             self._deliver[0]((self._name, self._number, self.rank), list(tensors))
-            return cast("list[list[object]]", self._take("all"))
-        everything = [list(tensors), *(cast("list[object]", self._take(rank)) for rank in range(1, self.size))]
+            return self._take("all")
+        everything = [list(tensors), *(self._take(rank) for rank in range(1, self.size))]
         for rank in range(1, self.size):
             self._deliver[rank]((self._name, self._number, "all"), everything)
         return everything
 
-    def _take(self, sender: object) -> object:
+    def _take(self, sender: object) -> Any:
         return self._mail.take((self._name, self._number, sender), lambda: self._open)
 
-    def wake(self) -> None:
+    def close(self) -> None:
         """Ends this member's wait, now and later."""
         self._open = False
         self._mail.wake()
 
-    close = wake
+    wake = close

@@ -40,30 +40,19 @@ def _pack_leaf(value: object) -> object:
     import torch
 
     tensor = value.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        return _Packed(tensor.view(torch.int16).numpy(), "bfloat16")
-    return _Packed(tensor.numpy(), "")
+    is_bfloat16 = tensor.dtype == torch.bfloat16
+    return _Packed((tensor.view(torch.int16) if is_bfloat16 else tensor).numpy(), "bfloat16" if is_bfloat16 else "")
 
 
-def _unpack_leaf(value: object) -> object:
+def _unpack_leaf(value: object, copies: bool) -> object:
     if not isinstance(value, _Packed):
         return value
-    return _tensor(value, np.array(value.array))
-
-
-def _view_leaf(value: object) -> object:
-    if not isinstance(value, _Packed):
-        return value
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return _tensor(value, value.array)
-
-
-def _tensor(packed: _Packed, array: np.ndarray) -> torch.Tensor:
     import torch
 
-    tensor = torch.from_numpy(array)
-    return tensor.view(torch.bfloat16) if packed.dtype == "bfloat16" else tensor
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        tensor = torch.from_numpy(np.array(value.array) if copies else value.array)
+    return tensor.view(torch.bfloat16) if value.dtype == "bfloat16" else tensor
 
 
 def map_leaves(value: object, function: Callable[[object], object]) -> object:
@@ -91,7 +80,8 @@ def pack(value: object) -> object:
 
 def unpack(value: object) -> object:
     """Returns the payload that `pack` was given, tensors on the CPU; one that is READ_ONLY without copies."""
-    return map_leaves(value, _view_leaf if getattr(type(value), "READ_ONLY", False) else _unpack_leaf)
+    copies = not getattr(type(value), "READ_ONLY", False)
+    return map_leaves(value, lambda leaf: _unpack_leaf(leaf, copies))
 
 
 def to_device(value: object, device: str) -> object:

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.errors import StaleCallError
 from rlinf_embodied.telemetry.progress import progress_reported_to
@@ -49,13 +49,8 @@ class WorkerState:
         self._awaits: tuple[int, ...] = ()
         self._thread = 0
 
-    # ------------------------------------------------------------------------------------------------------- attempts
     def begin(self, attempt: int) -> None:
-        """Begins a call of an attempt; calls of older ones are refused from then on.
-
-        Raises:
-            StaleCallError: the attempt was given up.
-        """
+        """Begins a call of an attempt; calls of older ones are refused from then on, by a StaleCallError."""
         with self._lock:
             self.require_current(attempt)
             self.attempt = attempt
@@ -66,11 +61,7 @@ class WorkerState:
             self.attempt = max(self.attempt, attempt)
 
     def require_current(self, attempt: int) -> None:
-        """Checks that a call is still wanted.
-
-        Raises:
-            StaleCallError: its attempt was given up.
-        """
+        """Raises a StaleCallError where a call is not wanted any more."""
         if attempt < self.attempt:
             raise StaleCallError(f"attempt {attempt} was given up, attempt {self.attempt} runs")
 
@@ -108,14 +99,13 @@ class WorkerState:
     @contextmanager
     def meeting(self, stage: str, operation: str) -> Iterator[None]:
         """Notes a collective while the worker waits in it."""
-        held = self._groups[stage]
-        entered = held.entered + 1
-        self._groups = self._groups | {stage: Membership(held.rank, held.size, entered, operation)}
+        held = replace(self._groups[stage], entered=self._groups[stage].entered + 1)
+        self._groups = self._groups | {stage: replace(held, waits_in=operation)}
         try:
             yield
             self.progress()
         finally:
-            self._groups = self._groups | {stage: Membership(held.rank, held.size, entered)}
+            self._groups = self._groups | {stage: held}
 
     def join(self, stage: str, rank: int, size: int) -> None:
         """Notes that the worker is a member of a stage's group."""
@@ -132,14 +122,10 @@ class WorkerState:
             self._longest[step] = max(self._longest.get(step, 0.0), now - since)
             self._step = (step, now)
 
-    # ---------------------------------------------------------------------------------------------------------- answer
     def status(self, stack: bool = False) -> Status:
         """Returns what the worker does at this moment."""
         (step, since), call = self._step, self._call
         step_s = time.monotonic() - since if step else 0.0
-        frames = self._stack() if stack and call else ""
-        return Status(call, step, step_s, self._longest.get(step), self._groups, self._awaits, frames)
-
-    def _stack(self) -> str:
-        frame = sys._current_frames().get(self._thread)
-        return "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        frame = sys._current_frames().get(self._thread) if stack and call else None
+        text = "" if frame is None else "".join(traceback.format_stack(frame)).rstrip()
+        return Status(call, step, step_s, self._longest.get(step), self._groups, self._awaits, text)

@@ -32,7 +32,7 @@ from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranked, Ranking, rank,
 from rlinf_embodied.planning.notation import resolve, to_dict
 from rlinf_embodied.planning.plan import Plan, collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import Profile, as_measured, linked, load_profile
+from rlinf_embodied.planning.profile import Profile, as_measured, load_profile
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
@@ -244,8 +244,8 @@ class Planning:
         return next((reason for reason, holds in reasons.items() if holds), "")
 
     def _price(self, profile: Profile, workflow: Workflow) -> None:
-        cluster, standing = linked(self._cluster, profile), self._job.standing(self._cluster)
-        self._pricer = Pricer(as_measured(workflow, profile), profile, cluster, standing=standing)
+        standing = self._job.standing(self._cluster)
+        self._pricer = Pricer(as_measured(workflow, profile), profile, self._cluster, standing=standing)
 
     # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, iteration: int) -> None:

@@ -17,7 +17,7 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.learning.checkpoint import MANIFEST, load_state, newest_undamaged, verify
+from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
 from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
@@ -32,7 +32,7 @@ class Resumption:
     """The checkpoint that a run resumes from, complete and undamaged."""
 
     path: Path
-    note: str  # says which one, and why not a newer one
+    note: str  # says which one
 
 
 def require_unused(config: TrainingConfig) -> None:
@@ -52,41 +52,27 @@ def require_unused(config: TrainingConfig) -> None:
 def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     """Returns where a run resumes; None for a new run.
 
-    A damaged newest checkpoint of the run's own folder is passed over; one that resume=<path> names is refused.
-
     Raises:
         ConfigError: the checkpoint is of another run than the config describes.
-        CheckpointError: the named checkpoint is missing or damaged, or there are some and none can be used.
+        CheckpointError: the checkpoint that resume names, or the newest of the run, is missing or damaged.
     """
-    path, unusable = _found(config)
+    path = _found(config)
     if path is None:
         return None
+    verify(path)
     _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = saved_progress(path).iteration, config.run.num_iterations
-    lines = [f"{text}: it is not used, the one before it is" for text in unusable]
-    lines.append(f"going on from {path}: iteration {number} of {last} is done, written {written}")
-    return Resumption(path, "\n".join(lines))
+    return Resumption(path, f"going on from {path}: iteration {number} of {last} is done, written {written}")
 
 
-def _found(config: TrainingConfig) -> tuple[Path | None, tuple[str, ...]]:
+def _found(config: TrainingConfig) -> Path | None:
+    """Returns the newest checkpoint of a run; one that is no whole checkpoint where there are only such."""
     if config.resume in ("auto", "never"):
-        return (None, ()) if config.run.dir is None else _newest(Path(config.run.dir) / "checkpoints")
+        root = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
+        return None if root is None else find_latest(root) or max(root.glob("step_*"), default=None)
     named = Path(config.resume)
-    path, unusable = _newest(named.parent) if named.name == "latest" else (None, ())
-    if path is None:
-        verify(named)
-    return path or named, unusable
-
-
-def _newest(root: Path) -> tuple[Path | None, tuple[str, ...]]:
-    path, unusable = newest_undamaged(root)
-    if path is None and unusable:
-        raise CheckpointError(
-            f"{root} holds checkpoints, but none can be used: {'; '.join(unusable)}. Restore one from a copy, "
-            f"use another run.dir, or remove {root} to start from scratch"
-        )
-    return path, unusable
+    return (find_latest(named.parent) or named) if named.name == "latest" else named
 
 
 def saved_progress(path: Path) -> Progress:

@@ -79,7 +79,6 @@ class Trainer:
             self._cluster: Cluster = find_cluster(self._config.cluster)
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
                 portable.require()
-                portable.verify()
             progress = Progress() if self._resumed is None else saved_progress(self._resumed)
             self._planning = Planning(job, self._cluster, job.workflow(""), progress.staleness)
             self._folder = folder or RunFolder(path, locked=True)
@@ -278,7 +277,7 @@ class Trainer:
         computing = stage_seconds([span for span in result.spans if not span.name.endswith(_NOT_COMPUTING)])
         stages = {name: computing[f"time/{name}_s"] for name in executor.workflow.stages}
         rounds = executor.workflow.rounds(result.reports)
-        number, switch_s = self._running.progress.iteration - 1, max(self._switched_s, sum(executor.setup_s.values()))
+        number, switch_s = self._running.progress.iteration - 1, max(self._switched_s, executor.setup_s)
         plan, note = self._planning.observe(
             number, metrics["time/iteration_s"], stages, rounds, remaining=remaining, switch_s=switch_s
         )

@@ -17,7 +17,6 @@ from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 pytestmark = pytest.mark.accelerator
@@ -52,7 +51,6 @@ def preset(name: str) -> PlanConfig:
     ("name", "devices", "policy", "actor"),
     [
         ("collocated", 1, [0], [0]),
-        ("disaggregated", 1, [0], [0]),
         ("disaggregated", 2, [0], [1]),
         ("hybrid", 2, [0, 1], [0, 1]),
     ],
@@ -64,16 +62,6 @@ def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devi
     iterate(made, 2)
     assert digest(made) == of_the_cpu
     assert all(sim.memory_allocated(k) > 0 for k in range(devices))
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_workers_of_their_own_process_are_on_cores_and_accelerators(of_the_cpu, ray_session) -> None:
-    made = executor(preset("hybrid"), 1, ray_session)
-    iterate(made, 2)
-    assert digest(made) == of_the_cpu
-    spans = made.run(StepContext(2)).spans
-    assert {(span.stage, span.device) for span in spans} == {("env", "cpu"), ("policy", "sim:0"), ("actor", "sim:0")}
 
 
 @pytest.mark.ray

@@ -16,7 +16,7 @@ from rlinf_embodied.execution.profiler import measure
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.profile import as_measured, linked
+from rlinf_embodied.planning.profile import as_measured
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session
@@ -44,7 +44,7 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
     workflow = workflow_on(place, session)
     sim.set_limit(sim.memory_allocated(0) + ROOM, 0)  # what earlier tests of this process left is not the workflow's
     profile = measure(workflow, session, place, "little", {}, lambda *progress: None, budget_s=0.1)
-    pricer = Pricer(as_measured(workflow, profile), profile, linked(place, profile))
+    pricer = Pricer(as_measured(workflow, profile), profile, place)
     together = collocated(workflow, 1)
     assert pricer.memory(together)[0] > ROOM
     best = rank(pricer).best.plan

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from accelerated_runs import executor_on_sim
 from device_tasks import make_env as make_device_env
-from runs import GRPO, digest, executor_for, iterate, tiny, trees
+from runs import iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
-from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import stacked
 
 _FORKS = pytest.mark.filterwarnings("ignore:SIM reports that you have")  # ManiSkill's resets, of all generators
@@ -23,32 +19,14 @@ pytestmark = [pytest.mark.accelerator, pytest.mark.sim, _FORKS]
 PICK = ["env=maniskill_pick", "env.num_envs=4", "env.block_size=2", "env.obs_size=32", "env.chunk=5"]
 SHORT = ["env.horizon=10", "env.chunks_per_rollout=3", "algorithm.critic_warmup_iterations=0"]
 ON_DEVICE = "env._target_=device_tasks.make_env"
-FOR_GRPO = [*GRPO, "algorithm.group_size=2", "algorithm.min_groups=1", "env.chunks_per_rollout=2"]
 
 
-def untrained(config: TrainConfig, folder: Path) -> Path:
+def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path) -> None:
+    config = tiny(*PICK, *SHORT, ON_DEVICE)
     env = make_env(config.env, config.env.block_size, "cpu")
-    save_policy(TinyVLA(config.policy, env.spec, seed=0), folder, config.env, config.policy)
+    save_policy(TinyVLA(config.policy, env.spec, seed=0), tmp_path, config.env, config.policy)
     env.close()
-    return folder
-
-
-@pytest.mark.slow
-def test_with_the_simulator_on_the_cpu_training_gives_the_weights_of_the_cpu(tmp_path) -> None:
-    config = tiny(*PICK, *SHORT, "algorithm.reduction=exact")
-    folder = untrained(config, tmp_path / "policy")
-    plan = trees("0:1/2", "1/2:1", "1/2:1", shards=2)
-    executor = executor_on_sim(config, plan, 2, folder)
-    metrics = iterate(executor, 1)
-    there = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), folder)
-    assert metrics[0]["rollout/env_steps"] == iterate(there, 1)[0]["rollout/env_steps"] == 4 * 3 * 5
-    assert digest(executor) == digest(there)
-
-
-@pytest.mark.parametrize("algorithm", [[], pytest.param(FOR_GRPO, marks=pytest.mark.slow)], ids=["ppo", "grpo"])
-def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path, algorithm: list[str]) -> None:
-    config = tiny(*PICK, *SHORT, ON_DEVICE, *algorithm)
-    executor = executor_on_sim(config, trees("all", "all", "all"), 1, untrained(config, tmp_path / "policy"))
+    executor = executor_on_sim(config, trees("all", "all", "all"), 1, tmp_path)
     metrics = iterate(executor, 1)
     assert metrics[0]["rollout/env_steps"] > 0
     assert metrics[0]["losses/initial_log_ratio"] <= 1e-5

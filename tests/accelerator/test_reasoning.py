@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
-from accelerated_runs import accelerators, overrides
-from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, tiny_math, train_math
+from accelerated_runs import accelerators
+from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, tiny_math
 from runs import cluster, digest
 
 from rlinf_embodied.config import MathConfig
@@ -21,11 +18,9 @@ from rlinf_embodied.runtime.session import SerialSession
 pytestmark = pytest.mark.accelerator
 
 EXACT = "algorithm.reduction=exact"
-SHORT = ["warm_start.steps=40", EXACT]
 VARIANTS = {
     "one step": ([], 1),
     "two steps and a reference": ([*TWO_STEPS, "algorithm.kl_coef=0.1"], 2),
-    "adapters": (["policy.lora.rank=4", "algorithm.lr=1e-2"], 1),
     "ppo": ([*PPO, "algorithm.critic_warmup_iterations=0"], 2),
     "dapo": (DAPO, 2),
 }
@@ -59,18 +54,3 @@ def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str) -> None:
     assert sim.operations() > before + 1000
     assert metrics["charts/optimizer_steps"] > 0
     assert weights == trained(config, cluster, devices)[0]
-
-
-@pytest.mark.slow
-def test_a_run_with_adapters_goes_on_from_its_checkpoint_on_either_kind_of_device(tmp_path) -> None:
-    whole = [*SHORT, "policy.lora.rank=4", "eval.num_problems=8", "eval.num_samples=0", "checkpoint.every=1"]
-
-    def run(folder: Path, iterations: int, *more: str) -> str:
-        config = tiny_math(*whole, f"run.num_iterations={iterations}", *more)
-        config.run.dir = str(folder)
-        return train_math(config)["weights_sha256"]
-
-    here = tmp_path / "here"
-    run(here, 1, *overrides())
-    there = shutil.copytree(here, tmp_path / "there", symlinks=True)
-    assert run(here, 2, *overrides()) == run(there, 2)

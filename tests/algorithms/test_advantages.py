@@ -99,31 +99,6 @@ def test_a_chunk_is_a_discounted_sum_and_its_bootstrap_is_discounted_by_its_leng
     assert chunks.valid.tolist() == [[True, True, False]]
 
 
-def test_chunk_level_returns_equal_those_of_single_steps_at_lambda_one():
-    # with lambda = 1 both are the Monte-Carlo return with a bootstrap, so chunking changes nothing
-    draw = torch.Generator().manual_seed(0)
-    rewards = torch.randn(6, 3, 4, generator=draw)
-    no, yes = torch.zeros(6, 3, 4, dtype=torch.bool), torch.ones(6, 3, 4, dtype=torch.bool)
-    values, last = torch.randn(24, 3, generator=draw), torch.randn(3, generator=draw)
-    steps = {
-        "rewards": A.time_major(rewards),
-        "values": values,
-        "final_values": torch.zeros(24, 3),
-        "last_values": last,
-        "terminated": A.time_major(no),
-        "truncated": A.time_major(no),
-        "valid": A.time_major(yes),
-    }
-    _, fine = run_gae(steps, 0.9, 1.0)
-    chunks = A.chunk_steps(rewards, no, no, yes, 0.9)
-    at_chunks = values[::4]
-    following = A.next_values(at_chunks, torch.zeros(6, 3), last, chunks.truncated, chunks.valid)
-    _, coarse = A.gae(
-        chunks.rewards, at_chunks, following, chunks.terminated, chunks.truncated, chunks.valid, chunks.discount, 1.0
-    )
-    torch.testing.assert_close(coarse, fine[::4])
-
-
 def test_group_advantages_have_no_mean_and_unit_deviation():
     returns = torch.tensor([[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 2.0, 6.0], [0.5, 0.5, 0.5, 0.5]])
     advantages = A.group_advantages(returns)

@@ -77,14 +77,6 @@ def test_a_sampled_token_is_possible_and_brackets_its_uniform(seed, temperature,
     assert (above >= uniform - 1e-6).all()
 
 
-def test_a_row_is_sampled_alike_whatever_its_neighbours():
-    draw = torch.Generator().manual_seed(1)
-    logits, uniforms = torch.randn(8, 5, 33, generator=draw), torch.rand(8, 5, generator=draw)
-    together = P.sample_tokens(logits, uniforms, 0.6)
-    alone = torch.stack([P.sample_tokens(logits[i], uniforms[i], 0.6) for i in range(8)])
-    assert torch.equal(together, alone)
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_refused(bad):
     logits = torch.zeros(2, 3)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from policies.actor_critic import ActorCritic
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.algorithms.policy_learners import POLICY, VALUE_GROUP, replicated
+from rlinf_embodied.algorithms.on_policy import POLICY, VALUE_GROUP, replicated
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.interfaces.envs import EnvSpec

@@ -25,13 +25,9 @@ def machine(monkeypatch):
 
     def make(gpus: str, cores: int = 4, visible: str | None = None) -> None:
         monkeypatch.setattr(hardware.shutil, "which", lambda name: "/usr/bin/nvidia-smi" if gpus else None)
-        answers = {"name": gpus, "memory.total": "143771\n81559\n"}
-
-        def run(command: list[str], **options: object) -> object:
-            (field,) = (word.partition("=")[2] for word in command if word.startswith("--query-gpu="))
-            return type("Answer", (), {"returncode": 0, "stdout": answers[field]})
-
-        monkeypatch.setattr(hardware.subprocess, "run", run)
+        lines = "".join(f"{name}, {size}\n" for name, size in zip(gpus.splitlines(), (143771, 81559), strict=False))
+        answer = SimpleNamespace(returncode=0, stdout=lines)
+        monkeypatch.setattr(hardware.subprocess, "run", lambda command, **options: answer)
         monkeypatch.setattr(hardware, "num_cores", lambda: cores)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if visible is not None:
@@ -56,7 +52,7 @@ def test_gpus_are_the_devices_where_there_are_any(machine) -> None:
     assert cluster.torch_device(1) == "cuda:0"  # each worker sees its own only
     assert cluster.description == "2 x NVIDIA H200"
     assert cluster.memory_bytes == 81559 << 20  # of the smaller one, not this machine's
-    with pytest.raises(ConfigError, match=r"cluster.num_devices is 3, but this machine has 2 GPU\(s\)"):
+    with pytest.raises(ConfigError, match=r"cluster.num_devices is 3, but this machine has 2 visible NVIDIA GPU\(s\)"):
         local_cluster(3)
 
 
@@ -71,7 +67,7 @@ def test_the_kind_of_device_is_what_the_config_says(machine) -> None:
     with pytest.raises(ConfigError, match=r"torch_device is 'npu', of which only torch knows how many there are"):
         local_cluster(None, "npu")
     machine("", cores=4)
-    with pytest.raises(ConfigError, match=r"cluster.torch_device is 'cuda', but this machine has no NVIDIA GPU"):
+    with pytest.raises(ConfigError, match=r"cluster.torch_device is 'cuda', but this machine has 0 visible NVIDIA GPU"):
         local_cluster(None, "cuda")
 
 
@@ -158,28 +154,6 @@ def test_devices_lie_beside_an_earlier_group_of_as_many_nodes(beside, num_nodes)
         described_cluster({"name": "x", "nodes": [first, cores | {"beside": beside}]}, "file")
 
 
-# --------------------------------------------------------------------------------------------------------------- speeds
-def test_devices_of_one_machine_may_have_unlike_speeds() -> None:
-    config = ClusterConfig(num_devices=3, torch_device="cpu", speeds=[1.0, 0.5, 0.5], waiting_devices=1)
-    found = cluster_at_hand(config)
-    places = [found.place_of(device) for device in range(4)]
-    assert [place.group.speed for place in places] == [1.0, 0.5, 0.5, 1.0]
-    assert [(place.node, place.index) for place in places] == [(0, 0), (0, 1), (0, 2), (0, 0)]
-    assert (found.num_devices, found.num_computing) == (4, 3)
-    whole = local_cluster(3, "cpu").place_of(0).group
-    assert {place.group.memory_bytes for place in places} == {whole.memory_bytes}
-    assert "of the speeds 1, 0.5, 0.5" in found.description  # so that a profile is not taken for that of another
-
-
-def test_speeds_that_are_none_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"cluster.speeds is \[1.0\], 1 numbers, but there are 2 devices"):
-        cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", speeds=[1.0]))
-    with pytest.raises(ConfigError, match=r"cluster.speeds is \[1.0, 0.0\]"):
-        ClusterConfig(speeds=[1.0, 0.0])
-    with pytest.raises(ConfigError, match="device of this machine"):
-        ClusterConfig(speeds=[1.0, 0.5], address="auto")
-
-
 def test_a_device_has_the_memory_that_is_said_of_it() -> None:
     cores = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", device_memory_bytes=10**9))
     assert [group.memory_bytes for group in cores.node_groups()] == [10**9]
@@ -189,6 +163,15 @@ def test_a_device_has_the_memory_that_is_said_of_it() -> None:
         ClusterConfig(device_memory_bytes=0)
 
 
-def test_a_gpu_that_shares_the_hosts_memory_has_as_much(monkeypatch) -> None:
-    monkeypatch.setattr(hardware, "_asked_of_gpus", lambda field: ["81920", "[N/A]"])
-    assert hardware.gpu_memory_bytes() == [80 << 30, hardware.host_memory_bytes()]
+def test_a_gpu_that_shares_the_hosts_memory_has_as_much(machine, monkeypatch) -> None:
+    machine("NVIDIA GB10")
+    answer = SimpleNamespace(returncode=0, stdout="NVIDIA GB10, [N/A]\n")
+    monkeypatch.setattr(hardware.subprocess, "run", lambda command, **options: answer)
+    assert hardware.gpus() == [("NVIDIA GB10", hardware.host_memory_bytes())]
+
+
+def test_a_config_says_what_its_wire_carries() -> None:
+    found = cluster_at_hand(ClusterConfig(num_devices=2, torch_device="cpu", links={"latency_s": 0.002}))
+    assert (found.links.latency_s, found.links.submit_s) == (0.002, hardware.Links().submit_s)
+    with pytest.raises(ConfigError, match=r"cluster.links is .*its keys are across_nodes_bytes_per_s, latency_s"):
+        ClusterConfig(links={"bytes_per_s": 1.0})

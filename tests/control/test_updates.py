@@ -79,7 +79,7 @@ def test_rlpd_leaves_the_uniform_policy_where_rewards_are_sparse() -> None:
 
 
 def test_an_ensemble_is_networks_side_by_side_and_a_part_of_it_some_of_them() -> None:
-    ensemble, rows = Ensemble(4, 3, 8, 2, layer_norm=True, seed=2), torch.randn(6, 3)
+    ensemble, rows = Ensemble(4, (3, 8, 8, 1), layer_norm=True, seed=2), torch.randn(6, 3)
     values = ensemble(rows)
     assert values.shape == (4, 6)
     torch.testing.assert_close(ensemble(rows, torch.tensor([3, 1])), values[[3, 1]])

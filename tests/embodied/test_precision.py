@@ -14,14 +14,13 @@ from torch import Tensor
 from policies.flow_vla import FlowVLA
 from policies.state_policy import StatePolicy
 from policies.tiny_vla import TinyVLA
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
-from rlinf_embodied.learning.precision import require_precision
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
@@ -100,6 +99,6 @@ def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_o
 
 def test_a_device_that_does_not_compute_in_it_is_named() -> None:
     with pytest.raises(ConfigError, match=r"algorithm.precision is 'bfloat16', but torch has no autocast .*'meta'"):
-        require_precision(Precision.bfloat16, Cluster("test", "meta", 1, 1, 0))
-    require_precision(Precision.float32, Cluster("test", "meta", 1, 1, 0))
-    require_precision(Precision.bfloat16, Cluster("test", "cpu", 1, 1, 0))
+        require_precision(Precision.bfloat16, "meta")
+    require_precision(Precision.float32, "meta")
+    require_precision(Precision.bfloat16, "cpu")

@@ -93,47 +93,6 @@ def test_functions_are_put_back_after_an_error_and_by_the_last_of_two_threads() 
     assert Pose.inv is stock
 
 
-def test_a_stock_env_beside_a_batched_one_has_stock_methods_and_steps_as_before() -> None:
-    from mani_skill.utils.structs import Pose
-
-    from envs.batched.build import make_batched_task
-    from envs.stock import build_task
-
-    kwargs = {"control_mode": "pd_ee_delta_pose", "obs_mode": "state"}
-
-    def rollout(beside: object) -> list[torch.Tensor]:
-        env = build_task("PickCube-v1", num_envs=1, sim_backend="physx_cpu", render_backend="none", **kwargs)
-        seen = [env.reset(seed=3)[0]]
-        for k in range(4):
-            if beside is not None:
-                beside.advance(torch.full((2, 7), 0.2 * k), [0, 1])
-                beside.get_info()
-            seen.append(env.step(torch.full((1, 7), 0.1 * k))[0])
-        controller = env.agent.controller.controllers["arm"]
-        own = [vars(part) for part in (controller, env.agent, env.agent.robot, env.cube)]
-        assert not [name for part in own for name, value in part.items() if isinstance(value, partial)]
-        env.close()
-        return seen
-
-    alone = rollout(None)
-    batched = make_batched_task("PickCube-v1", 2, False, **kwargs)
-    batched.begin([0, 1], [3, 4])
-    stock_product = Pose.__mul__
-    watched = []
-    evaluate = type(batched).evaluate
-
-    def evaluated(task: object) -> dict:
-        watched.append(Pose.__mul__)
-        return evaluate(task)
-
-    type(batched).evaluate = evaluated
-    together = rollout(batched)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(together, alone, strict=True))
-    assert watched
-    assert stock_product not in watched  # the batched env's own code does run with fewer operations
-    batched.close()
-
-
 def test_merged_links_that_only_the_task_knows_have_rows() -> None:
     from mani_skill.envs.tasks.tabletop.pick_cube import PickCubeEnv
     from mani_skill.utils.registration import REGISTERED_ENVS, register_env

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 
 import pytest
-import torch
 
 from rlinf_embodied.errors import SimulatorError
 
@@ -57,17 +56,6 @@ def test_a_difference_is_found_and_named() -> None:
     pair.close()
     assert {difference.row for difference in found} == {1}
     assert [difference.what for difference in found] == ["state 1: body cube"]
-
-
-def test_values_are_compared_by_row_and_nan_equals_nan() -> None:
-    from experiments.bench.coverage.comparison import compare_row
-
-    seen = {"a": torch.tensor([[1.0, float("nan")], [2.0, 5.0]]), "mean": torch.tensor(3.0), "ours": torch.zeros(2)}
-    expected = {"a": torch.tensor([[1.0, float("nan")]]), "mean": torch.tensor(4.0)}
-    assert [d.what for d in compare_row(seen, expected, 0, 2)] == ["ours"]
-    sizes = {d.what: d.size for d in compare_row(seen, expected, 1, 2)}
-    assert sizes == {"a": float("inf"), "ours": float("inf")}
-    assert compare_row({"b": torch.tensor([1, 4])}, {"b": torch.tensor([1])}, 1, 2)[0].size == 3.0
 
 
 def test_the_table_is_looked_up_by_robot_and_control_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,6 @@ def test_a_decimated_sphere_is_that_sphere_to_a_fraction_of_a_pixel(pixels_acros
     assert abs(light.uvs - light.vertices[:, :2]).max() < 2 * pixel  # what was drawn here still is
 
 
-def test_split_vertices_are_welded_before_edges_collapse() -> None:
-    sphere = _sphere(4, 1.0)
-    split = sphere.vertices[sphere.triangles].reshape(-1, 3)  # three vertices for each triangle
-    light = decimated(_mesh(split, np.arange(len(split)).reshape(-1, 3)), 0.05)
-    assert 0 < len(light.triangles) <= meshes.SLACK * meshes.TRIANGLES_PER_PIXEL * 12**0.5 / 0.05
-
-
 def test_a_soup_of_loose_pieces_is_joined() -> None:
     draw = np.random.default_rng(0)
     centres = draw.uniform(-1, 1, (5000, 1, 3))

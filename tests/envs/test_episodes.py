@@ -13,7 +13,7 @@ from envs.episodes import EpisodeEnv
 from envs.point_reach import make_env as make_point
 from envs.simulator import Measurement, Simulator
 from rlinf_embodied.config import EnvConfig, Reward
-from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS
 from tests.observations import stacked
 
@@ -94,9 +94,32 @@ def test_a_task_that_fails_ends_the_episode_unless_episodes_never_end_early() ->
     assert len(episode("00x0", 0)[0]) == 4
 
 
-def test_to_stay_solved_for_longer_than_an_episode_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"env.hold_steps is 60, but it lies in \[0, env.horizon=50\]"):
-        EnvConfig(hold_steps=60)
+class Counting(Simulator):
+    """Steps all rows at once, whichever are asked for, as a GPU does; row k is solved in step k + 1, images count."""
+
+    num_rows, action_dim = 3, 1
+
+    def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
+        self._steps = 0
+
+    def step(self, actions: Tensor, rows: Sequence[int]) -> None:
+        self._steps += 1
+
+    def measure(self, actions: Tensor) -> Measurement:
+        solved = torch.arange(1, 4) == getattr(self, "_steps", 0)
+        return Measurement(torch.zeros(3), solved, torch.zeros(3, 1))
+
+    def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        return {"base_camera": torch.full((len(rows), 4, 4, 3), self._steps, dtype=torch.uint8)}
+
+
+def test_the_last_image_of_an_episode_is_of_the_step_in_which_it_ends() -> None:
+    sizes = {"num_envs": 3, "block_size": 3, "chunk": 4, "horizon": 4, "obs_size": 4, "chunks_per_rollout": 1}
+    env = EpisodeEnv(EnvConfig(**sizes, hold_steps=1), Counting(), "wait", True)
+    env.reset([0, 1, 2])
+    final = env.step_chunk(torch.zeros(3, 4, 1)).final_observation
+    assert final is not None
+    assert stacked(final)[:, 0, 0, 0, 0].tolist() == [1, 2, 3]
 
 
 class Bare(Simulator):

@@ -68,18 +68,6 @@ def test_a_row_at_rest_shows_where_it_came_to_rest_while_others_go_on(simulator)
     assert torch.allclose(fresh.proprio[1], after.proprio[1], atol=1e-5)
 
 
-def test_running_episodes_are_not_restored_as_others(env) -> None:
-    env.reset(range(ROWS))
-    running = env.running()
-    with pytest.raises(
-        SimulatorError, match=r"4 running episodes, but on physx_cuda.*env.carry_over=false.*env.backend=b"
-    ):
-        env.restore(running)
-    assert env.running()[0] is not None  # nothing was touched
-    env.restore([None] * ROWS)
-    assert env.running() == [None] * ROWS
-
-
 # --------------------------------------------------------------------------------------------------------------- resets
 def test_a_reset_of_some_rows_leaves_the_targets_of_the_others(simulator) -> None:
     simulator.step(moving(), range(ROWS))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -16,7 +18,7 @@ from envs.foreign.env import resized
 from envs.foreign.worker import offscreen_gl
 from envs.gym.env import make_env
 from envs.gym.spaces import ActionCode, ObservationCode
-from rlinf_embodied.compose import compose_train
+from rlinf_embodied.compose import compose_evaluate, compose_train
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from tests.observations import stacked
 
@@ -106,23 +108,15 @@ def test_actions_are_scaled_to_the_bounds_and_clipped() -> None:
     assert received == [-2.0, 2.5, 4.0]
 
 
-def test_a_discrete_action_is_the_largest_entry_plus_the_first_number() -> None:
+def test_spaces_become_vectors_or_are_refused_by_name() -> None:
     code = ActionCode.of(spaces.Discrete(3, start=5), "x")
     assert (code.dim, code.categorical) == (3, True)
     assert [code.decode(np.eye(3)[k] * 2 - 1) for k in range(3)] == [5, 6, 7]
-
-
-def test_other_action_spaces_are_refused_by_name() -> None:
     with pytest.raises(SimulatorError, match=r"env\.task is 'gym_envs:Walk-v0', whose actions .*put .*around"):
         walk(options={"space": "unbounded"})
-
-
-def test_observations_of_several_parts_become_one_vector() -> None:
-    space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2, 2))})
-    code = ObservationCode.of(space, "x")
-    seen = code.state({"a": 1, "b": np.full((2, 2), 0.5, np.float32)})
-    assert code.dim == 7
-    assert seen.tolist() == [0, 1, 0, 0.5, 0.5, 0.5, 0.5]
+    seen = ObservationCode.of(spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2, 2))}), "x")
+    parts = {"a": 1, "b": np.full((2, 2), 0.5, np.float32)}
+    assert (seen.dim, seen.state(parts).tolist()) == (7, [0, 1, 0, 0.5, 0.5, 0.5, 0.5])
     with pytest.raises(SimulatorError, match="fixed number of entries"):
         ObservationCode.of(spaces.Sequence(spaces.Discrete(2)), "x")
 
@@ -130,17 +124,6 @@ def test_observations_of_several_parts_become_one_vector() -> None:
 def picture(**changes: object) -> EpisodeEnv:
     given = {"task": "gym_envs:Picture-v0", "cameras": ["rgb_array"], "obs_size": 3} | changes
     return make_env(replace(WALK, **given), 2, render_final=True)
-
-
-def test_an_observation_that_is_an_image_is_seen_as_one_and_has_no_state() -> None:
-    env = picture()
-    seen = env.reset([0, 1])
-    where = [row_of(env, row).where for row in (0, 1)]
-    assert seen.proprio.shape == (2, 0)
-    assert stacked(seen).shape == (2, 1, 3, 3, 3)
-    assert [int(image[0, 0].sum(-1).argmax()) for image in stacked(seen)] == where
-    assert env.spec.categorical
-    assert env.spec.action_dim == 3
 
 
 def test_images_are_scaled_by_the_mean_of_an_area() -> None:
@@ -173,7 +156,7 @@ def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
         ({"cameras": ["rgb_array"]}, "neither an image in its observation nor the render mode"),
         ({"options": {"thread": 2}}, "env.options.thread is 2"),
         ({"options": {"make": {"max_episode_steps": 5}}}, "env.options.make"),
-        ({"carry_over": True}, "env.options.history_free=true"),
+        ({"carry_over": True}, "env.options.history_free=true"),  # known of Gymnasium's own envs only
     ],
 )
 def test_what_cannot_be_is_refused_with_the_key_to_change(changes: dict, message: str) -> None:
@@ -187,12 +170,6 @@ def test_numbers_that_are_not_finite_name_their_rows() -> None:
     env.step_chunk(torch.tensor([-1 / 3, -1 / 3])[:, None, None])
     with pytest.raises(SimulatorError, match=r"proprio that is NaN or infinite in rows 1:"):
         env.step_chunk(torch.tensor([-1 / 3, 1.0])[:, None, None])
-
-
-def test_only_gymnasiums_own_envs_are_taken_for_history_free_unless_the_user_says_so() -> None:
-    assert make_env(CHEETAH, 1)._sim.history_free
-    assert not walk()._sim.history_free
-    assert make_env(replace(WALK, options={"history_free": True}), 1)._sim.history_free
 
 
 def test_a_time_limit_is_gymnasiums_own_and_presets_go_together() -> None:
@@ -216,3 +193,77 @@ def test_mujoco_draws_without_a_display_and_a_missing_renderer_is_named(monkeypa
     monkeypatch.setattr(gymnasium, "make", broken)
     with pytest.raises(SimulatorError, match=r"MUJOCO_GL=.* finds no library: apt-get install libosmesa6 libegl1"):
         walk()
+
+
+# --------------------------------------------------------------------------------------------------- behind a pipe
+HANDOVER = Path(__file__).with_name("handover.yaml")
+CART = replace(
+    compose_evaluate(["env=gymnasium", "env.id=CartPole-v1", "policy=random"]).env,
+    num_envs=3,
+    block_size=3,
+    horizon=20,
+    carry_over=False,
+)
+
+
+def test_rows_behind_a_pipe_are_those_of_this_process_bit_for_bit() -> None:
+    here = make_env(CART, 3)
+    there = make_env(replace(CART, options={"python": sys.executable, "processes": 2}), 3)
+    assert replace(there.spec) == here.spec
+    assert torch.equal(here.reset([1, 2, 3]).proprio, there.reset([1, 2, 3]).proprio)
+    for actions in torch.rand(15, 3, 1, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1:
+        ours, theirs = here.step_chunk(actions, [7, 8, 9]), there.step_chunk(actions, [7, 8, 9])
+        assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
+        assert torch.equal(ours.rewards, theirs.rewards)
+        assert torch.equal(ours.terminated, theirs.terminated)
+    there.close()
+
+
+def test_an_episode_behind_a_pipe_is_the_same_after_and_beside_others() -> None:
+    """Of an env whose rows share a variable of their process, and whose starts only the picture tells apart."""
+    section = compose_evaluate([f"env={HANDOVER}", "policy=random"]).env
+    made = replace(section, task=f"tests.{section.task}")  # the other process has the repository alone on its path
+    pipe = {"python": sys.executable, "history_free": True}
+    actions = torch.rand(2, 3, section.chunk, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    env = make_env(replace(made, options=pipe), 3)
+    answers = []
+    for seeds in ([5, 6, 7], [90, 91, 92], [5, 6, 7]):
+        begun = env.reset(seeds)
+        answers.append((begun, *(env.step_chunk(action).observation for action in actions)))
+    running = env.running()
+    env.close()
+    other = make_env(replace(made, options={**pipe, "processes": 2}), 3)
+    other.reset([30, 31, 32])
+    answers[1] = (*answers[0][:2], other.restore(running))
+    other.close()
+    for first, *others in zip(*answers, strict=True):
+        assert all(torch.equal(stacked(first), stacked(again)) for again in others)
+        assert all(torch.equal(first.proprio, again.proprio) for again in others)
+    assert len({image.numpy().tobytes() for image in stacked(answers[0][0])}) == 3
+    assert len(answers[0][0].proprio.unique(dim=0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"python": ".venv-nothing/bin/python"}, "env.options.python is '.venv-nothing/bin/python'.*python -m venv"),
+        ({"python": "nothing"}, "runs in a separate virtual environment.*experiments.setup.foreign nothing"),
+        ({"python": "x", "timeout_s": 0}, "env.options.timeout_s is 0"),
+    ],
+)
+def test_options_that_cannot_be_name_their_path(options: dict, words: str) -> None:
+    with pytest.raises((ConfigError, SimulatorError), match=words):
+        make_env(replace(CART, options=options), 1)
+
+
+def test_an_image_within_dicts_is_seen_and_the_rest_is_the_state() -> None:
+    image = spaces.Box(0, 255, (4, 4, 3), np.uint8)
+    space = spaces.Dict({"pixels": spaces.Dict({"top": image}), "agent_pos": spaces.Box(-1, 1, (2,))})
+    code = ObservationCode.of(space, "x")
+    seen = {"pixels": {"top": np.ones((4, 4, 3), np.uint8)}, "agent_pos": np.array([0.5, -0.5], np.float32)}
+    assert code.is_image
+    assert code.state(seen).tolist() == [0.5, -0.5]
+    assert code.image(seen).shape == (4, 4, 3)
+    assert ObservationCode.of(space["pixels"], "x").dim == 0
+    with pytest.raises(SimulatorError, match=r"several images \(a, b\)"):
+        ObservationCode.of(spaces.Dict({"a": image, "b": image}), "x")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -133,16 +132,15 @@ def test_a_process_that_dies_is_named_with_what_it_said_last(simulator: ForeignS
         simulator.step(torch.zeros(3, 7), [1])
 
 
-def test_a_process_that_hangs_is_named_and_ended(simulator: ForeignSimulator) -> None:
+def test_a_process_that_hangs_is_named_and_ended(simulator: ForeignSimulator, monkeypatch) -> None:
+    monkeypatch.setattr("envs.foreign.process._CLOSE_S", 0.2)
     for process in simulator._links:
         process._timeout_s = 0.5
     words = r"process 0 \(rows 0-0\).*has not answered 'reset' for 0\.5 s.*env\.options\.timeout_s"
     with pytest.raises(HangError, match=words):
         simulator.reset([0], [libero_stand_in.HANGS])
     pids = [process.pid for process in simulator._links]
-    begun = time.monotonic()
     simulator.close()
-    assert time.monotonic() - begun < 60
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 

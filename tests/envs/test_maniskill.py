@@ -159,13 +159,3 @@ def test_the_expert_solves_the_task_on_a_cuda_simulator() -> None:
     ends = [end for _ in range(10) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     env.close()
     assert sum(end.metrics["success_once"] for end in ends) >= 6
-
-
-@pytest.mark.gpu
-def test_a_row_of_a_cuda_simulator_freezes_at_the_horizon() -> None:
-    env = make(replace(SMALL, backend=Backend.gpu), 8, device="cuda:0")
-    env.reset(range(8))
-    for _ in range(env.spec.horizon // env.spec.chunk):
-        env.step_chunk(torch.zeros(8, env.spec.chunk, env.spec.action_dim, device="cuda:0"))
-    assert all(episode is None for episode in env.running())
-    env.close()

@@ -20,7 +20,7 @@ from envs.foreign.process import environment_of
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.errors import ConfigError
 from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "metaworld_reference.py"
@@ -55,12 +55,6 @@ def section(task: str = "mt10", options: dict[str, object] | None = None, **chan
 def test_what_metaworld_cannot_do_is_said_before_anything_starts(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         read_options(section(**({"task": "mt10"} | changes)))
-
-
-def test_a_missing_environment_is_answered_with_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("RLINF_EMBODIED_METAWORLD", str(tmp_path))
-    with pytest.raises(SimulatorError, match=r"python -m experiments\.setup\.foreign metaworld"):
-        make_env(section(), 1)
 
 
 def test_each_of_the_50_tasks_has_an_instruction_that_the_small_policy_tells_apart() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -22,11 +20,6 @@ def test_the_expert_solves_every_episode() -> None:
     ends = [end for _ in range(4) for end in env.step_chunk(lambda _: env.expert_actions()).episodes]
     assert len(ends) == 64
     assert all(end.metrics["success_once"] == 1.0 for end in ends)
-
-
-def test_an_unknown_option_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"env.options.gapp is 1"):
-        make_env(replace(CONFIG, options={"gapp": 1}), 1)
 
 
 def test_the_image_shows_point_and_goal() -> None:

@@ -22,6 +22,12 @@ NUMBER = 5  # iterations
 CASES = [seed for seed in range(200) if runs_ahead(random_workflow(seed))]
 
 
+def parts_of(workflow: Workflow) -> tuple[list[str], list[str]]:
+    """Returns the front and the back of an iteration."""
+    order, back = workflow.order(), workflow.back()
+    return [name for name in order if name not in back], [name for name in order if name in back]
+
+
 class HandMade:
     """One device, whose weights are put in by hand before each half of an iteration."""
 
@@ -29,7 +35,7 @@ class HandMade:
         plan = collocated(workflow, 1)
         self.session, self.staleness = SerialSession(), staleness
         self.executor = Executor(workflow, plan, self.session, Cluster("test", "cpu", 1, 1, 0))
-        self.versions = [0]
+        self.versions, (self.front, self.back) = [0], parts_of(workflow)
 
     def weights(self) -> list[int]:
         (edge,) = self.executor.workflow.weight_edges
@@ -40,9 +46,9 @@ class HandMade:
     def iteration(self, number: int) -> IterationResult:
         state = Iteration(StepContext(number))
         self.weights()[0] = self.versions[max(0, number - self.staleness)]
-        self.executor.run_front(state)
+        self.executor.run_stages(self.front, state)
         self.weights()[0] = self.versions[number]
-        self.executor.run_back(state)
+        self.executor.run_stages(self.back, state)
         self.executor.collect_receipts(state)
         self.versions.append(self.weights()[0])
         return state.result

@@ -9,7 +9,7 @@ from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
 from threads import ThreadSession
 
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
-from rlinf_embodied.errors import HangError, LostWorkerError
+from rlinf_embodied.errors import LostWorkerError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.plan import Item, Place, Plan
 from rlinf_embodied.runtime.host import Call, StepContext
@@ -111,13 +111,9 @@ def session(ray_cluster):
     ("fate", "kind", "told", "lost"),
     [
         ({1: "die"}, LostWorkerError, r"worker 1 \(pid \d+, .* died", {1}),
-        pytest.param(
-            *({1: "stop"}, HangError, r"(?s)worker 1 .* is stopped.*worker 2 .* waits for .*worker 1", {1}),
-            marks=pytest.mark.slow,
-        ),
         ({0: "end it"}, LostWorkerError, r"worker 2 \(pid \d+, .* died", {2}),
     ],
-    ids=["an opener dies", "an opener stops", "who relays dies"],
+    ids=["an opener dies", "who relays dies"],
 )
 def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_go_on(session, fate, kind, told, lost) -> None:
     made = executor(session, fate)

@@ -43,12 +43,3 @@ def test_every_printed_command_is_one(page: Path) -> None:
     missing = [name for name in modules if not file_of(name).exists() or "__main__" not in file_of(name).read_text()]
     missing += [name for name in re.findall(r"experiments/[\w/]+\.py", text) if not (REPOSITORY / name).exists()]
     assert missing == []
-
-
-def test_a_benchmark_has_the_name_of_its_module() -> None:
-    named = {}
-    for path in SOURCES:
-        if found := re.search(r'^BENCHMARK = Benchmark\("([\w.]+)"', path.read_text(), re.MULTILINE):
-            named[found[1]] = path
-    assert len(named) >= 12
-    assert {name: file_of(f"experiments.bench.{name}") for name in named} == named

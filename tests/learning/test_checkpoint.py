@@ -97,22 +97,6 @@ def test_harm_is_named_together_with_what_to_use_instead(tmp_path, harm, message
     assert f"use step_000001 in {tmp_path}" in str(caught.value)
 
 
-def test_the_newest_undamaged_one_is_found_and_the_others_are_named(tmp_path):
-    for step in (1, 9, 3, 4):  # resumed from an early step: 9 belongs to another history
-        save(tmp_path, step, keep=9)
-    assert C.newest_undamaged(tmp_path) == (tmp_path / "step_000004", ())
-    break_byte(tmp_path / "step_000004/model.safetensors")
-    (tmp_path / "step_000009/manifest.json").unlink()
-    assert C.newest_undamaged(tmp_path) == (
-        tmp_path / "step_000003",
-        (
-            "step_000004 is damaged (the checksum of model.safetensors differs)",
-            "step_000009 is incomplete (manifest.json: No such file or directory)",
-        ),
-    )
-    assert C.newest_undamaged(tmp_path / "nowhere") == (None, ())
-
-
 def test_files_get_the_modes_that_the_umask_allows(tmp_path):
     before = os.umask(0o027)
     try:

@@ -14,16 +14,14 @@ import sys
 import pytest
 from runs import SFT, cluster, digest, executor_for, iterate, tiny, trees
 
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.learning.compiled import require_compiler
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 
-WORDS = [  # without resets the number of samples, and so of rows in a minibatch, is another one for each block
-    *("policy=actor_critic", "policy.options.hidden_size=8", "env.cameras=[]", "env.auto_reset=false"),
-    *("env.hold_steps=1", "env.chunks_per_rollout=3", "warm_start.from_nothing=true"),
+WORDS = [
+    *("policy=actor_critic", "policy.options.hidden_size=8", "env.cameras=[]", "env.auto_reset=true"),
+    *("env.chunks_per_rollout=3", "warm_start.from_nothing=true"),
     *("algorithm.one_optimizer=true", "algorithm.critic_warmup_iterations=0"),
 ]
 COMPILED = [*WORDS, "algorithm.compile=true", "run.exact=exact"]
@@ -35,14 +33,17 @@ def trained(words: list[str], workers: int) -> tuple[str, list[float], list[dict
     folder = EmbodiedJob(config).starting_policy(session, cluster(1), lambda *progress: None)
     plan = trees("all" if workers == 1 else "0:1/2", "all", "all", shards=workers)
     executor = executor_for(config, plan, workers, session, folder)
-    metrics = iterate(executor, 2)
-    weights = executor.call("actor", "export_weights", StepContext(2))[0].tensors
+    metrics = iterate(executor, 1)
+    weights = executor.call("actor", "export_weights", StepContext(1))[0].tensors
     return digest(executor), [x for part in weights.values() for x in part.flatten().tolist()], metrics
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with a C++ compiler")
 def test_training_is_the_same_but_for_rounding_and_under_every_plan() -> None:
-    faster = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # for one program
+    faster = {
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }  # for one program
     env = os.environ | faster | {"PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=env, check=False)
     assert run.returncode == 0, run.stderr
@@ -57,12 +58,11 @@ def test_what_compiled_passes_do_not_go_with_is_named() -> None:
     for words, said in (
         (["run.exact=portable"], "and a compiler makes this one's kernels: set run.exact=exact"),
         (["run.exact=off", "algorithm.sharding=fsdp2"], "use algorithm.sharding=none"),
+        (["run.exact=exact", "env.auto_reset=false"], "set env.auto_reset=true, or false"),
         ([*SFT, "run.exact=exact"], "passes of fine-tuning are not compiled: use false"),
     ):
         with pytest.raises(ConfigError, match=rf"algorithm\.compile is True, .*{said}"):
             tiny("algorithm.compile=true", *words)
-    with pytest.raises(ConfigError, match=r"algorithm\.compile is true, .*of the kind npu: use algorithm.compile=f"):
-        require_compiler(compile=True, cluster=Cluster("test", "npu", 1, 1, 0))
 
 
 if __name__ == "__main__":

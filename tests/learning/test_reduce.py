@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_embodied.config import Reduction
 from rlinf_embodied.errors import HangError
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
-from rlinf_embodied.learning.reduce import Reducer, make_reducer
+from rlinf_embodied.learning.reduce import BlockSum, Reducer, make_reducer
 
 
 def on_threads(size: int, work: Callable[[Group], object], timeout_s: float = 20.0) -> list[object]:
@@ -60,7 +60,7 @@ def test_an_exact_sum_has_the_same_bits_for_every_ownership_and_order(owners, sh
 
     def work(group: Group) -> tuple[Tensor, dict[int, Tensor]]:
         reducer = Reducer(group, owners)
-        total = reducer.start_sum()
+        total = BlockSum(reducer)
         for block in orders[group.rank]:
             total.add(block, blocks[block].clone())
         return total.total(), reducer.gather_blocks({block: blocks[block] for block in orders[group.rank]})
@@ -85,7 +85,7 @@ def test_a_sum_of_blocks_that_come_one_by_one_keeps_a_logarithm_of_them(num_bloc
     blocks = make_blocks(num_blocks)
     for exact, most in ((True, num_blocks.bit_length() + 1), (False, 2)):
         reducer, alive, largest = Reducer(SoloGroup(), [0] * num_blocks, exact), weakref.WeakSet(), 0
-        total = reducer.start_sum()
+        total = BlockSum(reducer)
         for block, tensor in blocks.items():
             own = tensor.clone()
             alive.add(own)

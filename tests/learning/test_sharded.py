@@ -161,7 +161,7 @@ def test_an_empty_minibatch_makes_no_step(solo):
 def test_moments_of_other_parameters_are_refused(solo):
     worker = Worker(Job(owners=(0,) * 4), 0, solo)
     wrong = {"steps": torch.tensor([1]), "mean": torch.zeros(3), "square": torch.zeros(3)}
-    with pytest.raises(CheckpointError, match="the checkpoint is of another policy"):
+    with pytest.raises(CheckpointError, match="another policy or algorithm"):
         worker.learner.import_state(wrong)
 
 

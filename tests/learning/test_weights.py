@@ -57,21 +57,15 @@ def test_a_tensor_without_entries_has_a_checksum_whatever_its_stride() -> None:
     assert checksum({"w": empty.as_strided((0,), (0,))}) == checksum({"w": empty})
 
 
-@pytest.mark.parametrize("change", ["bit", "name", "order"])
-def test_the_checksum_sees_bytes_and_names_but_not_the_order(change: str) -> None:
+def test_the_checksum_sees_names_but_not_their_order() -> None:
     tensors = export_weights(module(0), 0).tensors
     expected = checksum(tensors)
-    if change == "bit":
-        tensors["0.bias"].view(torch.int32)[0] ^= 1
-    elif change == "name":
-        tensors["0.bios"] = tensors.pop("0.bias")
-    else:
-        tensors = dict(reversed(tensors.items()))
-    assert (checksum(tensors) == expected) == (change == "order")
+    assert checksum(dict(reversed(tensors.items()))) == expected
+    tensors["0.bios"] = tensors.pop("0.bias")
+    assert checksum(tensors) != expected
 
 
-@pytest.mark.parametrize("size", [1, 1023, 1024, 1025, 5000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize(("size", "dtype"), [(1, torch.uint8), (1024, torch.float32), (5000, torch.bfloat16)])
 def test_the_checksum_sees_every_byte_of_large_tensors_and_where_their_pages_are(size: int, dtype: torch.dtype) -> None:
     buffer = torch.randint(0, 255, (size + 1,), generator=torch.Generator().manual_seed(0)).to(dtype)
     expected = checksum({"w": buffer[1:]})  # not aligned to words

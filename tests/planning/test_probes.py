@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from plan_cases import cluster, embodied
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, with_waiting
-from rlinf_embodied.execution.meter import Reading, without_waiting
+from rlinf_embodied.cluster.hardware import Cluster, with_waiting
 from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.plan import collocated
 from rlinf_embodied.planning.probes import (
@@ -181,35 +180,6 @@ def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
     assert shown(probe, shortened(whole, 10), spans)["env"] == pytest.approx((2.0 + 2.0) / 20)
 
 
-def half_as_fast(graph: Workflow, actor_s: tuple[float, float]) -> float:
-    """Returns what is filed of an actor on two workers, of which the second one is at half speed."""
-    probe = Probe("x", graph, collocated(graph, 2), unlike(speed=0.5, node=0))
-    spans = [span(f"{stage}.step", worker, 1.0) for stage in ("env", "policy") for worker in (0, 1)]
-    spans += [span("actor.run", worker, seconds) for worker, seconds in enumerate(actor_s)]
-    return shown(probe, graph, spans)["actor"]
-
-
-def test_time_that_workers_waited_for_a_core_does_not_count() -> None:
-    spans = [span("env.step", 0, 2.0), span("actor.run", 0, 2.0), span("actor.run", 1, 2.0), span("env.step", 1, 0.0)]
-    found = without_waiting(spans, {0: 1.0, 1: 90.0}, ["actor"])
-    assert [one.duration_s for one in found] == pytest.approx([1.5, 0.2, 0.2, 0.0])
-
-
-def test_only_threads_that_work_wait_for_a_core() -> None:
-    before = Reading(0, 0, 0, {"main": (5.0, 1.0), "network": (0.1, 9.0)})
-    after = Reading(0, 0, 0, {"main": (9.0, 2.0), "network": (0.2, 19.0), "new": (2.0, 0.5)})
-    assert after.waited_since(before) == pytest.approx(1.5)
-
-
-def test_a_device_that_is_known_to_be_slow_makes_no_stage_slow() -> None:
-    """Its 6 s are 3 s of an alike device, which is less than what worker 0 took."""
-    assert half_as_fast(workflow(), (4.0, 6.0)) == pytest.approx(4.0)
-    # both take 6 s, worker 0 because it waits: two devices of speed 1 would take 3 s
-    stages = workflow().stages
-    graph = replace(workflow(), stages={**stages, "actor": replace(stages["actor"], collective=True)})
-    assert half_as_fast(graph, (6.0, 6.0)) == pytest.approx(3.0)
-
-
 # ------------------------------------------------------------------------------------------------------------ the cells
 def test_cells_are_kept_and_the_others_filled() -> None:
     # on one device 4 s at 4 items and 6 s at 8; two at once are a quarter slower
@@ -254,7 +224,6 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     measured = measurements(offloaded_bytes=5.0, offload_s=0.25, onload_s=0.5)
     measured.stages["env"].resident, measured.stages["env"].working = {(4, 1): 100.0}, {(4, 1): 7.0}
     measured.rounds, measured.edge_bytes_per_item = [1, 2], {("env", "policy"): 12.0}
-    measured.links = Links(latency_s=0.002, within_node_bytes_per_s=1e8)
     measured.chunk_steps = 20
     profile = parse_profile(made(measured).to_dict())
     env, actor = profile.stages["env"], profile.stages["actor"]
@@ -263,7 +232,6 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert (actor.stays, actor.offloaded_bytes, actor.onload_s) == (False, 5.0, 0.5)
     assert profile.workload is not None
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
-    assert profile.links == measured.links
 
 
 def test_memory_of_more_blocks_than_were_measured_follows_the_slope() -> None:

@@ -15,8 +15,7 @@ from rlinf_embodied.portable import exact_reciprocals
 def test_both_places_jump_to_a_division_and_back() -> None:
     assert exact_reciprocals.make_reciprocals_exact()
     assert exact_reciprocals.make_reciprocals_exact()  # nothing is done twice
-    base = exact_reciprocals._base_of("libsapien.so")
-    assert base is not None
+    base = exact_reciprocals._mapped("libsapien.so")[0][0]
     for site in exact_reciprocals._SITES:
         start = base + site.address
         jump = ctypes.string_at(start, 6)
@@ -30,7 +29,7 @@ def test_both_places_jump_to_a_division_and_back() -> None:
 
 
 def test_another_library_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(exact_reciprocals, "_base_of", lambda name: None)
+    monkeypatch.setattr(exact_reciprocals, "_mapped", lambda name: [])
     with pytest.raises(SimulatorError, match=r"not that of sapien 3.0.3.*run.exact=exact"):
         exact_reciprocals.make_reciprocals_exact.__wrapped__()
 
@@ -38,8 +37,7 @@ def test_another_library_is_refused(monkeypatch) -> None:
 def test_a_process_full_of_memory_near_the_library_has_a_page_left() -> None:
     import sapien  # noqa: F401 - loads the library
 
-    base = exact_reciprocals._base_of("libsapien.so")
-    assert base is not None
+    base = exact_reciprocals._mapped("libsapien.so")[0][0]
     taken, page = [], exact_reciprocals._PAGE
     try:
         for step in range(1 << 24, (1 << 31) - (1 << 26), 1 << 22):  # a page in every 4 MB, on both sides

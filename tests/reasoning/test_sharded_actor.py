@@ -122,7 +122,7 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
 
 def test_exact_runs_refuse_more_than_one_worker():
     config = config_of("algorithm.sharding=fsdp2")
-    with pytest.raises(ConfigError, match=r"sharding is 'fsdp2', but run.exact=true.*2 sharded workers.*run.exact=fal"):
+    with pytest.raises(ConfigError, match=r"sharding is .fsdp2., but run.exact needs.*2 sharded workers.*exact=false"):
         executor_of(config, config.plan.variants, 2, SerialSession())
     executor_of(config, config.plan.variants, 1, SerialSession())
 

@@ -12,7 +12,7 @@ import torch
 
 from rlinf_embodied.cluster.hardware import Cluster, with_cores
 from rlinf_embodied.errors import HangError, ObjectiveError, WorkerError
-from rlinf_embodied.execution.executor import _threads
+from rlinf_embodied.execution.executor import worker_spec
 from rlinf_embodied.learning.groups import SoloGroup, ThreadGroup
 from rlinf_embodied.runtime.host import (
     Call,
@@ -124,9 +124,9 @@ def test_a_process_computes_with_its_spec_s_threads_unless_it_holds_several_work
 
 def test_a_worker_on_an_accelerator_has_its_share_of_the_node_s_cores() -> None:
     gpus = Cluster("test", "cuda", 4, 30, 80 << 30)
-    assert [_threads(gpus, k) for k in range(4)] == [7] * 4
-    assert [_threads(with_cores(gpus, 2), k) for k in range(6)] == [7] * 4 + [1] * 2
-    assert _threads(Cluster("test", "cpu", 2, 16, 0), 0) == 1
+    assert [worker_spec(gpus, k).threads for k in range(4)] == [7] * 4
+    assert [worker_spec(with_cores(gpus, 2), k).threads for k in range(6)] == [7] * 4 + [1] * 2
+    assert worker_spec(Cluster("test", "cpu", 2, 16, 0), 0).threads == 1
 
 
 def test_members_of_a_gang_meet() -> None:
@@ -152,8 +152,8 @@ def test_a_member_that_fails_does_not_keep_the_others_waiting(fate, error, messa
 
 def test_a_member_that_hangs_is_a_hang_of_the_gang() -> None:
     awake = threading.Event()
-    with pytest.raises(HangError, match=r"waited 1 s for the others in all_reduce"):
-        totals(session_with({1: awake}, timeout_s=1.0))
+    with pytest.raises(HangError, match=r"waited 0.2 s for the others in all_reduce"):
+        totals(session_with({1: awake}, timeout_s=0.2))
     awake.set()
 
 

@@ -1,8 +1,7 @@
 """Every check and measurement that needs a GPU, in one call; checks that cannot run here are skipped with the reason.
 
-python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=policy,physics,...] [overrides of train_vla.py]
+python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=agrees,physics,...] [overrides of train_vla.py]
 
-    policy    forward and forward + backward of the policy on CUDA, fp32 and bf16, ms per sample over batch sizes
     agrees    log-probs of the same tokens on CPU and CUDA: largest difference
     physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
     reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
@@ -38,8 +37,7 @@ from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned,
 from experiments.bench.gpu.member import member
 from experiments.bench.gpu.openvla import published, rollouts, training
 from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
-from experiments.bench.harness import Benchmark, Report, Run, chosen, seconds_of
-from experiments.bench.harness.policies import ACTION_DIM, observed, untrained
+from experiments.bench.harness import Benchmark, Report, Run, chosen
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_train
@@ -47,7 +45,7 @@ from rlinf_embodied.config import Backend, TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.interfaces.envs import PROPRIO, EnvSpec, Observation, features_of
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.plug_ins import load_target
 
@@ -85,51 +83,19 @@ def need_gpus(number: int) -> None:
 
 
 def example(config: TrainConfig, rows: int) -> tuple[TinyVLA, Observation, Tensor]:
-    """Returns a policy, what it sees and what it is to have answered, on the CPU."""
-    draw = torch.Generator().manual_seed(0)
-    observation = observed(config, rows, draw)
-    policy = untrained(config, rows)
-    tokens = torch.randint(0, policy.options.num_bins, (rows, config.env.chunk, ACTION_DIM), generator=draw)
-    return policy, observation, tokens
-
-
-def milliseconds(work: Callable[[], object], repeat: int = 20) -> float:
-    """Returns milliseconds per call on the GPU."""
-
-    def several() -> None:
-        for _ in range(repeat):
-            work()
-        torch.cuda.synchronize()
-
-    seconds_of(several)  # warms up
-    return seconds_of(several) / repeat * 1e3
+    """Returns a policy, what it sees of an env like PickCube's and what it is to have answered, on the CPU."""
+    env, draw = config.env, torch.Generator().manual_seed(0)
+    size = (env.obs_size, env.obs_size)
+    features = features_of(dict.fromkeys(env.cameras, size), {PROPRIO: 19}, 44)
+    policy = TinyVLA(config.policy, EnvSpec(env.task, rows, env.chunk, env.horizon, 7, features, "none"), seed=0)
+    pictures = torch.randint(0, 256, (len(env.cameras), rows, *size, 3), dtype=torch.uint8, generator=draw)
+    images = dict(zip(env.cameras, pictures, strict=True))
+    proprio = torch.randn(rows, 19, generator=draw)
+    tokens = torch.randint(0, policy.options.num_bins, (rows, env.chunk, 7), generator=draw)
+    return policy, Observation({PROPRIO: proprio}, ("pick up the cube",) * rows, images), tokens
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def policy(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
-    results: dict[str, object] = {}
-    for rows in (16, 256, 1024):
-        vla, observation, tokens = example(config, rows)
-        vla.module.cuda()
-        shown, tokens = observation.to("cuda"), tokens.cuda()
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-
-            def forward(shown=shown, tokens=tokens, vla=vla, dtype=dtype):
-                with torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32):
-                    return vla.evaluate(
-                        vla.encode_trainable(shown), {"tokens": tokens}, config.policy.temperature
-                    ).log_probs
-
-            forward_ms = milliseconds(forward)
-            both_ms = milliseconds(lambda forward=forward: forward().sum().backward())
-            results[f"{name}, {rows} rows"] = {
-                "forward_ms_per_sample": forward_ms / rows,
-                "forward_backward_ms_per_sample": both_ms / rows,
-            }
-    return results
-
-
 def agrees(config: TrainConfig) -> dict[str, object]:
     need_gpus(1)
     vla, observation, tokens = example(config, 64)
@@ -249,7 +215,6 @@ def on_gpu(run: Callable[..., dict[str, object]], *given: object) -> dict[str, o
 
 
 CHECKS = {
-    "policy": policy,
     "agrees": agrees,
     "physics": physics,
     "reduce": reduce,

@@ -14,13 +14,13 @@ prompt's padding counts.  MFU is FLOPs / second / the peak of the device (Chowdh
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from experiments.bench.harness import seconds_of
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json
 from policies.openvla.config import WHOLE, OpenVLAConfig, config_of
@@ -128,13 +128,13 @@ def peak_of(place: str) -> float | None:
 def seconds_per_call(run: Callable[[], object], place: str, repeat: int) -> float:
     """Returns seconds per call of work on a device, after one call that does not count."""
 
-    def several(times: int) -> None:
-        for _ in range(times):
-            run()
-        device.synchronize(place)
-
-    several(1)
-    return seconds_of(lambda: several(repeat)) / repeat
+    run()
+    device.synchronize(place)
+    start = time.perf_counter()
+    for _ in range(repeat):
+        run()
+    device.synchronize(place)
+    return (time.perf_counter() - start) / repeat
 
 
 def rates(what: str, number: float, flops: float, seconds: float, place: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ measure(run) -> Report <-  alternate(arms)  <-  Worker (pieces asked by name) or
 Report                 ->  printed, <out>.json, <out>.md, <out>.png
 """
 
-from experiments.bench.harness.arms import alternate, seconds_of
+from experiments.bench.harness.arms import alternate
 from experiments.bench.harness.command import Benchmark, Run, use_one_thread_per_process
 from experiments.bench.harness.processes import ONE_THREAD, REPOSITORY, Child, Worker, last_lines
 from experiments.bench.harness.report import Report, Table, command_text, machine, write_results

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -15,7 +14,6 @@ def alternate(
     rounds: int,
     warm_up: int = 0,
     said: Callable[[int, str, _Found], None] | None = None,
-    quiet: bool = False,
 ) -> dict[str, list[_Found]]:
     """Returns what each arm gave, round by round.
 
@@ -23,8 +21,7 @@ def alternate(
         arms: what is called once per round, by name; every other round goes backwards.
         rounds: that count.
         warm_up: rounds before them.
-        said: hears (round, arm, what it gave) of those that count; None: a line is printed after each such round,
-        quiet: and with this, nothing is.
+        said: hears (round, arm, what it gave) of those that count; None: a line is printed after each such round.
     """
     found: dict[str, list[_Found]] = {name: [] for name in arms}
     anyway = gc.get_freeze_count() > 0
@@ -39,16 +36,8 @@ def alternate(
             found[name].append(given)
             if said is not None:
                 said(number, name, given)
-        if number >= 0 and said is None and not quiet:
+        if number >= 0 and said is None:
             print(f"round {number + 1}/{rounds}", flush=True)
     if not anyway:
         gc.unfreeze()
     return found
-
-
-def seconds_of(work: Callable[[], object], repeat: int = 1, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Returns seconds per call."""
-    start = clock()
-    for _ in range(repeat):
-        work()
-    return (clock() - start) / repeat

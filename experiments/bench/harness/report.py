@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from experiments.bench.harness.statistics import Goal
-from rlinf_embodied.cluster.hardware import gpu_names, num_cores, processor
+from rlinf_embodied.cluster.hardware import gpus, num_cores, processor
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
 from rlinf_embodied.telemetry.tables import markdown_table
 
@@ -68,7 +68,7 @@ def machine() -> dict[str, object]:
     return {
         "processor": processor() or platform.machine(),
         "cores": num_cores(),
-        "gpus": gpu_names(),
+        "gpus": [name for name, _ in gpus()],
         "system": platform.platform(),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
         "load_average": list(os.getloadavg()),

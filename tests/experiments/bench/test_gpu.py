@@ -10,13 +10,7 @@ import torch
 from runs import tiny_overrides
 
 from experiments.bench.gpu import __main__ as gpu
-from experiments.bench.gpu.openvla import (
-    Work,
-    forward_flops,
-    meta_network,
-    rollouts,
-    training,
-)
+from experiments.bench.gpu.openvla import Work, forward_flops, meta_network, rollouts, training
 from experiments.bench.gpu.whole import demo, plans
 from policies.openvla.config import config_of
 
@@ -50,19 +44,19 @@ def test_a_broken_check_does_not_hide_the_others_and_is_told_by_the_exit_code(mo
     assert gpu.BENCHMARK.main(["only=phisics"]) == 2
 
 
-def test_the_toy_training_gives_equal_weights_on_equal_devices():
-    (first, ratio), (second, _) = gpu.trained_toy("cpu"), gpu.trained_toy("cpu")
-    assert gpu.compared(first, second)["max_abs_weight_difference"] == 0.0
+def test_the_toy_training_begins_on_policy_and_weights_are_compared():
+    weights, ratio = gpu.trained_toy("cpu")
     assert ratio <= 1e-5
-    name = next(name for name, tensor in first.items() if tensor.numel())
-    moved = gpu.compared(first, second | {name: second[name] + 0.5})
+    assert gpu.compared(weights, weights)["max_abs_weight_difference"] == 0.0
+    name = next(name for name, tensor in weights.items() if tensor.numel())
+    moved = gpu.compared(weights, weights | {name: weights[name] + 0.5})
     assert moved["where"] == name
     assert moved["max_abs_weight_difference"] == pytest.approx(0.5, abs=1e-6)
 
 
-def require_work(place: str) -> None:
-    """Checks what rollouts and updates at toy size give on a device."""
-    found = rollouts(TOY, place)
+@pytest.mark.accelerator
+def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
+    found = rollouts(TOY, "sim:0")
     one, chunk = found["autoregressive"], found["parallel"]
     assert one["actions_per_s"] == pytest.approx(2 / one["seconds"])
     assert chunk["actions_per_s"] == pytest.approx(2 * 2 / chunk["seconds"])
@@ -72,13 +66,8 @@ def require_work(place: str) -> None:
         flops = 2 * forward_flops(network, read, tokens)[0]
         assert answer["tflop_per_s"] == pytest.approx(flops / answer["seconds"] / 1e12)
         assert "mfu" not in answer  # of a device whose peak is not known
-    update = training(TOY, place)
+    update = training(TOY, "sim:0")
     assert update["samples_per_s"] == pytest.approx(2 / update["seconds"])
-
-
-@pytest.mark.accelerator
-def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
-    require_work("sim:0")
 
 
 SHORT = ["warm_start.from_nothing=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
@@ -95,7 +84,7 @@ def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: s
         assert plan["error"] == pytest.approx(plan["predicted_s"] / plan["measured_s"] - 1)
 
 
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("sim", marks=pytest.mark.accelerator)])
+@pytest.mark.parametrize("kind", [pytest.param("sim", marks=pytest.mark.accelerator)])
 def test_a_whole_command_gives_its_summary(kind: str) -> None:
     placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
     short = tiny_overrides(*SHORT, "run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2")

@@ -59,13 +59,12 @@ def test_ratios_are_taken_round_by_round():
     assert (spread.low, spread.high) == (2.0, 4.0)
 
 
-@pytest.mark.parametrize(
-    ("ratio", "verdict"), [(20.0, "reached"), (10.0, "missed (floor 8: held)"), (5.0, "missed (floor 8: missed)")]
-)
-def test_a_goal_says_whether_it_is_reached(ratio, verdict):
-    goal = Goal("speed", Spread.of([ratio]), 20.0, floor=8.0)
-    assert str(goal).endswith(verdict)
-    assert goal.to_json()["reached"] is (ratio >= 20.0)
+def test_a_goal_reports_whether_it_is_reached():
+    verdicts = {20.0: "reached", 10.0: "missed (floor 8: held)", 5.0: "missed (floor 8: missed)"}
+    for ratio, verdict in verdicts.items():
+        goal = Goal("speed", Spread.of([ratio]), 20.0, floor=8.0)
+        assert str(goal).endswith(verdict)
+        assert goal.to_json()["reached"] is (ratio >= 20.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 
-import pytest
 from stable_baselines3 import PPO
 
 from experiments.bench import sb3
@@ -38,16 +37,3 @@ def test_both_arms_of_mujoco_do_all_of_the_work(monkeypatch) -> None:
     assert all(spread.count == 2 and spread.low > 0 for spread in speed.values())
     assert "mujoco: Pendulum-v1, 2 rows" in report.text
     assert "mujoco: ours / sb3" in report.text
-
-
-@pytest.mark.sim
-def test_both_arms_of_maniskill_show_as_much_and_take_the_same_actions() -> None:
-    envs = [make("PickCube-v1", 1, True) for make in (sb3.stock, sb3.batched)]
-    assert envs[0].action_space == envs[1].action_space
-    (stock_state, images), (state, same_images) = (
-        sorted((space.shape for space in env.observation_space.spaces.values()), key=len) for env in envs
-    )
-    assert images == same_images == (64, 64, 3)
-    assert stock_state[0] == pytest.approx(state[0], abs=15)
-    for env in envs:
-        env.close()

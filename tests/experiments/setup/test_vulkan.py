@@ -77,11 +77,3 @@ def test_a_machine_without_drivers_is_found_out(setup_vulkan, monkeypatch):
     found = setup_vulkan.probe_rendering()
     assert not found.works
     assert found.output
-
-
-@pytest.mark.sim
-@pytest.mark.slow
-def test_a_picture_is_rendered_here(setup_vulkan):
-    found = setup_vulkan.probe_rendering(picture=True)
-    assert found.works
-    assert found.device
