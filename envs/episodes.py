@@ -113,7 +113,7 @@ class EpisodeEnv:
             last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
         final = sorted(last_images)
         episodes = tuple(self._episode_end(row) for row in final)
-        final_observation = self._observe_final(last_images) if final else None
+        final_observation = self._observe_final({row: last_images[row] for row in final}) if final else None
         if final and next_seeds is not None:
             self._begin(final, [next_seeds[row] for row in final])
         rest = [{name: torch.zeros_like(column) for name, column in steps[0].items()}]

@@ -49,12 +49,11 @@ class CausalLM:
         self.model = model.eval()  # the plain architecture; adapters sit inside its layers
         pad_id, eos_ids = special_tokens(model, tokenizer, where)
         text = model.config.get_text_config()
-        context = getattr(text, "max_position_embeddings", None)
-        self.spec = LanguageSpec(text.model_type, text.vocab_size, context, pad_id, eos_ids)
+        self.spec = LanguageSpec(text.model_type, pad_id, eos_ids)
         if lora is not None:
             inject_adapters(model, lora, seed, "policy.lora")
         self.module: nn.Module = model
-        self.codec = TextCodec(tokenizer, context)
+        self.codec = TextCodec(tokenizer, getattr(text, "max_position_embeddings", None))
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         # where one token ends and pads, it must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])

@@ -14,23 +14,17 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlinf_embodied.config import (
-        EvaluateAnswersConfig,
-        EvaluateConfig,
-        ExportConfig,
-        MathConfig,
-        TrainConfig,
-    )
+    from rlinf_embodied.config import EvaluateAnswersConfig, EvaluateConfig, ExportConfig, MathConfig, TrainConfig
     from rlinf_embodied.training.job import Job
 
 __all__ = ["evaluate", "export", "train"]
 
 
 def train(config: TrainConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
-    """Trains, and returns what <run.dir>/summary.json holds.
+    """Trains what the config's type says, and returns what <run.dir>/summary.json holds.
 
     Args:
-        config: its type says what is trained.
+        config: of the training.
         started: when the command was given, in seconds since the epoch; None: now.
 
     Raises:
@@ -55,29 +49,24 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     return json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def _job(config: object) -> Job:
+def _job(config: TrainConfig | MathConfig) -> Job:
     """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
-    from rlinf_embodied.config import MathConfig, TrainConfig
+    from rlinf_embodied.config import MathConfig
 
-    if isinstance(config, TrainConfig):
-        from rlinf_embodied.embodied.starting_point import require_start
+    if isinstance(config, MathConfig):
+        from rlinf_embodied.reasoning.job import ReasoningJob
 
-        require_start(config)
-        from rlinf_embodied.embodied.job import EmbodiedJob
+        return ReasoningJob(config)
+    from rlinf_embodied.embodied.starting_point import require_start
 
-        return EmbodiedJob(config)
-    assert isinstance(config, MathConfig)
-    from rlinf_embodied.reasoning.job import ReasoningJob
+    require_start(config)
+    from rlinf_embodied.embodied.job import EmbodiedJob
 
-    return ReasoningJob(config)
+    return EmbodiedJob(config)
 
 
 def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
-    """Evaluates a policy or a language model, and returns what <run.dir>/eval_info.json holds.
-
-    Raises:
-        RlinfError: the input is wrong, or the work failed.
-    """
+    """Evaluates a policy or a language model, and returns what <run.dir>/eval_info.json holds."""
     from rlinf_embodied.command_line import pin
     from rlinf_embodied.config import EvaluateConfig
 
@@ -92,11 +81,7 @@ def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
 
 
 def export(config: ExportConfig) -> dict[str, Any]:
-    """Writes episodes of a policy as a dataset, and returns how many were `run`, `solved` and `written`.
-
-    Raises:
-        RlinfError: the input is wrong, or the work failed.
-    """
+    """Writes episodes of a policy as a dataset, and returns how many were `run`, `solved` and `written`."""
     from rlinf_embodied.command_line import pin
 
     pin(config)

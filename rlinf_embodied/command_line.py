@@ -39,7 +39,6 @@ STARTED = time.time()  # of the command: imports count
 USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)  # the input was wrong
 FAULTS = (CheckpointWriteError, ObjectiveError, PlugInError, RunFileError, SimulatorCallError)  # the work failed
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_NO_TEMPORARY = "No usable temporary directory"
 _Config = TypeVar("_Config")
 
 
@@ -75,14 +74,10 @@ def main(
     except (*USAGE_ERRORS, *FAULTS) as error:
         _exit(f"error: {error}", 2 if isinstance(error, USAGE_ERRORS) else 1)
     except OSError as error:
-        if error.errno not in _FULL and _NO_TEMPORARY not in str(error):
+        if error.errno not in _FULL:
             raise
-        where = error.filename or "a file of this run"
-        _exit(
-            f"error: {where} cannot be written ({error.strerror}): free space on the disks of run.dir, the cache and "
-            "temporary files (TMPDIR moves those), then give the same command again",
-            1,
-        )
+        action = "free space on the disks of run.dir, the cache and temporary files, then give the same command again"
+        _exit(f"error: {error.filename or 'a file'} cannot be written ({error.strerror}): {action}", 1)
     except KeyboardInterrupt as error:
         stop = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         _exit(str(stop), stop.exit_code)

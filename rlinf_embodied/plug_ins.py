@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rlinf_embodied.config import EnvConfig, EnvOptions
@@ -32,14 +32,9 @@ def load_target(target: str) -> Callable[..., object]:
         ConfigError: it is of Python's own library: a file from anywhere, such as a checkpoint, may name it.
     """
     module, _, name = target.rpartition(".")
-    own = module.partition(".")[0] in sys.stdlib_module_names
-    require(
-        not own,
-        "_target_",
-        target,
-        "nothing of Python's own library is a plug-in",
-        "name a class of an installed package",
-    )
+    safe = module.partition(".")[0] not in sys.stdlib_module_names
+    rule = "nothing of Python's own library is a plug-in"
+    require(safe, "_target_", target, rule, "name a class of an installed package")
     return getattr(importlib.import_module(module), name)
 
 
@@ -91,40 +86,23 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
     """
     module, _, name = target.rpartition(".")
     require(bool(module), path, target, "it is a dotted path", "use <module>.<function>")
-    found = _imported(target, path)
-    require(
-        callable(found), path, target, f"{name} is called with ({', '.join(arguments)})", "name a function or class"
-    )
+    call = f"{name} is called with ({', '.join(arguments)})"
     try:
-        inspect.signature(found).bind(*arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"{path} is {target!r}, but {name} is called with ({', '.join(arguments)}), which it does not take "
-            f"({error}): change its parameters"
-        ) from error
-    except ValueError:  # some built-in functions do not tell their parameters
-        pass
-    return found
-
-
-def _imported(target: str, path: str) -> Callable[..., object]:
-    module, _, name = target.rpartition(".")
-    try:
-        return load_target(target)
+        found = load_target(target)
     except ConfigError:
         raise
     except Exception as error:  # whatever a module of the user's does while it is imported
-        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        users = None if missing else raised_by_user(error)
-        if users is not None:
-            raise ConfigError(
-                f"{path} is {target!r}, but importing {module} raised {users}\nCorrect it there"
-            ) from error
-        said = f"{path} is {target!r}, but {module}"
-        if isinstance(error, AttributeError):
-            raise ConfigError(f"{said} has no {name} ({error}): correct the name") from error
-        action = "put its folder on PYTHONPATH, which workers get as well" if missing else "correct that file"
-        raise ConfigError(f"{said} cannot be imported ({error}): {action}") from error
+        raise ConfigError(
+            f"{path} is {target!r}, but {module} cannot be imported ({raised_by_user(error) or error}): correct that, "
+            "or put its folder on PYTHONPATH, which workers get as well"
+        ) from error
+    require(callable(found), path, target, call, "name a function or class")
+    with suppress(ValueError):  # some built-in functions do not tell their parameters
+        try:
+            inspect.signature(found).bind(*arguments)
+        except TypeError as error:
+            raise ConfigError(f"{path} is {target!r}, but {call}, not so ({error}): change its parameters") from error
+    return found
 
 
 def raised_by_user(error: BaseException) -> str | None:

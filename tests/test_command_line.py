@@ -8,9 +8,9 @@ import pytest
 import yaml
 from runs import tiny
 
-from rlinf_embodied import evaluate, train
+from rlinf_embodied import train
 from rlinf_embodied.command_line import help_text, main
-from rlinf_embodied.compose import choices, compose_evaluate, compose_evaluation, groups, keys
+from rlinf_embodied.compose import choices, compose_evaluation, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
 from rlinf_embodied.errors import (
     CheckpointError,
@@ -93,23 +93,15 @@ def test_help_lists_every_choice_of_every_group_and_every_key(schema):
     ]
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "runs/x/config.yaml"),
-            "runs/x/config.yaml cannot be written",
-        ),
-        (OSError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "(No usable temporary directory"),
-    ],
-)
-def test_a_full_disk_is_one_line_with_what_to_do(capsys, error, says):
+def test_a_full_disk_is_one_line_with_what_to_do(capsys):
+    error = OSError(errno.ENOSPC, "No space left on device", "runs/x/config.yaml")
+
     def work(config):
         raise error
 
     assert exit_code(TrainConfig, work) == 1
     printed = capsys.readouterr().err
-    assert says in printed
+    assert "runs/x/config.yaml cannot be written" in printed
     assert "free space" in printed
     assert printed.count("\n") == 1
     error.errno, error.strerror = errno.EACCES, "Permission denied"
@@ -123,7 +115,3 @@ def test_a_command_is_a_function_of_a_config_that_returns_its_summary(tmp_path):
     assert summary == json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["iterations"] == summary["weights_of_iteration"] == 1
     assert "iteration 1/1" in (tmp_path / "run/console.log").read_text()
-    checkpoint = f"checkpoint={tmp_path}/run/checkpoints/latest"
-    words = [checkpoint, "cluster=serial", "eval.num_episodes=2", "eval.num_envs=2", "eval.record_video=false"]
-    found = evaluate(compose_evaluate([*words, f"run.dir={tmp_path / 'eval'}"]))
-    assert found["num_episodes"] == 2

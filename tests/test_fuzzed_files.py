@@ -22,7 +22,7 @@ from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.profile import load_profile, parse_profile
 from rlinf_embodied.tools.plans import described_cluster
 
-FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

@@ -1,7 +1,7 @@
 """Keyed draws are a function of their key alone, and of the right shape and range."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_embodied.config import EvalConfig
@@ -10,8 +10,10 @@ from rlinf_embodied.randomness import normal, permutation, reset_seed, uniform, 
 seeds = st.integers(0, 2**31 - 1)
 ids = st.lists(st.integers(0, 2**40), min_size=1, max_size=20)
 few = st.lists(st.integers(0, 1000), min_size=1, max_size=5)
+FEW = settings(max_examples=30, deadline=None)
 
 
+@FEW
 @given(seeds, ids, st.integers(0, 1000), st.data())
 def test_a_draw_does_not_depend_on_how_rows_are_split(seed, rows, step, data):
     cut = data.draw(st.integers(0, len(rows)))
@@ -23,17 +25,15 @@ def test_a_draw_does_not_depend_on_how_rows_are_split(seed, rows, step, data):
     np.testing.assert_array_equal(whole[-1], uniform(seed, "action", rows[-1], step, shape=(2, 3)))
 
 
-@given(
-    seeds,
-    st.lists(st.integers(0, 1000), min_size=1, max_size=5),
-    st.lists(st.integers(0, 1000), min_size=1, max_size=5),
-)
+@FEW
+@given(seeds, few, few)
 def test_ids_broadcast_to_the_same_words_as_one_by_one(seed, rows, steps):
     table = words(seed, "x", np.array(rows)[:, None], np.array(steps))
     assert table.shape == (len(rows), len(steps))
     assert table.tolist() == [[int(words(seed, "x", row, step)) for step in steps] for row in rows]
 
 
+@FEW
 @given(seeds, ids)
 def test_uniforms_lie_strictly_between_0_and_1(seed, rows):
     drawn = uniform(seed, "noise", rows, shape=(64,))
@@ -54,6 +54,7 @@ def test_uniforms_and_normals_have_the_moments_of_their_laws():
     assert abs(np.corrcoef(flat[:-1], flat[1:])[0, 1]) < 0.01
 
 
+@FEW
 @given(seeds, st.integers(0, 100), st.integers(0, 300))
 def test_a_permutation_is_one(seed, epoch, size):
     order = permutation(seed, "shuffle", epoch, size=size)
@@ -66,6 +67,7 @@ def test_permutations_of_other_epochs_differ():
     assert len(orders) == 20
 
 
+@FEW
 @given(seeds, ids)
 def test_training_seeds_are_never_evaluation_seeds(seed, rows):
     drawn = reset_seed(seed, rows)

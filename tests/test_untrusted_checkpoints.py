@@ -51,8 +51,10 @@ def resealed(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "training_state/policy_optimizer.safetensors"])
-@pytest.mark.parametrize("form", ["pickle", "torch"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("model.safetensors", "pickle"), ("training_state/policy_optimizer.safetensors", "torch")],
+)
 def test_a_pickle_in_the_place_of_tensors_is_refused_and_not_run(tmp_path, name: str, form: str) -> None:
     path = tmp_path / "step_000003"
     shutil.copytree(clone(tiny()), path)

@@ -42,15 +42,15 @@ def test_only_the_lines_of_the_user_are_shown(monkeypatch) -> None:
     [
         (
             "import no_such_library\n",
-            r"importing mine raised ModuleNotFoundError: .*no_such_library.*\n  .*mine\.py, line 1",
+            r"mine cannot be imported \(ModuleNotFoundError: .*no_such_library.*\n  .*mine\.py, line 1",
         ),
         (
             "1 / 0\n",
-            r"importing mine raised ZeroDivisionError: .*\n  .*mine\.py, line 1, in <module>: 1 / 0\nCorrect it there",
+            r"mine cannot be imported \(ZeroDivisionError: .*\n  .*mine\.py, line 1, in <module>: 1 / 0\): correct",
         ),
-        ("import json\njson.lods\n", r"importing mine raised AttributeError: .*lods.*\n  .*mine\.py, line 2"),
+        ("import json\njson.lods\n", r"mine cannot be imported \(AttributeError: .*lods.*\n  .*mine\.py, line 2"),
         ("def of(\n", r"mine cannot be imported \(.*line 1\)"),
-        ("", r"mine has no score .*: correct the name"),
+        ("", r"mine cannot be imported \(module 'mine' has no attribute 'score'\): correct that"),
     ],
 )
 def test_a_module_that_cannot_be_imported_is_shown_where_it_fails(tmp_path, monkeypatch, content, words) -> None:

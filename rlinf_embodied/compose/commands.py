@@ -25,31 +25,27 @@ from rlinf_embodied.errors import ConfigError
 
 
 def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
-    """Returns the config of experiments/train_vla.py; raises ConfigError as `compose` does."""
+    """Returns the config of experiments/train_vla.py; this and the following raise ConfigError as `compose` does."""
     return compose(TrainConfig, overrides)
 
 
 def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
-    """Returns the config of experiments/train_llm_math.py; raises ConfigError as `compose` does."""
+    """Returns the config of experiments/train_llm_math.py."""
     return compose(MathConfig, overrides)
 
 
 def compose_export(overrides: Sequence[str]) -> ExportConfig:
-    """Returns the config of experiments/export_dataset.py; raises ConfigError as `compose` does."""
+    """Returns the config of experiments/export_dataset.py."""
     return compose(ExportConfig, overrides, _env_section(overrides))
 
 
 def compose_evaluate(overrides: Sequence[str]) -> EvaluateConfig:
-    """Returns the config of an evaluation in a simulator; raises ConfigError as `compose` does."""
+    """Returns the config of an evaluation in a simulator."""
     return compose(EvaluateConfig, overrides, _env_section(overrides))
 
 
 def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
-    """Returns the config of experiments/evaluate.py, which fits the workflow of the checkpoint.
-
-    Raises:
-        ConfigError: as for `compose`; there is no such checkpoint.
-    """
+    """Returns the config of experiments/evaluate.py, which fits the workflow of the checkpoint."""
     folder = _folder(overrides)
     action = "give <run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
     found = folder is None or folder.exists()
@@ -62,9 +58,6 @@ def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
 
     Sections that are not overridden are those of a checkpoint of the reasoning workflow; for a plain folder of
     Hugging Face they are what such a model needs: problems in sentences, and 512 new tokens.
-
-    Raises:
-        ConfigError: as for `compose`.
     """
     saved = _json(overrides, "evaluation.json") or _plain_model(overrides)
     sections = {name: saved.get(name) for name in ("data", "policy", "generation", "reward")}

@@ -115,21 +115,13 @@ def compose(
 
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
-    """Returns the config of the overrides whose keys a schema has, and all other overrides.
-
-    Raises:
-        ConfigError: as for `compose`.
-    """
+    """Returns the config of the overrides whose keys a schema has, and all others; raises as `compose` does."""
     mine = [text for text in overrides if text.partition("=")[0] in keys(schema)]
     return compose(schema, mine), [text for text in overrides if text not in mine]
 
 
 def load(path: Path, schema: type[_Config]) -> _Config:
-    """Returns the config in a YAML file, such as the config.yaml of a run.
-
-    Raises:
-        ConfigError: the file cannot be read, or does not fit the schema.
-    """
+    """Returns the config in a YAML file, such as the config.yaml of a run; raises as `compose` does."""
     data = read_mapping(path)
     typed = _with_algorithm(schema, _target(data))
     try:
@@ -144,11 +136,7 @@ def to_yaml(config: object) -> str:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Returns the keys and values in a YAML or JSON file.
-
-    Raises:
-        ConfigError: it cannot be read, is no valid YAML, or holds something else.
-    """
+    """Returns the keys and values in a YAML or JSON file; a ConfigError says why it cannot be read."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date like 2001-13-01
@@ -168,11 +156,7 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
 # ----------------------------------------------------------------------------------------------------------- the schema
 @functools.cache
 def _with_algorithm(schema: type, target: str) -> type:
-    """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`.
-
-    Raises:
-        ConfigError: algorithm._target_ is no dataclass of an algorithm.
-    """
+    """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`."""
     if schema is not TrainConfig:
         return schema
     path, rule = "algorithm._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
@@ -231,11 +215,7 @@ def _is_file(value: str) -> bool:
 
 
 def _preset_name(group: str, value: str, preset: Preset, schema: type) -> str:
-    """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one.
-
-    Raises:
-        ConfigError: there is no such preset, or the file cannot be read.
-    """
+    """Returns the name under which Hydra finds a chosen preset; a file of the user's is stored under one."""
     if _is_file(value):
         path = Path(value).expanduser()
         data = read_mapping(path)

@@ -7,7 +7,6 @@
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
     machine.py    the sections `plan`, `cluster`, `recovery`
-    memory.py     the section `memory` of experiments/plan.py
     run.py        the sections `run`, `eval`, `checkpoint`
     commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
@@ -41,6 +40,7 @@ from rlinf_embodied.config.commands import (
     EvaluateConfig,
     ExportConfig,
     MathConfig,
+    MemoryConfig,
     PlanningConfig,
     ProfiledConfig,
     TrainConfig,
@@ -48,13 +48,8 @@ from rlinf_embodied.config.commands import (
 from rlinf_embodied.config.env import Backend, EnvConfig, EnvOptions, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
-from rlinf_embodied.config.learning import (
-    Critic,
-    PolicyConfig,
-    WarmStartConfig,
-)
+from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
-from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     FineTuningConfig,

@@ -70,14 +70,9 @@ class Sharding(StrEnum):
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:
     """Checks that samples of earlier weights are corrected for."""
-    require(
-        staleness == 0 or tis_cap is not None,
-        "algorithm.tis_cap",
-        tis_cap,
-        f"with a staleness of {staleness} (plan.max_staleness, or the plan's) other weights sample than are trained, "
-        "and truncated importance weights correct for them",
-        "use algorithm.tis_cap=2.0, or plan.max_staleness=0",
-    )
+    rule = f"with a staleness of {staleness} (of the plan, or plan.max_staleness) other weights sample than are trained"
+    action = "correct for them with algorithm.tis_cap=2.0, or use plan.max_staleness=0"
+    require(staleness == 0 or tis_cap is not None, "algorithm.tis_cap", tis_cap, rule, action)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -163,12 +158,9 @@ class OnPolicyConfig(AlgorithmConfig):
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
         more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
         require_numbers(self, "algorithm", "value_epochs", *more, low=0)
-        whole, rule = self.sharding is Sharding.none, "passes over a policy in slices are not compiled"
-        require(whole or not self.compile, "algorithm.compile", self.compile, rule, "use algorithm.sharding=none")
-        rule = "a policy in slices has a separate optimizer"
-        require(whole or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use algorithm.sharding=none")
-        rule = "GRPO has no critic"
-        require(self.has_critic or not self.one_optimizer, "algorithm.one_optimizer", True, rule, "use false")
+        whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
+        rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
+        require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
         for name in ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):  # an infinite bound is none
             value = getattr(self, name)
             require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
@@ -188,7 +180,6 @@ class PPOConfig(OnPolicyConfig):
     name = "ppo"
     implementation = "rlinf_embodied.algorithms.ppo.PPO"
     has_critic = True
-    lr: float = 1.5e-4
 
     def typical_iteration(self, env: EnvConfig) -> int:
         return self.critic_warmup_iterations
@@ -200,7 +191,6 @@ class GRPOConfig(OnPolicyConfig):
 
     name = "grpo"
     implementation = "rlinf_embodied.algorithms.grpo.GRPO"
-    lr: float = 1.5e-4
 
     def __post_init__(self) -> None:
         OnPolicyConfig.__post_init__(self)
@@ -218,16 +208,12 @@ class GRPOConfig(OnPolicyConfig):
     def check(self, config: TrainConfig) -> None:
         OnPolicyConfig.check(self, config)
         env, size = config.env, self.group_size
-        rule = f"a group of algorithm.group_size={size} episodes stays within one block"
-        whole = env.block_size % size == 0
+        whole, rule = env.block_size % size == 0, f"a group of algorithm.group_size={size} episodes stays in a block"
         require(whole, "env.block_size", env.block_size, rule, "make the block a multiple of the group")
         rule = "GRPO compares whole episodes, one per row"
         require(not env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=false")
-        groups = env.num_envs // size
-        rule = f"env.num_envs={env.num_envs} rows hold {groups} groups"
-        require(
-            self.min_groups <= groups, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs"
-        )
+        few, rule = self.min_groups <= env.num_envs // size, f"env.num_envs={env.num_envs} rows hold fewer groups"
+        require(few, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs")
 
 
 def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
@@ -308,24 +294,18 @@ class ReplayConfig(AlgorithmConfig):
         gathered = env.num_envs * env.chunks_per_rollout
         rule = f"an iteration gathers env.num_envs x env.chunks_per_rollout = {gathered}"
         require(self.capacity >= gathered, "algorithm.capacity", self.capacity, rule, "use at least that")
-        self._check_data(config.files, config.data)
-        self._check_shares(env, config.files)
         temperature, rule = config.policy.temperature, "the objective is about the log-probs of its distribution"
         require(temperature == 1 or self.sees_images, "policy.temperature", temperature, rule, "use 1.0")
+        self._check_data(env, config.files, config.data)
 
-    def _check_data(self, files: Sequence[str], data: str | None) -> None:
-        """Checks that there is something to learn from, and nothing that would not be used."""
-        steps, acts = self.expert_steps, self.acts
+    def _check_data(self, env: EnvConfig, files: Sequence[str], data: str | None) -> None:
+        """Checks that there is something to learn from, and that batches hold demonstrations as they should."""
         rule, action = f"{self.name} learns from recorded transitions", "give data=<run.dir>/checkpoints/latest"
-        require(acts or bool(files), "data", data, rule, action)
-        rule = f"{self.name} takes no env step"
-        require(acts or not steps, "algorithm.expert_steps", steps, rule, "use 0")
-        rule, action = f"data={data} holds the demonstrations", "use 0, or leave data out"
-        require(not (steps and files), "algorithm.expert_steps", steps, rule, action)
-
-    def _check_shares(self, env: EnvConfig, files: Sequence[str]) -> None:
+        require(self.acts or bool(files), "data", data, rule, action)
+        steps, rule = self.expert_steps, f"data={data} holds the demonstrations"
+        require(not (steps and files), "algorithm.expert_steps", steps, rule, "use 0, or leave data out")
         plan, share = self.schedule(env), self.demonstration_share
-        mixed = self.mixes and (self.expert_steps > 0 or bool(files)) and 0 < share < 1
+        mixed = self.mixes and (steps > 0 or bool(files)) and 0 < share < 1
         rule = f"of the {plan.rows} transitions of a block in a batch {plan.demonstration_rows} would be demonstrations"
         action = "use a larger algorithm.batch_size or env.block_size, or a share of 0 or 1"
         holds = not mixed or 0 < plan.demonstration_rows < plan.rows

@@ -13,18 +13,7 @@ from rlinf_embodied.errors import CheckpointError, ConfigError
 
 
 def require(holds: bool, path: str, value: object, rule: str, action: str) -> None:
-    """Checks a value of the configuration.
-
-    Args:
-        holds: whether the rule is kept.
-        path: of the value, for example "env.chunk".
-        value: as given.
-        rule: what it should be.
-        action: what to do about it.
-
-    Raises:
-        ConfigError: it does not hold.
-    """
+    """Raises a ConfigError where a rule does not hold for the value at a path such as "env.chunk"; says what to do."""
     if not holds:
         raise ConfigError(f"{path} is {value!r}, but {rule}: {action}")
 
@@ -32,11 +21,7 @@ def require(holds: bool, path: str, value: object, rule: str, action: str) -> No
 def require_numbers(
     section: Any, path: str, *names: str, low: float = 0, above: bool = False, high: float = math.inf
 ) -> None:
-    """Checks that numbers of a section are finite, at least (or `above`) `low` and at most `high`; None passes.
-
-    Raises:
-        ConfigError: one is not; the next action is its default.
-    """
+    """Checks that numbers of a section are finite, at least (or `above`) `low` and at most `high`; None passes."""
     rule = f"it must be at least {low}" if low else "it must be positive" if above else "it must not be negative"
     rule = rule if high == math.inf else f"it must lie in {'(' if above else '['}{low}, {high}]"
     for entry in fields(section):
@@ -48,11 +33,7 @@ def require_numbers(
 
 
 def require_one_of(section: Any, path: str, name: str, *choices: object) -> None:
-    """Checks that a value of a section is one of some.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Checks that a value of a section is one of some."""
     value, known = getattr(section, name), [str(choice) for choice in choices if choice is not None]
     rule = f"it is {', '.join(known[:-1])} or {known[-1]}"
     require(value in choices, f"{path}.{name}".removeprefix("."), value, rule, f"use {known[0]}")
@@ -62,18 +43,10 @@ def require_one_of(section: Any, path: str, name: str, *choices: object) -> None
 def within(section: str) -> Iterator[None]:
     """Names what is refused inside the block by its path in a section that holds others of the same form.
 
-    Args:
-        section: for example "hierarchy": "algorithm.gamma is 2.0, ..." becomes "hierarchy.algorithm.gamma is 2.0, ...";
-            "" for none.
-
-    Raises:
-        ConfigError: the one that was raised, under that path.
-        CheckpointError: likewise.
+    Within "hierarchy" the error "algorithm.gamma is 2.0, ..." becomes "hierarchy.algorithm.gamma is 2.0, ...".
     """
     try:
         yield
     except (ConfigError, CheckpointError) as error:
-        named = re.sub(
-            r"(?<![\w./])(?=(algorithm|policy)\.[\w.]+( is |=))", f"{section}." if section else "", str(error)
-        )
-        raise type(error)(named) from error
+        prefix = f"{section}." if section else ""
+        raise type(error)(re.sub(r"(?<![\w./])(?=(algorithm|policy)\.[\w.]+( is |=))", prefix, str(error))) from error

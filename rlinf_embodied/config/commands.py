@@ -8,7 +8,7 @@ from rlinf_embodied.config.algorithms import AlgorithmConfig, Source, require_ex
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
-from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig
+from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision
 from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import (
     ClusterConfig,
@@ -17,7 +17,6 @@ from rlinf_embodied.config.machine import (
     require_no_cores,
     require_staleness,
 )
-from rlinf_embodied.config.memory import MemoryConfig
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     FineTuningConfig,
@@ -31,12 +30,9 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval."),
-    *("run.dir", "run.num_iterations", "run.until_success", "run.dry"),
-    *("run.tensorboard", "run.wandb"),
-    "warm_start.cache_dir",
-    "env.control_hz",
-    "env.rows_per_call",
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "warm_start.cache_dir"),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.tensorboard", "run.wandb"),
+    *("env.control_hz", "env.rows_per_call"),
     "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone
@@ -51,7 +47,7 @@ class TrainingConfig:
     run: RunConfig = field(default_factory=RunConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
-    resume: str = "auto"  # auto: continue where run.dir stopped; never: refuse a used folder; or a checkpoint
+    resume: str = "auto"  # auto: continue where run.dir stopped; or a checkpoint
 
 
 @dataclass(kw_only=True, slots=True)
@@ -71,28 +67,18 @@ class TrainConfig(TrainingConfig):
         env, algorithm = self.env, self.algorithm
         env.on_cores(self.cluster.cpu_devices)
         algorithm.check(self)
-        needed = env.chunks_per_episode
-        require(
-            env.carry_over or env.chunks_per_rollout >= needed,
-            "env.chunks_per_rollout",
-            env.chunks_per_rollout,
-            f"an episode may take {needed} chunk-steps, and none would end within a rollout",
-            f"set env.chunks_per_rollout={needed} or env.carry_over=true",
-        )
-        ours, theirs = self.eval, range(self.eval.check_seed, self.eval.check_seed + self.eval.check_episodes)
-        apart = theirs.stop <= ours.seed or theirs.start >= ours.seed + ours.num_episodes
-        require(
-            self.run.until_success is None or (theirs.start >= 0 and theirs.stop < 2**30 and apart),
-            "eval.check_seed",
-            theirs.start,
-            "checks need separate episodes, neither evaluation's nor training's",
-            "use 1000000",
-        )
-        learning = {"algorithm": algorithm} | (
-            {"hierarchy.algorithm": self.hierarchy.algorithm} if self.hierarchy.on else {}
-        )
-        for path, one in learning.items():
-            require_exact(self.run.exact, path, one.reduction, one.compile)
+        needed, steps = env.chunks_per_episode, env.chunks_per_rollout
+        rule = f"an episode may take {needed} chunk-steps, and none would end within a rollout"
+        action = f"set env.chunks_per_rollout={needed} or env.carry_over=true"
+        require(env.carry_over or steps >= needed, "env.chunks_per_rollout", steps, rule, action)
+        ours, first, last = self.eval, self.eval.check_seed, self.eval.check_seed + self.eval.check_episodes
+        apart = first >= 0 and last < 2**30 and (last <= ours.seed or first >= ours.seed + ours.num_episodes)
+        rule = "checks need separate episodes, neither evaluation's nor training's"
+        require(self.run.until_success is None or apart, "eval.check_seed", first, rule, "use 1000000")
+        require_exact(self.run.exact, "algorithm", algorithm.reduction, algorithm.compile)
+        high = self.hierarchy.algorithm
+        if self.hierarchy.on:
+            require_exact(self.run.exact, "hierarchy.algorithm", high.reduction, high.compile)
         require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
@@ -126,7 +112,6 @@ class ExportConfig:
         require_one_of(self, "", "policy", "checkpoint", "expert")
         _require_checkpoint(self.policy, self.checkpoint)
         require_numbers(self, "", "num_episodes", low=1)
-        require(bool(self.out), "out", self.out, "the episodes go somewhere", "use out=<new folder>")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -147,10 +132,7 @@ class MathConfig(TrainingConfig):
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
         group, block = algorithm.group_size, self.rows_per_block
-        rule = (
-            f"a block holds whole groups of algorithm.group_size={group}, and algorithm.prompts_per_iteration x "
-            f"algorithm.group_size = {self.num_rows} completions are whole blocks"
-        )
+        rule = f"algorithm.group_size={group} divides it, and it divides the {self.num_rows} completions of a round"
         whole = block % group == 0 and self.num_rows % block == 0
         require(whole, "generation.rows_per_block", block, rule, f"use {_largest(group, block, self.num_rows)}")
         require_exact(self.run.exact, "algorithm", algorithm.reduction)
@@ -158,10 +140,7 @@ class MathConfig(TrainingConfig):
         rule = f"policy.folder is {folder!r}, and training starts from one model"
         require(folder is None or start is None, "warm_start.checkpoint", start, rule, "give one of the two")
         rule = "the small model learns to write from generated problems and their steps, which files and sources lack"
-        action = (
-            "train it on generated problems first and give warm_start.checkpoint=<run.dir>/checkpoints/latest, or give "
-            "the folder of a pretrained model"
-        )
+        action = "give warm_start.checkpoint=<run.dir>/checkpoints/latest of a run on these, or a pretrained model"
         generated = not (self.data.files or self.data._target_)
         require(generated or folder is not None or start is not None, "policy.folder", folder, rule, action)
 
@@ -213,16 +192,12 @@ class EvaluateConfig:
         require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
         _require_checkpoint(self.policy, self.checkpoint)
         if self.policy == "sb3":
-            self._require_sb3()
-
-    def _require_sb3(self) -> None:
-        """Checks what a policy of Stable-Baselines3 needs: its file, single actions, and no sampling."""
-        rule, action = "a policy of Stable-Baselines3 is a file", "use checkpoint=<file>.zip, as model.save wrote it"
-        require(self.checkpoint is not None, "checkpoint", self.checkpoint, rule, action)
-        rule = "Stable-Baselines3 chooses one action at a time"
-        require(self.env.chunk == 1, "env.chunk", self.env.chunk, rule, "use env.chunk=1")
-        rule = "Stable-Baselines3 would sample with torch's global generator, so that an evaluation would not repeat"
-        require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
+            rule, action = "a policy of Stable-Baselines3 is a file", "use checkpoint=<file>.zip of model.save"
+            require(self.checkpoint is not None, "checkpoint", self.checkpoint, rule, action)
+            rule = "Stable-Baselines3 chooses one action at a time"
+            require(self.env.chunk == 1, "env.chunk", self.env.chunk, rule, "use env.chunk=1")
+            rule = "Stable-Baselines3 would sample with torch's global generator, which no evaluation repeats"
+            require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -247,7 +222,6 @@ class ProfiledConfig:
     """What experiments/plan.py and experiments/emulate.py both read."""
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
-    workflow: str | None = None  # refuse profiles of others, for example embodied; None: whatever the profile is of
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
     num_items: int | None = None  # another amount of work than the profile's
     num_ranked: int = 8  # plans that are printed
@@ -257,6 +231,22 @@ class ProfiledConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "", "num_ranked", "num_items", low=1)
         require_staleness("max_staleness", self.max_staleness)
+
+
+@dataclass(kw_only=True, slots=True)
+class MemoryConfig:
+    """How a policy of experiments/plan.py model= is trained, and on which devices; a GB is 1e9 bytes."""
+
+    num_devices: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    device_gb: float = 80.0
+    precision: Precision = Precision.bfloat16  # of passes and rollouts; what is trained is kept in float32 as well
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=32))  # rank 0: full fine-tuning only
+    profile: str | None = None  # profile.json of a run of this policy, for measured working bytes
+
+    def __post_init__(self) -> None:
+        holds, rule = bool(self.num_devices) and min(self.num_devices) >= 1, "it lists numbers of at least 1"
+        require(holds, "memory.num_devices", self.num_devices, rule, "use [1,2,4,8]")
+        require_numbers(self, "memory", "device_gb", low=0, above=True)
 
 
 @dataclass(kw_only=True, slots=True)

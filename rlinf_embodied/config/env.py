@@ -116,11 +116,7 @@ class EnvConfig(Chunking):
         require(held, "env.hold_steps", self.hold_steps, rule, action)
 
     def on_cores(self, cpu_devices: int) -> None:
-        """Keeps the simulators off the GPU where CPU cores are separate devices next to the accelerators.
-
-        Raises:
-            ConfigError: the GPU's simulator is asked for.
-        """
+        """Keeps the simulators off the GPU where CPU cores are separate devices next to the accelerators."""
         rule = f"with cluster.cpu_devices={cpu_devices} simulators run on cores"
         action = "use env.backend=auto, or leave cluster.cpu_devices out"
         holds = not cpu_devices or self.backend is not Backend.gpu

@@ -30,12 +30,8 @@ class HighLevelAlgorithmConfig(PPOConfig):
 
 
 def _high_level_policy() -> PolicyConfig:
-    return HighLevelPolicyConfig(
-        _target_="policies.actor_critic.ActorCritic",
-        name="actor_critic",
-        critic=Critic.observation,
-        temperature=1.0,
-    )
+    target = "policies.actor_critic.ActorCritic"
+    return HighLevelPolicyConfig(_target_=target, name="actor_critic", critic=Critic.observation, temperature=1.0)
 
 
 def _high_level_algorithm() -> PPOConfig:
@@ -58,9 +54,7 @@ class HierarchyConfig:
     way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
     frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
     policy: PolicyConfig = field(default_factory=_high_level_policy)
-    algorithm: PPOConfig = field(
-        default_factory=_high_level_algorithm
-    )  # PPO; gamma is per env step, gae_lambda per decision
+    algorithm: PPOConfig = field(default_factory=_high_level_algorithm)  # gamma per env step, gae_lambda per decision
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
@@ -70,18 +64,10 @@ class HierarchyConfig:
         given = f"with instructions={self.instructions} and goal_low={self.goal_low}"
         action = "give one, for example hierarchy.goal_low=[-1,-1] hierarchy.goal_high=[1,1] hierarchy.columns=[2,3]"
         require(bool(self.instructions) != bool(self.goal_low), "hierarchy", given, rule, action)
-        if self.instructions:
-            self._check_instructions()
-        else:
+        choice = len(self.instructions) != 1
+        require(choice, "hierarchy.instructions", self.instructions, "one is no choice", "give two")
+        if self.goal_low:
             self._check_goals()
-
-    def _check_instructions(self) -> None:
-        require(
-            len(self.instructions) >= 2, "hierarchy.instructions", self.instructions, "one is no choice", "give two"
-        )
-        for name in ("columns", "way_columns", "goal_high"):
-            unused = getattr(self, name)
-            require(not unused, f"hierarchy.{name}", unused, "an instruction has none", "leave it out")
 
     def _check_goals(self) -> None:
         size, way, low, high = len(self.columns), self.way_columns, self.goal_low, self.goal_high
@@ -91,11 +77,8 @@ class HierarchyConfig:
         rule = f"it is empty, or has the {size} columns of the way in the order of the goal's"
         fits = not way or (len(way) == size == len(set(way)) and min(way) >= 0 and not set(way) & set(self.columns))
         require(fits, "hierarchy.way_columns", way, rule, "name other columns, or leave it out")
-        fits = len(low) == len(high) == size and all(map(math.isfinite, [*low, *high]))
-        fits = fits and all(a < b for a, b in zip(low, high, strict=True))
-        rule = (
-            f"it has {size} numbers, one for each of hierarchy.columns, each below that of hierarchy.goal_high={high}"
-        )
+        fits = len(low) == len(high) == size and all(-math.inf < a < b < math.inf for a, b in zip(low, high))  # noqa: B905
+        rule = f"it has {size} numbers, one for each of columns, each below that of hierarchy.goal_high={high}"
         require(fits, "hierarchy.goal_low", low, rule, "exchange the two, or leave such a column out")
 
     @property
@@ -112,11 +95,7 @@ class HierarchyConfig:
 def require_hierarchy(
     hierarchy: HierarchyConfig, env: EnvConfig, algorithm: AlgorithmConfig, start: WarmStartConfig
 ) -> None:
-    """Checks a high-level policy against the rest of the configuration.
-
-    Raises:
-        ConfigError: it never decides twice, or one of the two levels cannot be trained or act as the section says.
-    """
+    """Checks that a high-level policy decides more than once, and that both levels can be trained or act."""
     if not hierarchy.on:
         return
     steps = env.chunks_per_rollout

@@ -22,22 +22,17 @@ class DataConfig:
     seed: int = 77  # of the problems that are held out; those of training follow from run.seed
 
     def __post_init__(self) -> None:
-        known = ("train", "validation", "test", "all")
-        wrong = [name for name in self.files if name not in known]
-        require(not wrong, "data.files", self.files, f"its keys are {', '.join(known)}", "use data.files.all=<file>")
-        alone = "all" not in self.files or len(self.files) == 1
-        require(alone, "data.files", self.files, "`all` stands for every split", "give `all`, or a file per split")
-        whole = not self.files or "all" in self.files or {"train", "test"} <= set(self.files)
-        require(whole, "data.files", self.files, "training and evaluation need a file each", "add the missing one")
-        some = bool(self.files) or bool(self.level) or self._target_ is not None
+        splits, custom = set(self.files), self._target_ is not None
+        rule = "its keys are `all`, or train, test and perhaps validation: training and evaluation need a file each"
+        known = splits in (set(), {"all"}) or {"train", "test"} <= splits <= {"train", "validation", "test"}
+        require(known, "data.files", self.files, rule, "use data.files.all=<file>, or add the missing one")
         rule = "problems are of a level (data.level) or come from files"
+        some = bool(self.files or self.level) or custom
         require(some, "data.files", self.files, rule, "use data.files.all=<file>.jsonl, or data.level=sum4-6-9")
-        rows = not self.columns or bool(self.files) or self._target_ is not None
-        rule = "generated problems have no columns"
+        rows, rule = not self.columns or bool(self.files) or custom, "generated problems have no columns"
         require(rows, "data.columns", self.columns, rule, "leave it out, or use data.files.all=<file>.jsonl")
-        alone = self._target_ is None or not self.files
-        rule = "problems come from files or from a custom source"
-        require(alone, "data._target_", self._target_, rule, "leave out one of data.files and data._target_")
+        rule, action = "problems come from files or from a custom source", "leave out one of the two"
+        require(not (custom and self.files), "data._target_", self._target_, rule, action)
         require_one_of(self, "data", "prompt_template", "compact", "natural")
 
 
@@ -69,8 +64,8 @@ class LoraSettings:
     targets: list[str] = field(default_factory=lambda: ["all-linear"])  # module names; all-linear: all but the head
 
     def __post_init__(self) -> None:
-        require(self.rank >= 0, "policy.lora.rank", self.rank, "it must not be negative", "use 16, or 0 for none")
-        require(self.alpha > 0, "policy.lora.alpha", self.alpha, "it must be positive", "use twice the rank")
+        require_numbers(self, "policy.lora", "rank")
+        require_numbers(self, "policy.lora", "alpha", above=True)
         require(bool(self.targets), "policy.lora.targets", self.targets, "it names modules", "use [all-linear]")
 
 

@@ -50,12 +50,9 @@ class WarmStartConfig:
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        ways = {name: getattr(self, name) for name in ("checkpoint", "demonstrations", "from_nothing")}
-        given = [name for name, value in ways.items() if value]
-        if len(given) > 1:
-            name, other = given[:2]
-            rule = f"warm_start.{other} is {ways[other]!r}, and training starts from one policy"
-            require(False, f"warm_start.{name}", ways[name], rule, "give one of the two")
+        given = [name for name in ("checkpoint", "demonstrations", "from_nothing") if getattr(self, name)]
+        rule, first = f"training starts from one policy, and {', '.join(given)} are given", (given or ["checkpoint"])[0]
+        require(len(given) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         require_phases(self, "warm_start")

@@ -13,11 +13,7 @@ _LEAST_STORE_BYTES = 75 << 20  # that Ray starts with
 
 
 def require_staleness(path: str, value: int) -> None:
-    """Checks how many versions old the weights of rollouts may be.
-
-    Raises:
-        ConfigError: less than none, or more than are possible.
-    """
+    """Checks how many versions old the weights of rollouts may be."""
     rule = f"rollouts run 0 to {MAX_STALENESS} iterations ahead"
     require(0 <= value <= MAX_STALENESS, path, value, rule, "use 0 for weights of the iteration before, or 1")
 
@@ -101,10 +97,6 @@ class ClusterConfig:
 
 
 def require_no_cores(cluster: ClusterConfig) -> None:
-    """Checks that cores are not asked for in addition to accelerators where nothing would run on them.
-
-    Raises:
-        ConfigError: they are.
-    """
+    """Checks that cores are not asked for in addition to accelerators where nothing would run on them."""
     rule = "only training and evaluation in simulators use cores in addition to accelerators"
     require(cluster.cpu_devices == 0, "cluster.cpu_devices", cluster.cpu_devices, rule, "leave it out")

@@ -38,12 +38,10 @@ class RewardConfig:
     overlong_penalty: float = 1.0  # what a completion of max_new_tokens loses then
 
     def __post_init__(self) -> None:
-        custom = self._target_ is not None
-        rule = "it needs a custom function, and is at least 1"
-        valid = self.concurrency == 1 or (custom and self.concurrency > 1)
-        require(valid, "reward.concurrency", self.concurrency, rule, "use 1")
-        rule = "nothing is waited for without reward._target_"
-        require(custom or not self.waits, "reward.waits", self.waits, rule, "use false")
+        plain = self.concurrency == 1 and not self.waits
+        rule = "only a custom function is called more than once at a time or waited for"
+        valid = plain or (self._target_ is not None and self.concurrency >= 1)
+        require(valid, "reward.concurrency", self.concurrency, rule, "give reward._target_, or use 1 and waits=false")
         require_numbers(self, "reward", "timeout_s", low=0, above=True)
         require_numbers(self, "reward", "overlong_tokens", low=0)
 
@@ -107,9 +105,7 @@ class ReasoningAlgorithmConfig:
     def __post_init__(self) -> None:
         at_least_one = ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch")
         require_numbers(self, "algorithm", *at_least_one, low=1)
-        for name in ("gamma", "gae_lambda", "lr_end_fraction"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"algorithm.{name}", value, "it must lie in [0, 1]", "use 1.0")
+        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         require_numbers(self, "algorithm", "lr", "value_lr", "tis_cap", low=0, above=True)
         for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
@@ -150,8 +146,7 @@ class FineTuningConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "warm_start", "num_examples", "steps", "batch_size", low=1)
         require_numbers(self, "warm_start", "lr", low=0, above=True)
-        share = self.chain_of_thought_share
-        require(0 <= share <= 1, "warm_start.chain_of_thought_share", share, "it is a share", "use 0.3")
+        require_numbers(self, "warm_start", "chain_of_thought_share", high=1)
         even = self.batch_size % 2 == 0
         rule = "a batch is a slice of each of 2 blocks of examples"
         require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")

@@ -61,13 +61,8 @@ class EvalConfig:
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_episodes", "num_envs", "check_every", "check_episodes", "video_size", low=1)
         require_numbers(self, "eval", "every", "num_videos", low=0)
-        require(
-            self.seed >= 0 and self.seed + self.num_episodes < 2**30,
-            "eval.seed",
-            self.seed,
-            "evaluation seeds lie in [0, 2^30), apart from training's",
-            "use 9000",
-        )
+        held_out, rule = 0 <= self.seed < 2**30 - self.num_episodes, "evaluation's seeds lie in [0, 2^30)"
+        require(held_out, "eval.seed", self.seed, rule, "use 9000")
 
 
 @dataclass(kw_only=True, slots=True)

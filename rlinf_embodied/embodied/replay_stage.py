@@ -127,7 +127,7 @@ class ReplayBuffer:
         if held and (len(lengths) > 1 or max(lengths) > self._capacity or _CURSOR not in state):
             raise CheckpointError(
                 f"a block of the replay buffer has {sorted(lengths)} transitions and room for {self._capacity}: the "
-                "checkpoint is of another run; resume with its own configuration, or use resume=never"
+                "checkpoint is of another run; resume with its own configuration, or use another run.dir"
             )
         if held:
             self.add(held)

@@ -19,11 +19,9 @@ from rlinf_embodied.config import LanguagePolicyConfig
 
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
-    """Plain facts about a language model, as LanguageSpec("qwen2", 25, 128, 0, (1,))."""
+    """Plain facts about a language model, as LanguageSpec("qwen2", 0, (1,))."""
 
     name: str
-    vocab_size: int  # V, width of the logits
-    context_length: int | None  # tokens of prompt and completion together; None: no limit
     pad_id: int
     eos_ids: tuple[int, ...]  # any of them ends a completion
 

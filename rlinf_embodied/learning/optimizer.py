@@ -148,7 +148,7 @@ def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> No
     if shapes != expected:
         raise CheckpointError(
             f"the optimizer state has {shapes or 'no tensors'}, but these parameters need {expected}: it is of another "
-            "policy or algorithm; resume with its own configuration, or use resume=never"
+            "policy or algorithm; resume with its own configuration, or use another run.dir"
         )
 
 

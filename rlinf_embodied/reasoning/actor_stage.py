@@ -164,7 +164,7 @@ class ActorStage(LearnerStage):
             return minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.epochs)
 
         trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})
-        watched = shuffled("watched", {block: rows.num_watched for block, rows in blocks.items()})
+        watched = shuffled("watched", {block: len(rows) - rows.num_trained for block, rows in blocks.items()})
         return (
             {block: torch.cat([rows, blocks[block].num_trained + second[block]]) for block, rows in first.items()}
             for first, second in zip(trained, watched, strict=True)

@@ -106,7 +106,9 @@ def _literal(text: str) -> str | None:
     Units and thousands' commas are left out: " 1,250.50 dollars" is "1250.50", "\\frac12" is "1/2".
     """
     found = _LITERAL.fullmatch(text)
-    if found is None or not _is_unit(found["unit"] or found["boxed_unit"] or ""):
+    unit = (found["unit"] or found["boxed_unit"] or "") if found else ""
+    letters = [word for word in re.findall(r"[A-Za-z]+", unit) if len(word) == 1]
+    if found is None or _NO_UNIT.search(unit) or not _ONE_LETTER_UNITS.issuperset(letters):
         return None
     sign = "-" if found["sign"] == "-" else ""
     if found["number"]:
@@ -115,11 +117,6 @@ def _literal(text: str) -> str | None:
     top = found["top"] or found["top_b"] or found["top_d"]
     bottom = found["bottom"] or found["bottom_b"] or found["bottom_d"]
     return f"{sign}{top}/{bottom}".removeprefix("--")
-
-
-def _is_unit(text: str) -> bool:
-    words = re.findall(r"[A-Za-z]+", text)
-    return all(len(word) > 1 or word in _ONE_LETTER_UNITS for word in words) and not _NO_UNIT.search(text)
 
 
 def _decide_number(answer: str | None, reference: str) -> bool | tuple[str, str]:

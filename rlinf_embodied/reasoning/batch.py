@@ -112,13 +112,12 @@ class GenerationReport:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A completion for people to read, as Sample("3+4=", "7", "3+4=8", 0.0, 0.0)."""
+    """A completion for people to read, as Sample("3+4=", "7", "3+4=8", False)."""
 
     prompt: str
     answer: str
     completion: str
-    reward: float
-    correct: float  # 1 or 0
+    correct: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class ScoredGroup:
     zero_variance: bool  # whether the group's completions are all alike in the raw metric
     reward: float  # sum
     formatted: int  # number
-    shown: tuple[Sample, ...] = ()
+    shown: Sample | None = None
 
 
 def in_order(reports: Iterable[Sequence[ScoredGroup]]) -> list[ScoredGroup]:

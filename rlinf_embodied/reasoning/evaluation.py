@@ -28,6 +28,7 @@ from rlinf_embodied.reasoning.batch import (
     ScoredGroup,
     in_order,
 )
+from rlinf_embodied.reasoning.generation import generate
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
@@ -71,7 +72,7 @@ class AnswerStage(LanguageStage):
         """Answers the problems of its blocks, sampled if the message says so; reports (GenerationReport, groups)."""
         sampled, made, groups = bool(step_context.message), [], list[ScoredGroup]()
         config, per_block = self._config, self._config.eval.problems_per_block
-        longest = config.generation.max_new_tokens
+        longest, noise = config.generation.max_new_tokens, Noise(config.run.seed, 0, "evaluation")
         sampling = SamplingParams(longest, config.generation.temperature if sampled else 0.0)
         self._shared.enter(self._user)
         try:
@@ -80,10 +81,15 @@ class AnswerStage(LanguageStage):
                 asked = self._problems.batch(first, min(per_block, self._number - first))
                 prompts = tuple(prompt for _, prompt in asked)
                 rows = GenerationBlock(prompts, config.eval.num_samples if sampled else 1)
-                answers = self._generate(rows, sampling, Noise(config.run.seed, 0, "evaluation"))
+                answers = generate(
+                    self._shared.policy, rows, sampling, noise, max_num_seqs=config.generation.max_num_seqs
+                )
                 made.append(self._completions([problem for problem, _ in asked], answers))
-                num_shown = 0 if sampled else max(0, config.eval.num_shown - first)
-                groups += scored(self._verifier, self._reward, longest, block, made[-1], num_shown)[1]
+                _, found = scored(self._verifier, self._reward, longest, block, made[-1])
+                for group, (problem, _), text in zip(found, asked, made[-1].texts, strict=False):
+                    shown = not sampled and first + group.index < config.eval.num_shown
+                    sample = Sample(problem.question, problem.answer, text, group.correct[0])
+                    groups.append(replace(group, shown=sample) if shown else group)
         finally:
             self._shared.leave(self._user)
         return Output(dict.fromkeys(inputs), (generation_report(made, {}), groups))
@@ -142,7 +148,8 @@ def sampled_result(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:
 
     pass@k is the share of problems that one of k answers solves.
     """
-    size, found = len(correct[0]), {"num_samples": len(correct[0])}
+    size = len(correct[0])
+    found: dict[str, float] = {"num_samples": size}
     for k in sorted({k for k in (1, 2, 4, 8, 16, 32, 64) if k < size} | {size}):
         missed = [math.comb(size - sum(row), k) / math.comb(size, k) for row in correct]
         found[f"pass@{k}"] = 1.0 - sum(missed) / len(missed)
@@ -178,7 +185,7 @@ class AnswerEvaluation:
             truncated=sum(report.truncated for report, _ in reports) / number,
             reward=sum(group.reward for group in groups) / number if own_reward else None,
             sampled=sampled,
-            shown=tuple(sample for group in groups for sample in group.shown),
+            shown=tuple(group.shown for group in groups if group.shown is not None),
             spans=tuple(result.spans),
         )
         if self._folder is not None:

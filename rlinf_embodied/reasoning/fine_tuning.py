@@ -95,18 +95,14 @@ class FineTuningStage:
 
     def _drawn(self, block: int) -> Sequences:
         """Returns the examples of a block; whether one shows its steps is keyed by its number."""
-        config, settings = self._config, self._config.warm_start
-        size = settings.num_examples // NUM_BLOCKS
-        numbers = np.arange(block * size, (block + 1) * size)
+        config, policy, size = self._config, self._policy, self._config.warm_start.num_examples // NUM_BLOCKS
         source, template = problem_source(config.data, config.run.seed), PROMPT_TEMPLATES[config.data.prompt_template]
         problems = source.batch(Split.train, _FIRST + block * size, size)
-        with_steps = uniform(config.run.seed, "worked", numbers) < settings.chain_of_thought_share
-        prompts = [tuple(self._policy.encode(template.prompt(problem))) for problem in problems]
-        answers = [
-            template.completion(problem, chain_of_thought=bool(shown))
-            for problem, shown in zip(problems, with_steps, strict=True)
-        ]
-        return Sequences(tuple(prompts), tuple(tuple(self._policy.encode_completion(text)) for text in answers))
+        drawn = uniform(config.run.seed, "worked", np.arange(block * size, (block + 1) * size))
+        with_steps = (drawn < config.warm_start.chain_of_thought_share).tolist()
+        texts = [template.completion(*example) for example in zip(problems, with_steps, strict=True)]
+        prompts = [tuple(policy.encode(template.prompt(problem))) for problem in problems]
+        return Sequences(tuple(prompts), tuple(tuple(policy.encode_completion(text)) for text in texts))
 
     def fit(self, step_context: StepContext, steps: tuple[int, int]) -> float:
         """Makes the steps [first, last) and returns the mean loss per token."""
@@ -127,9 +123,8 @@ class FineTuningStage:
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
-        return [
-            Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in _parts(chosen.lengths())
-        ]
+        parts = _parts(chosen.lengths())
+        return [Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in parts]
 
     def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:
         batch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)

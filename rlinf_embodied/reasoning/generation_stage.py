@@ -65,11 +65,6 @@ class LanguageStage:
         install_weights(self._shared.policy.module, message)
         self._shared.version = message.version
 
-    def _generate(self, block: GenerationBlock, sampling: SamplingParams, noise: Noise) -> Iterator[Group]:
-        """Completes a block; groups come in the order of the prompts."""
-        size = self._config.generation.max_num_seqs
-        return generate(self._shared.policy, block, sampling, noise, max_num_seqs=size)
-
     def _completions(self, problems: Sequence[Problem], groups: Iterator[Group]) -> Completions:
         """Returns the next groups, one for each problem, with their texts."""
         found = tuple(islice(groups, len(problems)))
@@ -126,7 +121,8 @@ class GenerationStage(LanguageStage):
         rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
         sampling = SamplingParams(config.max_new_tokens, config.temperature)
         noise = Noise(self._config.run.seed, step_context.iteration)
-        return dict.fromkeys(sets, self._generate(GenerationBlock(rows, group_size), sampling, noise))
+        block, policy = GenerationBlock(rows, group_size), self._shared.policy
+        return dict.fromkeys(sets, generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs))
 
 
 def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:
@@ -150,10 +146,9 @@ class LogProbStage(LanguageStage):
         """Returns the LogProbs of each block."""
         algorithm, version, made = self._config.algorithm, self._shared.version, {}
         settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
+        if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
+            return Output(dict.fromkeys(inputs, LogProbs(None, version)))
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
-                made[block] = LogProbs(None, version)
-                continue
             with computing(algorithm.precision, self._device):
                 found = all_log_probs(self._shared.policy, Sequences.of(completions.groups), *settings)
             made[block] = LogProbs(found, version)

@@ -23,7 +23,7 @@ from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
-from rlinf_embodied.reasoning.policy_folder import StageConfig, trained_on
+from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import reward_function
 from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
@@ -61,7 +61,8 @@ class ReasoningJob:
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
         self.name = f"math-{source}-{config.algorithm.name}"
         self.eval_every = config.eval.every
-        self.goal, self.check_every = None, 1  # it runs its iterations
+        self.goal: float | None = None  # it runs its iterations
+        self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
@@ -101,11 +102,9 @@ class ReasoningJob:
                     f"algorithm.kl_coef is {config.algorithm.kl_coef}, but the policy that the run started from is no "
                     f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
                 )
-        elif config.policy.folder is None and folder is not None:
-            trained_on(folder)
-        rule = "there is no such folder, with what save_pretrained writes"
-        there = folder is None or folder.is_dir()
-        require(there, "policy.folder", given, rule, "give one with config.json, model.safetensors and tokenizer.json")
+        key = "policy.folder" if config.policy.folder else "warm_start.checkpoint"
+        there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"
+        require(there, key, given, rule, "give one with config.json, model.safetensors and tokenizer.json")
         reward_function(config.reward)
         problem_source(config.data, config.run.seed)
         for split in (Split.train, Split.test):

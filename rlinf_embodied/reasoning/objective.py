@@ -55,11 +55,6 @@ class TrainingRows:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    @property
-    def num_watched(self) -> int:
-        """Rows that are looked at only."""
-        return len(self) - self.num_trained
-
     def select(self, rows: Sequence[int], num_trained: int, num_groups: int) -> TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""
         chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731

@@ -12,14 +12,10 @@ from pathlib import Path
 from typing import cast
 
 from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
-from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.language import LanguagePolicy
 from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
-
-FILE = "evaluation.json"
-_SECTIONS = ("data", "policy", "generation", "reward")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +44,6 @@ def load_policy(
 def save_policy(policy: LanguagePolicy, folder: Path, config: MathConfig) -> None:
     """Writes a policy with the sections that its evaluation needs."""
     policy.save(folder)
-    sections = {name: asdict(getattr(config, name)) for name in _SECTIONS}
+    sections = {name: asdict(getattr(config, name)) for name in ("data", "policy", "generation", "reward")}
     content = {"workflow": "reasoning", **sections, "libraries": library_versions()}
-    (folder / FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def trained_on(folder: Path) -> dict[str, dict[str, object]]:
-    """Returns the sections of what the policy in a folder was trained on.
-
-    Raises:
-        CheckpointError: the folder is missing, foreign, or damaged.
-    """
-    try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        return {name: dict(content[name]) for name in _SECTIONS}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint is {str(folder)!r}, but its {FILE} cannot be used ({error!r}): give a checkpoint folder of "
-            "this workflow, for example <run.dir>/checkpoints/latest"
-        ) from error
+    (folder / "evaluation.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

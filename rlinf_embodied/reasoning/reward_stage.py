@@ -25,7 +25,7 @@ from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES, PromptTemplat
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, named_when_raised
 from rlinf_embodied.reasoning.answers import decide
-from rlinf_embodied.reasoning.batch import Completions, Rewards, Sample, ScoredGroup
+from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.verifier import MathVerifier
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -164,9 +164,9 @@ class RewardStage:
 
 
 def scored(
-    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions, num_shown: int = 0
+    verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions
 ) -> tuple[Rewards, list[ScoredGroup]]:
-    """Returns a block's rewards and groups, the first `num_shown` of these with their texts.
+    """Returns a block's rewards and groups.
 
     Args:
         verifier: says what is right.
@@ -174,7 +174,6 @@ def scored(
         longest: tokens at which a completion was cut off.
         block: its number.
         completions: of the block.
-        num_shown: groups for people to read.
     """
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
@@ -186,14 +185,8 @@ def scored(
         lengths = torch.cat([group.lengths for group in completions.groups]).cpu()
         margin = reward.overlong_tokens  # soft punishment of DAPO, arXiv 2503.14476, eq. 13: linear in them
         rewards = rewards - ((lengths - (longest - margin)).clamp(min=0, max=margin) / margin) * reward.overlong_penalty
-    rewards = rewards.reshape(shape)
-    correct, formatted = verified.correct.reshape(shape).tolist(), verified.formatted.reshape(shape)
-    alike, groups = (~nonzero_variance_groups(raw)).tolist(), []
-    for k, problem in enumerate(completions.problems):
-        rows = zip(completions.texts[k * size :], rewards[k].tolist(), correct[k], strict=False)
-        samples = [Sample(problem.question, problem.answer, text, earned, float(right)) for text, earned, right in rows]
-        sums = float(rewards[k].sum()), int(formatted[k].sum())
-        groups.append(
-            ScoredGroup(block, k, tuple(correct[k]), alike[k], *sums, tuple(samples if k < num_shown else ()))
-        )
-    return Rewards(rewards, raw), groups
+    rewards, correct = rewards.reshape(shape), verified.correct.reshape(shape).tolist()
+    alike, sums = (~nonzero_variance_groups(raw)).tolist(), [float(row.sum()) for row in rewards]
+    formatted = verified.formatted.reshape(shape).sum(1).tolist()
+    rows = zip(map(tuple, correct), alike, sums, formatted, strict=True)
+    return Rewards(rewards, raw), [ScoredGroup(block, k, *row) for k, row in enumerate(rows)]

@@ -16,11 +16,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from rlinf_embodied.config import MathConfig, ReasoningName, Sharding
-from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.reasoning.actor_stage import actor_inputs
-from rlinf_embodied.reasoning.batch import GenerationReport, ScoredGroup, in_order
+from rlinf_embodied.reasoning.batch import GenerationReport, in_order
 from rlinf_embodied.reasoning.graph import reasoning_graph
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext
@@ -34,10 +33,8 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     stages = ("prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
-    rounds = 1 + algorithm.max_resamples  # of all that comes before the actor, until there are enough groups
-    resample = Repeat(
-        "resample", "actor", "reward", DynamicSamplingFilter(algorithm.prompts_per_iteration, rounds), rounds
-    )
+    enough = DynamicSamplingFilter(algorithm.prompts_per_iteration)
+    resample = Repeat("resample", "actor", "reward", enough, 1 + algorithm.max_resamples)
     graph = reasoning_graph(
         stages,
         config.num_blocks,
@@ -59,25 +56,12 @@ class DynamicSamplingFilter:
     The message to the actor is the (round, block, group) triples to train on: the first ones with nonzero variance.
     """
 
-    wanted: int  # groups that an iteration trains on
-    max_rounds: int  # after which it continues with fewer
+    wanted: int  # groups that an iteration trains on; with fewer it continues after the last round
 
     def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether enough groups have nonzero variance, and which to train on.
-
-        Raises:
-            DataError: the last round is over, and not a single group differs.
-        """
+        """Returns whether enough groups have nonzero variance, and which to train on."""
         found = [(number, group) for number, reports in enumerate(rounds) for group in in_order(of_type(reports, list))]
         kept = tuple((number, group.block, group.index) for number, group in found if not group.zero_variance)
-        if not kept and len(rounds) >= self.max_rounds:
-            right = sum(group.correct[0] for _, group in found)
-            raise DataError(
-                "dynamic sampling gives up after "
-                f"{len(rounds)} rounds (algorithm.max_resamples={self.max_rounds - 1}): "
-                f"of {len(found)} groups {right} are all right and {len(found) - right} all wrong: choose problems "
-                "that are sometimes solved (data.level), a larger algorithm.group_size, or another warm start"
-            )
         return RepeatDecision(len(kept) >= self.wanted, kept[: self.wanted])
 
 
@@ -96,20 +80,9 @@ def run_iteration(
         return replace(context, iteration=context.iteration + 1, message=used)
 
     result = executor.run(StepContext(iteration, message=start), Follow(following, end))
-    metrics = rollout_metrics(result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list)))
-    metrics["rollout/rounds"] = float(num_rounds(result))
-    if executor.plan.staleness:
-        metrics["rollout/staleness"] = float(result.staleness)
-    if "critic" in executor.workflow.stages:
-        metrics |= result.all_of("critic", dict)[0]
-    metrics |= next(report for report in reversed(result.all_of("actor", dict)) if report)
-    return result, metrics
-
-
-def rollout_metrics(generated: Sequence[GenerationReport], groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Returns means over the completions of an iteration; `groups` come in an order that no plan changes."""
+    generated, groups = result.all_of("generation", GenerationReport), in_order(result.all_of("reward", list))
     completions = sum(report.completions for report in generated)
-    return {
+    metrics = {
         "rollout/accuracy": sum(sum(group.correct) for group in groups) / completions,
         "rollout/reward": sum(group.reward for group in groups) / completions,
         "rollout/formatted": sum(group.formatted for group in groups) / completions,
@@ -119,4 +92,11 @@ def rollout_metrics(generated: Sequence[GenerationReport], groups: Sequence[Scor
         "rollout/truncated": sum(report.truncated for report in generated) / completions,
         "rollout/tokens": float(sum(report.tokens for report in generated)),
         "rollout/completions": float(completions),
+        "rollout/rounds": float(num_rounds(result)),
     }
+    if executor.plan.staleness:
+        metrics["rollout/staleness"] = float(result.staleness)
+    if "critic" in executor.workflow.stages:
+        metrics |= result.all_of("critic", dict)[0]
+    metrics |= next(report for report in reversed(result.all_of("actor", dict)) if report)
+    return result, metrics

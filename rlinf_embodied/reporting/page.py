@@ -10,20 +10,15 @@ from rlinf_embodied.reporting.sections import measured, missing, table
 from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; color: #1c2126; 
-  max-width: 980px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; }
-h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; } a { color: #1f5f8b; }
-table { border-collapse: collapse; font-size: 13px; margin: 6px 0; } .wide { overflow-x: auto; }
+body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
+h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; } h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; }
+table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
-td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; } th { color: #4b565f; }
+td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
-svg { max-width: 100%; height: auto; display: block; }
-.missing { color: #8a5a00; background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
-.state { font-weight: 600; }
-.grid-of-charts { display: flex; flex-wrap: wrap; gap: 14px; } figure { margin: 0; }
-figcaption { font-size: 12px; color: #4b565f; } summary { cursor: pointer; color: #1f5f8b; margin: 6px 0; }
+svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } figcaption { font-size: 12px; }
+.missing { background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
+.films { display: flex; flex-wrap: wrap; gap: 14px; }
 """
 
 
@@ -35,13 +30,13 @@ def page(runs: Sequence[Run], video_bytes: int) -> str:
         video_bytes: that all videos of the page may take.
     """
     several = len(runs) > 1
-    title = f"{len(runs)} runs compared" if several else runs[0].name
+    title = f"{len(runs)} runs compared" if several else runs[0].folder.name
     parts = [f"<h1>{escape(title)}</h1>"]
     if several:
-        links = "".join(f'<a href="#run-{k}">{escape(run.name)}</a>' for k, run in enumerate(runs))
+        links = "".join(f'<a href="#run-{k}">{escape(run.folder.name)}</a>' for k, run in enumerate(runs))
         parts += [f"<nav>{links}</nav>", comparison(runs)]
     for k, run in enumerate(runs):
-        head = f'<h2 id="run-{k}">{escape(run.name)}</h2>' if several else ""
+        head = f'<h2 id="run-{k}">{escape(run.folder.name)}</h2>' if several else ""
         parts.append(head + _run(run, video_bytes // len(runs)))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     head += f"<style>{_STYLE}</style>"
@@ -57,7 +52,7 @@ def comparison(runs: Sequence[Run]) -> str:
         per_iteration = run.summary.get("measured_s_per_iteration")
         speed = f"{per_iteration:.2f}" if per_iteration else "-"
         state = "finished" if run.finished else "unfinished"
-        rows.append([run.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
+        rows.append([run.folder.name, state, str(run.num_iterations), *cells, str(run.plan.get("name", "-")), speed])
     judged = [head for name in names for head in (f"{name} before", "after")]
     outcomes = table(["run", "state", "iterations", *judged, "plan", "s/iteration"], rows)
     units = sorted({run.unit for run in runs if run.metrics})
@@ -72,7 +67,7 @@ def _differences(runs: Sequence[Run]) -> str:
     shared = [key for key in configs[0] if key != "run.dir" and all(key in config for config in configs)]
     rows = [[key, *(config[key] for config in configs)] for key in shared]
     rows = [row for row in rows if len(set(row[1:])) > 1]
-    return table(["key", *(run.name for run in runs)], rows) if rows else "<p>None.</p>"
+    return table(["key", *(run.folder.name for run in runs)], rows) if rows else "<p>None.</p>"
 
 
 def _run(run: Run, video_bytes: int) -> str:
@@ -82,7 +77,6 @@ def _run(run: Run, video_bytes: int) -> str:
             "Configuration": sections.settings(run),
             "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
-            "Seconds per stage": sections.seconds(run),
             "Videos": sections.videos(run, video_bytes),
             "Evaluations": sections.evaluations(run),
             "Versions and hardware": sections.versions(run),

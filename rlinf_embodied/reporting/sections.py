@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.telemetry.metrics import moving_mean, percent
-from rlinf_embodied.telemetry.plots import COLOURS, Line, gantt, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.plots import COLOURS, line_chart, rate_lines, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
-from rlinf_embodied.telemetry.trace import Span
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +75,7 @@ def outcome(run: Run) -> str:
     number = run.num_iterations
     kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
     state = f"Finished after {number} iterations.{kept}" if run.finished else f"Not finished: {number} iterations."
-    text = f'<p class="state">{state}</p>'
+    text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     if not run.before and not run.rates:
         return text + missing("no evaluation has been written, and no iteration was finished")
@@ -105,12 +103,10 @@ def settings(run: Run) -> str:
 
 
 def plan(run: Run) -> str:
-    """The plan, one measured iteration of it, and what stages and iterations were predicted to take and took."""
+    """The plan, and what its stages and iterations were predicted to take and took."""
     if not run.plan:
         return missing("plan.json: no plan was chosen yet")
     text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {run.plan.get('num_devices')} devices.</p>"
-    spans = measured_iteration(run)
-    text += _drawn(gantt("a measured iteration", spans), "what ran when") if spans else missing("trace.json")
     rows = []
     for period in run.plan_report.get("periods", []):
         first, number = period["first_iteration"] + 1, period["num_iterations"]
@@ -124,65 +120,21 @@ def plan(run: Run) -> str:
     return text + table(["iterations", "stage", "predicted s", "measured s (median)", "error"], rows)
 
 
-def measured_iteration(run: Run) -> list[Span]:
-    """Returns what ran in the traced iteration of median length, the first one left out; [] without a trace."""
-    traced: dict[int, list[Span]] = {}
-    for span in run.spans:
-        if isinstance(number := span.args.get("iteration"), int):
-            traced.setdefault(number, []).append(span)
-    numbers = sorted(traced)[1:] or sorted(traced)
-    length_s = lambda number: max(s.end_s for s in traced[number]) - min(s.start_s for s in traced[number])  # noqa: E731
-    return traced[sorted(numbers, key=length_s)[len(numbers) // 2]] if numbers else []
-
-
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
-    charts = []
+    charts = ""
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        lines = [line for k, run in enumerate(runs) for line in rate_lines(run, name, *_style(runs, k))]
+        labels = [run.folder.name if len(runs) > 1 else "" for run in runs]
+        lines = [
+            line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
+        ]
         label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
-        charts.append(_drawn(line_chart(lines, runs[0].unit, label, bounds), name))
+        charts += _drawn(line_chart(lines, runs[0].unit, label, bounds), name)
     note = (
         "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
         "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
     )
-    shown = "".join(charts)
-    return (note + shown if shown else missing("no success or accuracy was written")) + _small_charts(runs)
-
-
-def _style(runs: Sequence[Run], number: int) -> tuple[str, str]:
-    """Returns colour and label of a run's lines."""
-    return COLOURS[number % len(COLOURS)], runs[number].name if len(runs) > 1 else ""
-
-
-def _small_charts(runs: Sequence[Run]) -> str:
-    """Returns the other metrics, each small, as a mean over five iterations, unfolded by a click."""
-    judged = {name for run in runs for name in run.rates}
-    groups = ("rollout/", "losses/", "sft/", "check/", "charts/")
-    names = dict.fromkeys(name for run in runs for name in run.names if name.startswith(groups))
-    charts = []
-    for name in (name for name in names if name.partition("/")[2] not in judged):
-        lines = []
-        for k, run in enumerate(runs):
-            xs, ys = [x for x, _ in run.column(name)], moving_mean([y for _, y in run.column(name)])
-            colour, label = _style(runs, k)
-            lines.append(Line(label, list(zip(xs, ys, strict=True)), colour))
-        charts.append(_drawn(line_chart(lines, name, size=(3.6, 1.9)), name))
-    inside = f'<div class="grid-of-charts">{"".join(charts)}</div>'
-    title = f"{len(charts)} more metrics, means of five iterations"
-    return f"<details><summary>{title}</summary>{inside}</details>" if charts else ""
-
-
-def seconds(run: Run) -> str:
-    """Seconds of each stage, iteration by iteration and their medians."""
-    stages = [name for name in run.names if name.startswith("time/") and name != "time/total_s"]
-    if not stages:
-        return missing("no iteration was finished")
-    label = lambda name: name.removeprefix("time/").removesuffix("_s")  # noqa: E731
-    lines = [Line(label(name), run.column(name), COLOURS[k % len(COLOURS)]) for k, name in enumerate(stages)]
-    chart = _drawn(line_chart(lines, run.unit, "seconds per iteration", size=(7.6, 2.6)), "seconds per iteration")
-    medians = [[label(name), f"{statistics.median(y for _, y in run.column(name)):.3g}"] for name in stages]
-    return chart + table(["stage (its busiest worker)", "median s"], medians)
+    return note + charts if charts else missing("no success or accuracy was written")
 
 
 def videos(run: Run, budget_bytes: int) -> str:
@@ -204,7 +156,7 @@ def videos(run: Run, budget_bytes: int) -> str:
         title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
         shown.append(f"<figure>{video}<figcaption>{title}</figcaption></figure>")
     rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
-    return f'<div class="grid-of-charts">{"".join(shown)}</div>{rest}'
+    return f'<div class="films">{"".join(shown)}</div>{rest}'
 
 
 def evaluations(run: Run) -> str:

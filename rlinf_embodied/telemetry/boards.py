@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -48,11 +49,10 @@ class Wandb:
 
     def __init__(self, folder: Path, config: Mapping[str, object]) -> None:
         """Starts the run, or continues that of WANDB_RUN_ID; `config` is what it shows as the configuration."""
-        import wandb
-
         name = os.environ.get("WANDB_NAME", folder.name)
         project = os.environ.get("WANDB_PROJECT", "rlinf_embodied")
-        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+        library = importlib.import_module("wandb")
+        self._run = library.init(project=project, name=name, dir=str(folder), config=dict(config))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)

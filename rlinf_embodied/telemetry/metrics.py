@@ -99,7 +99,7 @@ class MetricsWriter:
         self._begun = True
         if self._path.exists():
             earlier = self._path.read_text(encoding="utf-8").split("\n")
-            kept = [line for line in earlier if _iteration_of(line) < iteration]
+            kept = [line for line in earlier if (row := _row(line)) is not None and row["iteration"] < iteration]
             fresh = self._path.with_name(f".{self._path.stem}.partial")
             with writing(self._path):
                 fresh.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
@@ -110,25 +110,21 @@ class MetricsWriter:
             board.close()
 
 
-def _iteration_of(line: str) -> float:
-    """Returns the iteration of a row; infinity for a line that a killed run left half written."""
+def _row(line: str) -> dict[str, float] | None:
+    """Returns the row in a line; None for one that a process has left half written."""
     try:
-        return json.loads(line)["iteration"]
+        row = json.loads(line)
+        return row | {"iteration": int(row["iteration"])}
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return None
 
 
 # ----------------------------------------------------------------------------------------------------------- read back
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Returns the objects of metrics.jsonl up to the first that is damaged: a running process may be writing one."""
-    path, rows = folder / "metrics.jsonl", list[dict[str, float]]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            rows.append(row | {"iteration": int(row["iteration"])})
-        except (ValueError, KeyError, TypeError):
-            break
-    return rows
+    """Returns the whole rows of metrics.jsonl: a running process may be writing one."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [row for line in lines if (row := _row(line)) is not None]
 
 
 def moving_mean(values: list[float], width: int = 5) -> list[float]:

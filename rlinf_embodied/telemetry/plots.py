@@ -73,30 +73,23 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
         colour: of line and marks.
         label: of the run, if several are drawn.
     """
-    prefix, factor = f"{label}, " if label else "", 100.0 if name in SHARES else 1.0
+    prefix, factor, raw = f"{label}, " if label else "", 1.0, run.column(f"rollout/{name}")
+    points = list(zip([x for x, _ in raw], moving_mean([y for _, y in raw]), strict=True))
+    bounds: list[tuple[float, float]] = []
     if name in SHARES:
-        points = [(step, share) for step, share, _ in pooled(run, name)]
-        bounds = [wilson(round(share * n), round(n)) for _, share, n in pooled(run, name)]
-    else:
-        raw = run.column(f"rollout/{name}")
-        points = [(x, y) for (x, _), y in zip(raw, moving_mean([y for _, y in raw]), strict=True)]
-        bounds = []
-    tried = run.config.get("eval", {}).get("num_episodes") or run.config.get("eval", {}).get("num_problems")
-    held_out = [(x, y, _interval(y, tried, name)) for x, y in run.column(f"eval/{name}")]
-    if f"{name}_interval" in run.before:
-        held_out = [(0.0, run.before[name], run.before[f"{name}_interval"]), *held_out]
-    if f"{name}_interval" in run.after and run.num_iterations:
-        end = points[-1][0] if points else 0.0
-        held_out.append((end, run.after[name], run.after[f"{name}_interval"]))
+        factor, found = 100.0, pooled(run, name)
+        points = [(step, share) for step, share, _ in found]
+        bounds = [wilson(round(share * number), round(number)) for _, share, number in found]
+    held_out = [(x, y, (y, y)) for x, y in run.column(f"eval/{name}")]
+    end = float(run.metrics[-1]["global_step"] or 0) if run.metrics else 0.0
+    for step, result in ((0.0, run.before), (end, run.after if run.num_iterations else {})):
+        if f"{name}_interval" in result:
+            held_out.append((step, result[name], result[f"{name}_interval"]))
+    held_out.sort(key=lambda mark: mark[0])
     scaled = lambda pairs: [(factor * low, factor * high) for low, high in pairs]  # noqa: E731
     sampled = Line(f"{prefix}{name}, sampled", [(x, factor * y) for x, y in points], colour, scaled(bounds))
-    marks = [(x, factor * y) for x, y, _ in held_out]
-    whiskers = scaled(interval for _, _, interval in held_out)
+    marks, whiskers = [(x, factor * y) for x, y, _ in held_out], scaled(interval for _, _, interval in held_out)
     return [sampled, Line(f"{prefix}{name}, held-out", marks, colour, whiskers, marks=True)]
-
-
-def _interval(share: float, tried: int | None, name: str) -> tuple[float, float]:
-    return wilson(round(share * tried), tried) if tried and name in SHARES else (share, share)
 
 
 def plot_curve(folder: Path) -> Path:

@@ -51,11 +51,7 @@ class RunFolder:
     """Paths and small files of one run."""
 
     def __init__(self, path: Path, locked: bool = False) -> None:
-        """Makes the folder.
-
-        Args:
-            path: of the folder.
-            locked: whether to lock it against other processes, until `unlock` or the end of this one.
+        """Makes the folder; `locked` against other processes until `unlock` or the end of this one.
 
         Raises:
             ConfigError: it cannot be written, or another process has it locked.
@@ -80,7 +76,6 @@ class RunFolder:
             ) from error
 
     def unlock(self) -> None:
-        """Lets others have the folder."""
         if self._lock is not None:
             self._lock.close()
 
@@ -98,15 +93,12 @@ class RunFolder:
         return target
 
     def write_json(self, name: str, content: object) -> Path:
-        """Writes JSON, indented."""
         return self.write_text(name, json.dumps(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Returns what a JSON file of the run holds."""
         return json.loads((self.path / name).read_text(encoding="utf-8"))
 
     def append_json(self, name: str, content: object) -> None:
-        """Adds a line of JSON."""
         with writing(self.path / name), (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(content) + "\n")
 
@@ -122,14 +114,5 @@ class RunFolder:
             "machine": platform.machine(),
             "system": platform.platform(),
         }
-        self.write_json(
-            "manifest.json",
-            {
-                "versions": library_versions(),
-                "seed": seed,
-                "git_revision": git_revision(),
-                "hardware": hardware,
-                "command": sys.argv,
-                "pinned": portable.describe(),
-            },
-        )
+        facts = {"versions": library_versions(), "seed": seed, "git_revision": git_revision(), "hardware": hardware}
+        self.write_json("manifest.json", facts | {"command": sys.argv, "pinned": portable.describe()})

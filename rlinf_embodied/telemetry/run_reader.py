@@ -13,7 +13,6 @@ import yaml
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.metrics import read_metrics
-from rlinf_embodied.telemetry.trace import Span
 
 SHARES = {  # metrics in per cent, and the metric that counts their trials
     "success_once": "rollout/episodes",
@@ -21,7 +20,7 @@ SHARES = {  # metrics in per cent, and the metric that counts their trials
     "accuracy": "rollout/completions",
 }
 UNITS = {"charts/SPS": "env steps", "charts/tokens_per_s": "tokens", "charts/chunks_per_s": "chunks"}
-_FILES = ("config.yaml", "manifest.json", "plan.json", "plan_report.json", "summary.json", "trace.json")
+_FILES = ("config.yaml", "manifest.json", "plan.json", "plan_report.json", "summary.json")
 _POOLED = 5  # iterations whose episodes are counted together
 
 
@@ -37,15 +36,9 @@ class Run:
     plan_report: Mapping[str, Any]
     summary: Mapping[str, Any]
     metrics: Sequence[Mapping[str, float | None]]  # one per iteration
-    spans: Sequence[Span]
     before: Mapping[str, Any]
     after: Mapping[str, Any]
-    missing: tuple[str, ...]  # files, as ("trace.json", "plan.json (Expecting value: line 1)")
-
-    @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.name
+    missing: tuple[str, ...]  # files, as ("summary.json", "plan.json (Expecting value: line 1)")
 
     @property
     def num_iterations(self) -> int:
@@ -59,7 +52,6 @@ class Run:
 
     @property
     def names(self) -> list[str]:
-        """All metrics."""
         return list(dict.fromkeys(name for row in self.metrics for name in row))
 
     @property
@@ -90,24 +82,13 @@ def read_run(folder: Path) -> Run:
         what = "holds neither config.yaml nor metrics.jsonl" if folder.is_dir() else "is not there"
         raise ConfigError(f"run.dir is {str(folder)!r}, but it {what}: give the run.dir of a training run")
     missing: list[str] = []
-    config, manifest, plan, plan_report, summary, trace = (_read(folder / name, missing) for name in _FILES)
+    config, manifest, plan, plan_report, summary = (_read(folder / name, missing) for name in _FILES)
     metrics = read_metrics(folder)
     trained = max((int(row["iteration"]) for row in metrics), default=0)
     is_over = bool(summary) and trained <= int(summary.get("iterations", 0))  # a resumed run has an older summary
-    return Run(
-        folder=folder.resolve(),
-        finished=is_over,
-        config=config,
-        manifest=manifest,
-        plan=plan,
-        plan_report=plan_report,
-        summary=summary if is_over else {},
-        metrics=metrics,
-        spans=_spans(trace),
-        before=summary.get("before") or _saved_before(folder),
-        after=summary.get("after") or {} if is_over else {},
-        missing=tuple(missing),
-    )
+    files = (config, manifest, plan, plan_report, summary if is_over else {})
+    before, after = summary.get("before", {}), summary.get("after", {}) if is_over else {}
+    return Run(folder.resolve(), is_over, *files, metrics, before, after, tuple(missing))
 
 
 def pooled(run: Run, name: str) -> list[tuple[float, float, float]]:
@@ -142,22 +123,3 @@ def _read(path: Path, missing: list[str]) -> dict[str, Any]:
         missing.append(f"{path.name} ({error})")
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _spans(trace: Mapping[str, Any]) -> list[Span]:
-    events = trace.get("traceEvents", [])
-    named = {e["pid"]: str(e["args"]["name"]) for e in events if e.get("name") == "process_name"}
-    devices = {pid: name.partition("(")[2].removesuffix(")") for pid, name in named.items()}
-    spans = []
-    for e in events:
-        if e.get("ph") == "X":
-            start, end = e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6
-            spans.append(Span(e["name"], e["cat"], e["pid"], devices.get(e["pid"], "-"), start, end, e.get("args", {})))
-    return spans
-
-
-def _saved_before(folder: Path) -> dict[str, Any]:
-    """Returns the evaluation before training that the newest checkpoint keeps."""
-    states = sorted(folder.glob("checkpoints/step_*/state.json"))
-    progress = _read(states[-1], []).get("progress", {}) if states else {}
-    return progress.get("before") or {}

@@ -29,7 +29,6 @@ class Span:
 
     @property
     def duration_s(self) -> float:
-        """Seconds it took."""
         return self.end_s - self.start_s
 
 
@@ -94,27 +93,23 @@ class StartupClock:
 
     def __init__(self, started: float, first_work: str) -> None:
         """Takes the moment of the command, seconds since the epoch, and how names of the spans of work end."""
-        self._first_work = first_work
-        self._started = self._last = started
+        self._first_work, self._started, self._last = first_work, started, started
         self.phases: dict[str, float] = {}  # seconds by name, in order
         self.total_s: float | None = None  # until the first piece of work
 
-    def mark(self, phase: str) -> None:
+    def mark(self, phase: str, now: float | None = None) -> None:
         """Ends a phase: it took the time since the last one ended."""
         if self.total_s is None:
-            now = time.time()
+            now = now or time.time()
             self.phases[phase], self._last = now - self._last, now
 
     def first(self, spans: Sequence[Span]) -> bool:
-        """Ends the start-up at the first work among `spans`; returns whether that was it.
-
-        What passed since the last mark is the phase "before work": of an env, episodes are reset and images rendered.
-        """
+        """Ends the start-up at the first work among `spans`; returns whether that was it."""
         steps = [span.start_s for span in spans if span.name.endswith(self._first_work)]
         if self.total_s is not None or not steps:
             return False
+        self.mark("before work", min(steps))  # of an env: episodes are reset and images rendered
         self.total_s = min(steps) - self._started
-        self.phases["before work"] = min(steps) - self._last
         return True
 
     def __str__(self) -> str:

@@ -91,11 +91,7 @@ class Job(Protocol):
         ...
 
     def require_staleness(self, staleness: int) -> None:
-        """Checks that it may train on data from weights that are this number of versions behind.
-
-        Raises:
-            ConfigError: nothing corrects for them.
-        """
+        """Raises a ConfigError if nothing corrects for data from weights this number of versions behind."""
         ...
 
     def launch_notes(self) -> list[str]:
@@ -103,11 +99,7 @@ class Job(Protocol):
         ...
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """Checks that training can go on from a checkpoint, or else the policy that a new run starts from.
-
-        Raises:
-            CheckpointError: it is missing, damaged or foreign.
-        """
+        """Raises a CheckpointError if a run cannot resume from a checkpoint, or a new run (None) from its policy."""
         ...
 
     def workflow(self, policy_folder: str) -> Workflow:
@@ -131,11 +123,7 @@ class Job(Protocol):
         """All stages that train weights, `learner` the first of them."""
         ...
 
-    @property
-    def goal(self) -> float | None:
-        """The score at which training ends; None: it runs its iterations."""
-        ...
-
+    goal: float | None  # the score at which training ends; None: it runs its iterations
     check_every: int  # iterations between checks of the goal
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluating | None:

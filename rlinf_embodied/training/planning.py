@@ -17,7 +17,8 @@ from typing import Any
 
 from rlinf_embodied.cache import require_writable
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import ConfigError, PlanError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import PlanError
 from rlinf_embodied.execution.profiler import (
     ShowProgress,
     cached_path,
@@ -52,14 +53,9 @@ def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
 def measured_profile(
     job: Job, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
 ) -> tuple[Profile, Path]:
-    """Measures the stages of a job and caches the profile; returns it and where it lies.
+    """Measures the stages of a job's workflow and caches the profile; returns it and where it lies.
 
-    Args:
-        job: whose stages are measured.
-        cluster: what it runs on.
-        workflow: its graph; the stages are built and forgotten.
-        session: without stages of use: its workers are left without any.
-        progress: called with (what, done, total, remark).
+    The session's workers are left without stages.
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -115,26 +111,23 @@ class Planning:
             ConfigError: plan.profile cannot be read, or lacks a stage; the plan has another staleness than the run.
             PlanError: the plan does not fit the cluster.
         """
-        self._staleness = staleness
-        self._job, self._cluster, self._workflow = job, cluster, workflow
+        self._job, self._cluster, self._workflow, self._staleness = job, cluster, workflow, staleness
         self._config = config = job.config
         self._forced: Plan | None = None
-        job.require_staleness(config.plan.max_staleness)
-        if not config.plan.is_auto:
-            self._forced = self._resolved(cluster)
-            job.require_staleness(self._forced.staleness)
-            if staleness not in (None, self._forced.staleness):
-                raise ConfigError(
-                    f"plan is {config.plan.name!r} with a staleness of {self._forced.staleness}, but the run that is "
-                    f"resumed has {staleness}, which decides what it learns from: use a plan with staleness "
-                    f"{staleness}, or begin a new run in another run.dir"
-                )
         self._pricer: Pricer | None = None
-        if config.plan.profile is not None:
-            self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
         self._ranked: list[Ranked] = []
         self._watch: DriftWatch | None = None
         self.periods: list[Period] = []
+        job.require_staleness(config.plan.max_staleness)
+        if not config.plan.is_auto:
+            self._forced = self._resolved(cluster)
+            ahead = self._forced.staleness
+            job.require_staleness(ahead)
+            rule = f"its staleness is {ahead}, and the run that is resumed has {staleness}, by which it learns"
+            action = f"use a plan with staleness {staleness}, or begin a new run in another run.dir"
+            require(staleness in (None, ahead), "plan", config.plan.name, rule, action)
+        if config.plan.profile is not None:
+            self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
 
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
@@ -149,14 +142,9 @@ class Planning:
     def choose(
         self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
     ) -> tuple[Plan, str]:
-        """Returns the plan to run and a text that says why; writes plan.json, and profile.json where there is one.
+        """Returns the plan from an iteration on, and why; writes plan.json, and profile.json if there is one.
 
-        Args:
-            workflow: the one that will run; its stages are built and forgotten if they have to be measured.
-            session: without stages; its workers are left without any.
-            folder: of the run.
-            progress: called with (what, done, total, remark).
-            iteration: the first one to come.
+        The workflow is the one that will run; its stages are built and forgotten if they have to be measured.
 
         Raises:
             ConfigError: plan.profile cannot be read, or lacks a stage.
@@ -228,8 +216,7 @@ class Planning:
         plan = self._forced or replace(self._collocated(), staleness=ahead)
         if self._pricer is not None:
             self._price(self._pricer.profile, self._pricer.workflow)
-            if self._forced is None:
-                plan = _named(self._rank(ahead, ahead).best)
+            plan = self._forced or _named(self._rank(ahead, ahead).best)
         self._begin(plan, iteration)
         return plan
 
@@ -312,7 +299,6 @@ class Planning:
     # ------------------------------------------------------------------------------------------------------- report
     @property
     def plan(self) -> Plan:
-        """The plan that runs."""
         return self.periods[-1].plan
 
     @property

@@ -45,15 +45,10 @@ class Recovery:
         record: Callable[[Mapping[str, object]], None] = lambda restart: None,
         regroup: Callable[[], None] = lambda: None,
     ) -> None:
-        """Starts without faults.
+        """Takes the session whose workers are replaced, how often, and what prints for a person.
 
-        Args:
-            session: whose workers are replaced.
-            config: how many faults are recovered from.
-            note: prints for a person.
-            restore: brings all stages back into the state between two iterations.
-            record: keeps account of a restart.
-            regroup: makes another plan after a node was lost.
+        `restore` brings all stages back into the state between two iterations, `record` keeps account of a restart,
+        and `regroup` makes another plan after a node was lost.
         """
         self._session, self._config, self._note, self._restore = session, config, note, restore
         self._record, self._regroup = record, regroup
@@ -91,9 +86,7 @@ class Recovery:
     def _close(self, restart: Restart) -> None:
         restart.recovery_s = time.time() - restart.at
         self._record(asdict(restart))
-        self._note(
-            f"{restart.work}: {restart.lost_s:.1f} s of work lost, replaced and restored in {restart.recovery_s:.1f} s"
-        )
+        self._note(f"{restart.work}: {restart.lost_s:.1f} s of work lost, restored in {restart.recovery_s:.1f} s")
 
     def _admit(self, what: str, error: WorkerError | HangError) -> None:
         """Raises an error that is not to be recovered from."""
@@ -104,13 +97,9 @@ class Recovery:
             if message == self._last:  # it is no accident
                 raise error
             self._last = message
-        now = time.monotonic()
-        self._times = [t for t in self._times if now - t < self._config.window_s]
+        now, window_s = time.monotonic(), self._config.window_s
+        self._times = [t for t in self._times if now - t < window_s]
         if len(self._times) >= self._config.max_restarts:
-            if self._times:
-                error.add_note(
-                    f"{len(self._times)} faults within {self._config.window_s:g} s (recovery.window_s): "
-                    "recovery.max_restarts allows no more"
-                )
+            error.add_note(f"recovery.max_restarts={self._config.max_restarts} faults in {window_s:g} s are allowed")
             raise error
         self._times.append(now)

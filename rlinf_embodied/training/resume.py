@@ -22,7 +22,6 @@ from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
 _SHOWN = 4  # differences in an error
-_START = "warm_start.checkpoint"  # the key that begins a run with another one's policy
 _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built from
 _Value = TypeVar("_Value")
 
@@ -33,20 +32,6 @@ class Resumption:
 
     path: Path
     note: str  # says which one
-
-
-def require_unused(config: TrainingConfig) -> None:
-    """Checks that resume=never meets a folder that no run has used.
-
-    Raises:
-        ConfigError: one has.
-    """
-    names = ("metrics.jsonl", "checkpoints") if config.resume == "never" and config.run.dir is not None else ()
-    if any((Path(config.run.dir or "") / name).exists() for name in names):
-        raise ConfigError(
-            f"run.dir is {config.run.dir!r}, but it holds another run and resume=never: "
-            "use another run.dir, or resume=auto to go on"
-        )
 
 
 def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
@@ -68,7 +53,7 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
 
 def _found(config: TrainingConfig) -> Path | None:
     """Returns the newest checkpoint of a run; one that is no whole checkpoint where there are only such."""
-    if config.resume in ("auto", "never"):
+    if config.resume == "auto":
         root = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
         return None if root is None else find_latest(root) or max(root.glob("step_*"), default=None)
     named = Path(config.resume)
@@ -105,8 +90,8 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        "go on with its own values, or begin a new run in another run.dir (resume=never sees to it that it is a new "
-        f"one; {_START}={checkpoint} begins with what this one has learned)"
+        f"go on with its own values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
+        "with what this one has learned)"
     )
 
 
@@ -119,8 +104,7 @@ def _differences(before: dict[str, object], here: dict[str, object]) -> Iterator
         if key.startswith(FREE_ON_RESUME) and key not in KEPT_ON_RESUME:
             continue
         old, new = before.get(key, _ABSENT), here.get(key, _ABSENT)
-        texts = isinstance(old, str) and isinstance(new, str)
-        same = _resolved(old) == _resolved(new) if texts else old == new
+        same = old == new or (isinstance(old, str) and isinstance(new, str) and _resolved(old) == _resolved(new))
         if not same and (old != _ABSENT or ".options." in key):
             yield key, old, new
 

@@ -89,7 +89,6 @@ class Running:
 
     @property
     def is_reached(self) -> bool:
-        """Whether a check found that the run's goal is reached."""
         goal, reached = self.job.goal, self.progress.reached
         return goal is not None and reached is not None and reached >= goal
 

@@ -38,7 +38,7 @@ from rlinf_embodied.training.account import Account
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.recovery import Recovery
-from rlinf_embodied.training.resume import checkpoint_to_resume, outliving, require_unused, saved_progress
+from rlinf_embodied.training.resume import checkpoint_to_resume, outliving, saved_progress
 from rlinf_embodied.training.running import Running
 
 # what a stage does in addition to its calls; plans price it separately
@@ -59,9 +59,8 @@ class Trainer:
             sessions: makes the session that it runs in, where that is not the config's.
 
         Raises:
-            ConfigError: the run folder cannot be written, is another run's at this moment, is in use and resume=never,
-                or holds a run of other settings; run.exact=portable in a process that is not pinned; wandb is not
-                installed, but run.wandb=true.
+            ConfigError: the run folder cannot be written, is another run's at this moment, or holds a run of other
+                settings; run.exact=portable in a process that is not pinned; run.wandb=true without wandb.
             PlanError: the plan does not fit the cluster.
             CheckpointError: the checkpoint to resume from, or to start from, is missing, damaged or foreign.
         """
@@ -69,7 +68,6 @@ class Trainer:
         require_boards(self._config.run)
         self._account = Account(job, started or time.time())
         path = Path(self._config.run.dir or f"runs/{job.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        require_unused(self._config)
         cache_root(job.cache_dir)  # asks where home is
         folder = RunFolder(path, locked=True) if path.is_dir() else None  # while its checkpoints are looked at, too
         try:
@@ -91,7 +89,6 @@ class Trainer:
 
     @property
     def folder(self) -> Path:
-        """The run folder."""
         return self._folder.path
 
     # -------------------------------------------------------------------------------------------------------- run

@@ -59,15 +59,10 @@ def make_policy(
     cluster: Cluster,
     train: Callable[[Executor], None] = lambda executor: None,
 ) -> None:
-    """Fills a folder on this machine with the policy of a stage; the session's workers are left without stages.
+    """Fills a folder on this machine with the policy that a stage trains on all devices that its blocks suffice for.
 
-    Args:
-        folder: which the stage's `save_policy(step_context, folder)` writes, in its first worker.
-        workflow: of the stage; it runs on all devices that its blocks suffice for.
-        stage: its name.
-        session: where the work runs.
-        cluster: its devices.
-        train: calls the stage until the policy is what it is to be.
+    `train` calls the stage until the policy is what it is to be; then its `save_policy(step_context, folder)` writes in
+    its first worker.  The session's workers are left without stages.
     """
     executor = Executor.on_all_devices(workflow, session, cluster)
     train(executor)

@@ -66,5 +66,5 @@ def test_a_restored_buffer_goes_on_as_the_saved_one(size) -> None:
     ids=["too many", "of unlike lengths", "without a cursor"],
 )
 def test_a_state_of_another_run_is_refused(state) -> None:
-    with pytest.raises(CheckpointError, match=r"has \[.*\] transitions and room for 5: .*resume=never"):
+    with pytest.raises(CheckpointError, match=r"has \[.*\] transitions and room for 5: .*another run.dir"):
         ReplayBuffer(5).import_state(state)

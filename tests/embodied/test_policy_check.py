@@ -83,7 +83,7 @@ def test_a_right_one_passes() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("Rigth", "has no Rigth"),
+        ("Rigth", "has no attribute 'Rigth'"),
         (
             "OnlyPromises",
             r"OnlyPromises has no encode, act, evaluate, value, .*, save, from_folder: write what is missing",

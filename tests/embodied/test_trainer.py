@@ -17,7 +17,7 @@ from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied import job as job_module
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult
-from rlinf_embodied.errors import CheckpointError, ConfigError, SimulatorError
+from rlinf_embodied.errors import CheckpointError, SimulatorError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.training import trainer as trainer_module
 
@@ -182,17 +182,6 @@ def nothing_starts(monkeypatch):
         raise AssertionError("a session was opened")
 
     monkeypatch.setattr(trainer_module, "make_session", refuse)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def test_resume_never_refuses_a_used_folder_and_leaves_it_as_it_was(straight, nothing_starts) -> None:
-    before = content(straight())
-    with pytest.raises(ConfigError, match=r"run.dir is .* holds another run and resume=never: use another run.dir"):
-        trainer_of(four(straight(), "resume=never")).run()
-    assert content(straight()) == before
 
 
 def test_resume_from_what_is_no_checkpoint_is_refused(straight, tmp_path, nothing_starts) -> None:

@@ -71,17 +71,6 @@ def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
-@pytest.mark.parametrize("script", ["train_vla", "evaluate"])
-def test_a_run_dir_that_cannot_be_written_is_wrong_input(monkeypatch, capsys, tmp_path, script: str) -> None:
-    (tmp_path / "file").write_text("in the way")
-    folder = f"run.dir={tmp_path / 'file/run'}"
-    arguments = tiny_overrides(folder) if script == "train_vla" else ["policy=random", "env=point_reach", folder]
-    code, _, err = call(monkeypatch, capsys, script, *arguments)
-    assert code == 2
-    assert "cannot be written (Not a directory): use another run.dir" in err
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
 @pytest.mark.slow
 def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None:
     nothing = {"VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
@@ -125,22 +114,6 @@ def test_a_signal_during_training_leaves_a_checkpoint_from_which_the_same_run_go
     summary = train(tiny(f"run.dir={tmp_path / 'run'}", *gated))
     assert summary["weights_sha256"] == json.loads((finished / "summary.json").read_text())["weights_sha256"]
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
-def test_a_second_signal_during_training_ends_it_at_once(tmp_path, number: int, name: str, code: int) -> None:
-    gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=1"]
-    overrides = tiny_overrides(f"run.dir={tmp_path / 'run'}", *gated, "eval.num_episodes=4")
-    process = start("train_vla", *overrides, RLINF_TEST_GATE=str(tmp_path / "gate"), PYTHONPATH=TESTS_TOO)
-    read_until(process, "waiting at the gate")  # in the second iteration, and nobody opens it
-    process.send_signal(number)
-    read_until(process, f"{name}: finishing this iteration")
-    process.send_signal(number)
-    printed, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == code, printed
-    assert "Traceback" not in printed
-    assert checkpoint.verify(tmp_path / "run/checkpoints/latest").step == 1
 
 
 @pytest.mark.slow

@@ -69,7 +69,6 @@ def test_the_env_trains_from_nothing_and_is_evaluated(importable, capsys) -> Non
     EmbodiedJob(config).require_checkpoint(None)
     assert train(config)["iterations"] == 1
     out = capsys.readouterr().out
-    assert "reward   what the task gives for each step, and 5 more in the last step of an episode" in out
     assert "videos   none, the env cannot be filmed" in out
     info = evaluated(run)
     assert (info["env"]["task"], info["episode_len"]) == ("Pusher-v5", 10)

@@ -12,10 +12,9 @@ from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import page
-from rlinf_embodied.reporting.sections import measured_iteration, outcome, settings, videos
+from rlinf_embodied.reporting.sections import outcome, settings, videos
 from rlinf_embodied.telemetry.plots import rate_lines
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
-from rlinf_embodied.telemetry.trace import Span, write_trace
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
@@ -30,16 +29,6 @@ def metric_row(iteration: int, share: float) -> dict:
     row = {"iteration": iteration, "global_step": 1000 * iteration, "rollout/success_once": share}
     row |= {"rollout/episodes": 50.0, "losses/approx_kl": 0.01, "charts/SPS": 250.0}
     return row | {"time/iteration_s": 10.0, "time/env_s": 6.0, "time/actor_s": 4.0}
-
-
-def spans(iteration: int, start_s: float) -> list[Span]:
-    """On worker 0: env for 6 s, then the actor for 3 s; on worker 1: the actor only."""
-    number = {"iteration": iteration}
-    return [
-        Span("env.step", "env", 0, "cpu", start_s, start_s + 6, number),
-        Span("actor.run", "actor", 0, "cpu", start_s + 6, start_s + 9, number),
-        Span("actor.run", "actor", 1, "cpu", start_s + 6, start_s + 8, number),
-    ]
 
 
 def started(folder: Path, *overrides: str) -> Path:
@@ -73,7 +62,6 @@ def finished(folder: Path, after: float = 0.9, *overrides: str) -> Path:
     period = {"plan": "collocated", "first_iteration": 0, "num_iterations": 2, "predicted_s": {"iteration": 9.0}}
     period |= {"measured_s": {"iteration": 10.0, "env": 6.0}, "error": {"iteration": -0.1}}
     (folder / "plan_report.json").write_text(json.dumps({"periods": [period], "ranked": []}))
-    write_trace(folder / "trace.json", [*spans(0, 100.0), *spans(1, 120.0)])
     return folder
 
 
@@ -117,7 +105,7 @@ def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
     assert body.startswith("Outcome Finished after 2 iterations. metric")
     assert "success_once 50.0 % [45.0, 55.0] of 200 90.0 % [85.0, 95.0] of 200" in body
     assert "10.00 s per iteration, 0.3 minutes of training, weights beef" in body
-    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Seconds per stage", "Videos")
+    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Videos")
     places = [body.index(name) for name in (*order, "Evaluations", "Versions and hardware")]
     assert places == sorted(places)
     assert "2 from 1 on iteration 9 10 -10.0%" in body
@@ -130,7 +118,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path
     assert "<b>odd & 'run'" in checked.text
     assert not {"script", "link", "iframe", "img"} & set(checked.tags)
     assert [address for address in checked.addresses if not address.startswith(("data:", "#"))] == []
-    assert checked.tags.count("svg") >= 4
+    assert checked.tags.count("svg") == 2
 
 
 def test_what_differs_from_the_defaults_is_listed(tmp_path: Path) -> None:
@@ -165,7 +153,7 @@ def test_a_run_that_goes_on_says_what_is_not_there_yet(tmp_path: Path) -> None:
     text = Checked(page([run], 0)).text
     assert not run.finished
     assert "Not finished: 2 iterations." in text
-    assert "Missing: plan_report.json, summary.json, trace.json in the run folder" in text
+    assert "Missing: plan_report.json, summary.json in the run folder" in text
     assert "Missing: measured iterations in plan_report.json" in text
     assert "no videos" in text
     assert "40.0 % in the last iterations (sampled)" in text
@@ -186,10 +174,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"run.dir is '.*nowhere', but it is not there: give"):
         read_run(tmp_path / "nowhere")
-
-
-def test_the_iteration_that_is_drawn_is_not_the_first(tmp_path: Path) -> None:
-    assert measured_iteration(read_run(finished(tmp_path / "run"))) == spans(1, 20.0)
 
 
 # ------------------------------------------------------------------------------------------------- several runs, videos

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import Rate
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 NUMBER = 20
 
 
@@ -115,18 +112,3 @@ def test_a_plain_folder_of_hugging_face_is_evaluated_on_ones_own_problems(tmp_pa
     assert "How many now?" in out
     (model / "config.json").write_text('{"architectures": ["BertModel"]}')
     assert compose_answers([f"checkpoint={model}"]) is None
-
-
-def test_the_script_knows_the_workflow_of_a_checkpoint(trained, monkeypatch, capsys) -> None:
-    path = REPOSITORY / "experiments/evaluate.py"
-    for checkpoint, code, text in (
-        (trained / "checkpoints/latest", 0, "level: sum1-2-9"),
-        (trained / "checkpoints", 2, "give a checkpoint folder"),
-    ):
-        dry = ["run.dry=true"] * (code == 0)
-        monkeypatch.setattr(sys, "argv", [str(path), f"checkpoint={checkpoint}", "cluster=serial", *dry])
-        with pytest.raises(SystemExit) as left:
-            runpy.run_path(str(path), run_name="__main__")
-        out, err = capsys.readouterr()
-        assert left.value.code == code
-        assert text in out + err

@@ -7,6 +7,7 @@ from language_models import language_model
 from transformers import GenerationConfig
 
 from policies.causal_lm import CausalLM
+from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.algorithms.log_probs import sample_tokens
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -120,34 +121,13 @@ def test_greedy_tokens_are_those_of_transformers():
 
 
 # ------------------------------------------------------------------------------------------------------------- streams
-class CountingPolicy(CausalLM):
-    """Counts the steps and the prompts that its decoder was asked for."""
-
-    steps, prompts = 0, 0
-
-    def decoder(self, max_num_seqs, width):
-        inner, outer = super().decoder(max_num_seqs, width), self
-
-        class Counting:
-            def __getattr__(self, name):
-                return getattr(inner, name)
-
-            def step(self, tokens):
-                outer.steps += 1
-                return inner.step(tokens)
-
-            def prefill(self, prompts):
-                outer.prompts += len(prompts)
-                return inner.prefill(prompts)
-
-        return Counting()
-
-
-def test_groups_come_in_order_while_others_still_decode():
-    policy = CountingPolicy.tiny(TinyLMConfig(), seed=1)
+def test_groups_come_in_order_while_others_still_decode(monkeypatch):
+    steps, step = [], LeanDecoder.step
+    monkeypatch.setattr(LeanDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
+    policy = CausalLM.tiny(TinyLMConfig(), seed=1)
     block, sampling = block_of([3] * 12, group_size=2), SamplingParams(max_new_tokens=20)
-    seen = [(g.prompt.id, policy.steps) for g in generate(policy, block, sampling, NOISE, max_num_seqs=8)]
-    assert seen[0][1] < policy.steps / 2
+    seen = [(g.prompt.id, len(steps)) for g in generate(policy, block, sampling, NOISE, max_num_seqs=8)]
+    assert seen[0][1] < len(steps) / 2
     assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
 
 

@@ -224,7 +224,7 @@ def test_completions_that_were_cut_off_leave_the_loss_but_not_the_baseline():
     assert rows.sequences.completions[: rows.num_trained] == ((30,),)
     assert float(rows.advantages[0, 0]) == -0.5  # the one that was cut off was right
     cut = training_rows([round_of([[True, False]], [[1, 1]], [[False] * 2], 1)], algorithm, None)
-    assert (cut.num_trained, cut.num_watched, cut.num_groups) == (0, 2, 0)
+    assert (cut.num_trained, len(cut), cut.num_groups) == (0, 2, 0)
 
 
 def test_a_critics_advantages_and_other_log_probs_stay_with_their_completions():

@@ -14,11 +14,11 @@ from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
-from rlinf_embodied.config import DataConfig, LanguagePolicyConfig, RewardConfig
+from rlinf_embodied.config import LanguagePolicyConfig, RewardConfig
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.errors import ConfigError, DataError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function
 
@@ -146,18 +146,6 @@ def test_a_reward_that_raises_is_shown_by_its_own_line(plug_ins):
         Verifier(PROMPT_TEMPLATES["compact"], function=function) as verifier,
     ):
         verifier.verify(["#6"], [SIX])
-
-
-def test_columns_are_those_of_a_row(tmp_path):
-    file = write_rows(tmp_path / "a.jsonl", gsm8k_rows(0, 2))
-    with pytest.raises(
-        DataError, match=r"data\.columns is 'unit', but .*a\.jsonl, line 1 has only 'question', 'answer'"
-    ):
-        problem_source(DataConfig(level="", files={"all": file}, columns=["unit"]), 0)
-    with pytest.raises(ConfigError, match=r"data\.columns is \['unit'\], but generated problems have no columns"):
-        DataConfig(columns=["unit"])
-    with pytest.raises(ConfigError, match=r"data\._target_ is 'a\.b', but problems come from files or"):
-        DataConfig(files={"all": file}, _target_="a.b")
 
 
 def test_a_chat_is_refused_where_no_template_could_write_it(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -188,13 +188,3 @@ def test_a_presets_gradient_is_that_of_its_papers_formula(policy: CausalLM, name
 # --------------------------------------------------------------------------------------------------------- the choices
 def test_every_choice_is_stated_here() -> None:
     assert set(choices("algorithm", MathConfig)) == set(PAPERS)
-
-
-def test_a_run_that_names_no_algorithm_has_the_mixture_of_the_documented_results() -> None:
-    default, named = compose_math([]).algorithm, compose_math(["algorithm=grpo_token"]).algorithm
-    assert default == named
-    assert (default.loss_level, default.clip_low, default.clip_high) == ("token", 0.2, 0.28)
-    assert (default.scale_by_std, default.drop_zero_variance_groups, default.kl_coef) == (True, True, 0.0)
-    annealed = asdict(compose_math(["algorithm=grpo_annealed"]).algorithm)
-    changed = {key for key, value in asdict(default).items() if annealed[key] != value}
-    assert changed == {"lr_warmup_iterations", "lr_end_fraction"}

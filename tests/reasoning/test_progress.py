@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, warm
-from runs import cluster
+from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
-from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
-from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import Verifier
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.worker_state import WorkerState
@@ -39,18 +36,6 @@ def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
     iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     for stage in ("generation", "old_log_probs", "reference", "critic", "actor"):
         assert reports[f"{stage}.run"] > 4, reports  # one call of each
-
-
-def test_sampled_answers_report_progress_as_greedy_ones_do(reports) -> None:
-    """Each of 32 samples per problem takes a slot: their decoding takes many times as long as one greedy answer's."""
-    config = tiny_math("eval.num_problems=4", "eval.num_samples=32")
-    made = StageConfig(config, str(warm(tiny_math())))
-    evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=7)
-    evaluation.run(3)
-    greedy = reports["answers.run"]
-    evaluation.run(7)
-    assert greedy > 3
-    assert reports["answers.run"] - greedy > 4 * greedy
 
 
 def test_each_answer_of_a_users_reward_is_progress() -> None:

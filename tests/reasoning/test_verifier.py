@@ -56,22 +56,9 @@ def test_math_verify_judges_what_texts_leave_open_in_the_order_of_the_questions(
 def test_hostile_completions_earn_nothing(natural):
     symbolic = Problem(2, "Expand (x+1)^2.", "x^2+2x+1", None, "text", "own")
     contents = [
-        "9**9**9**9",
-        "(" * 10**5,
-        "x" * 10**6,
-        "1" * 10**6,
-        "\x00",
-        "\u0664\u0662",
-        "\\boxed{" * 10**5,
-        "x^{9^{9^9}}",
-    ]
-    contents += [
-        "((x+1)^{99})^{99}",
-        "\\sum_{i=1}^{9^9} i",
-        "\\sin(\\cos(\\tan(x^9+1)^9)^9)",
-        "\ud800",
-        "1/0",
-        "\\frac{1}{0}",
+        *("9**9**9**9", "(" * 10**5, "x" * 10**6, "1" * 10**6, "\x00", "\u0664\u0662", "\\boxed{" * 10**5),
+        *("x^{9^{9^9}}", "((x+1)^{99})^{99}", "\\sum_{i=1}^{9^9} i", "\\sin(\\cos(\\tan(x^9+1)^9)^9)"),
+        *("\ud800", "1/0", "\\frac{1}{0}"),
     ]
     hostile = [f"#### {content}" for content in contents] + ["####" * 10**5, "\\boxed{" + "{" * 10**6]
     for problem in (SIX, HALF, symbolic):

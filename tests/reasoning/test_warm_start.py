@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning import NUM_BLOCKS, FineTuningStage, cache_folder, starting_policy
-from rlinf_embodied.reasoning.policy_folder import trained_on
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
@@ -62,7 +62,8 @@ def test_it_learns_what_is_likely_and_says_what_it_was_trained_on(monkeypatch, t
     assert first == pytest.approx(math.log(24), rel=0.2)  # 25 tokens without <pad>, nearly uniform
     assert last < first - 0.3
     stage.save_policy(StepContext(0), str(tmp_path / "policy"))
-    assert trained_on(tmp_path / "policy")["data"]["level"] == "sum1-2-9"
+    saved = json.loads((tmp_path / "policy/evaluation.json").read_text())
+    assert saved["data"]["level"] == "sum1-2-9"
 
 
 def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
