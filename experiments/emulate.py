@@ -50,7 +50,7 @@ def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> list[
 def emulate(config: EmulationConfig) -> list[Emulated]:
     """Runs the plans, prints them as a table, and returns what each took."""
     profile, cluster = find_profile(config), replace(find_cluster(config.cluster), emulated=True)
-    pricer = Pricer(workflow_for(profile, config.workflow), profile, cluster)
+    pricer = Pricer(workflow_for(profile), profile, cluster)
     plans = [] if config.probes else find_named_plans(config.plan, pricer, config.num_ranked, config.max_staleness)
 
     from rlinf_embodied.runtime.ray_session import RaySession

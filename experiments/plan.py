@@ -20,7 +20,7 @@ from rlinf_embodied.planning.explain import rank, rows
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import load_profile, workflow_for
 from rlinf_embodied.telemetry.tables import markdown_table, text_table
-from rlinf_embodied.tools.plans import find_cluster, find_model, find_profile, show_plans, write_plans
+from rlinf_embodied.tools.plans import find_cluster, find_model, find_profile, report_plans
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,13 +31,10 @@ def plan(config: PlanningConfig) -> list[dict[str, str]]:
     if config.model is not None:
         return plan_memory(config.model, config)
     profile, cluster = find_profile(config), find_cluster(config.cluster)
-    workflow = workflow_for(profile, config.workflow)
+    workflow = workflow_for(profile)
     pricer = Pricer(workflow, profile, cluster)
     ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
-    show_plans(ranking, pricer)
-    folder = Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}")
-    write_plans(folder, ranking, pricer)
-    print(f"{folder}/plan.json, plan.png, trace.json")
+    report_plans(Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}"), ranking, pricer)
     return rows(ranking.plans)
 
 

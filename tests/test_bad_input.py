@@ -73,7 +73,6 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (PLAN, "cluster=h100x7", ["cluster is 'h100x7'", "emulated_h100x8", "path to a .yaml file"]),
     (PLAN, "cluster={half_a_node}", ["num_nodes is 0.5 in", "half_a_node.yaml", "Integer"]),
     (PLAN, "cluster={no_yaml}", ["no valid YAML", "correct the file"]),
-    (PLAN, "workflow=reasoning", ["workflow=reasoning is asked for", "of embodied", "use a profile"]),
     (PLAN, "model=none", ["model is 'none'", "openvla_7b", "path to a .json file"]),
     (PLAN, "model=openvla_7b memory.num_devices=[0]", ["memory.num_devices is [0]", "use [1,2,4,8]"]),
     (EMULATE, "plan=none", ["plan is 'none'", "path to a .yaml file"]),

@@ -222,7 +222,6 @@ class ProfiledConfig:
     """What experiments/plan.py and experiments/emulate.py both read."""
 
     profile: str = "maniskill_openvla"  # a file under configs/profiles, or a path to a .json file
-    workflow: str | None = None  # refuse profiles of others, for example embodied; None: whatever the profile is of
     cluster: str = "h100x8"  # local, a file under configs/cluster (also without "emulated_"), or a path to a .yaml file
     num_items: int | None = None  # another amount of work than the profile's
     num_ranked: int = 8  # plans that are printed

@@ -27,18 +27,13 @@ def check_staleness(name: str, staleness: int, workflow: Workflow) -> None:
     Raises:
         PlanError: it has no weight edge, or all of its stages get data of a stage that makes weights.
     """
-    why = _stays(workflow) if staleness else ""
+    why = never_ahead(workflow) if staleness else ""
     if why:
         raise PlanError(f"plan.{name}.staleness is {staleness}, but the workflow {workflow.name} {why}: use 0")
 
 
-def runs_ahead(workflow: Workflow) -> bool:
-    """Returns whether a workflow has a part that can run ahead of what makes its weights."""
-    return not _stays(workflow)
-
-
-def _stays(workflow: Workflow) -> str:
-    """Returns why no part of a workflow can run ahead, "" if one can."""
+def never_ahead(workflow: Workflow) -> str:
+    """Returns why no part of a workflow can run ahead of what makes its weights, "" if one can."""
     back, again = workflow.back(), workflow.repeated()
     if not workflow.weight_edges:
         return "passes no weights on, so that none can be stale"

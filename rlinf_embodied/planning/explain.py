@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.calls import Simulation
-from rlinf_embodied.planning.check import check, runs_ahead
+from rlinf_embodied.planning.check import check, never_ahead
 from rlinf_embodied.planning.coarse import coarse
 from rlinf_embodied.planning.notation import place_text, to_text
 from rlinf_embodied.planning.plan import Kind, Plan
@@ -88,7 +88,7 @@ def rank(
     until = time.monotonic() + search_s
     found, limited = [], False
     for staleness in range(min_staleness, max_staleness + 1):
-        if staleness == 0 or runs_ahead(pricer.workflow):
+        if staleness == 0 or not never_ahead(pricer.workflow):
             more, ended = _search(pricer, staleness, until)
             found, limited = found + more, limited or ended
     possible = [one for one in found if one.iteration_s < math.inf]

@@ -70,11 +70,9 @@ class Pricer:
                 self._slowdown[stage, n] = factors.get(group.kind, math.inf) / group.speed if fits else math.inf
         self._seconds: dict[tuple[str, int, int, int], float] = {}
         self._facts: dict[tuple[str, int, int, int], Facts] = {}
-        shared = {
-            (e.source, e.target): [profile.stages[s].shared_bytes for s in (e.target, e.source)]
-            for e in workflow.weight_edges
-        }
-        self._shared = {ends: sizes[0] or sizes[1] for ends, sizes in shared.items() if any(sizes)}
+        ends, known = [(e.source, e.target) for e in workflow.weight_edges], profile.stages
+        shared = {(a, b): known[b].shared_bytes or known[a].shared_bytes for a, b in ends}
+        self._shared = {pair: size for pair, size in shared.items() if size}
         self._items: dict[Item, dict[int, Entries]] = {}
         self._peaks: dict[tuple[Held, frozenset[tuple[str, str]]], float] = {}
 
@@ -106,10 +104,8 @@ class Pricer:
         return links.within_node_bytes_per_s if self.node_of[a] == self.node_of[b] else links.across_nodes_bytes_per_s
 
     def edge_bytes(self, source: str, target: str) -> float:
-        """Returns the bytes per item that `target` gets from all rounds of `source`: as measured, else as estimated."""
-        declared = [e.bytes_per_item for e in self.workflow.edges if (e.source, e.target) == (source, target)]
-        one = self.profile.edge_bytes_per_item.get((source, target), (declared or [0.0])[0])
-        return one * self.rounds.get(source, 1.0)
+        """Returns the bytes per item that `target` gets from all rounds of `source`, 0 where they are not known."""
+        return self.profile.edge_bytes_per_item.get((source, target), 0.0) * self.rounds.get(source, 1.0)
 
     # ---------------------------------------------------------------------------------------------------------- memory
     def _standing_bytes(self, device: int) -> float:

@@ -357,22 +357,17 @@ def _refuse(path: str, value: object, rule: str) -> NoReturn:
     raise ConfigError(f"{path} is {value!r}, but it is {rule}: correct the profile or measure it again")
 
 
-def workflow_for(profile: Profile, name: str | None = None) -> Workflow:
+def workflow_for(profile: Profile) -> Workflow:
     """Returns the graph that was measured, without configs: `workload.workflow` called with workload and stage names.
 
     Raises:
-        ConfigError: the profile names no workload, or nothing that can be called so, or another workflow than `name`.
+        ConfigError: the profile names no workload, or nothing that can be called so.
     """
     work, where = profile.workload, f"profile {profile.name}: workload"
     if work is None:
         raise ConfigError(f"{where} is missing, but a plan is made for one: use a profile that was measured for one")
     workflow = load_plug_in(work.workflow, f"{where}.workflow", "work", "stages")(work, tuple(profile.stages))
     assert isinstance(workflow, Workflow), f"{work.workflow} makes a {type(workflow).__name__}"
-    if name not in (None, workflow.name):
-        raise ConfigError(
-            f"{where}.workflow is {work.workflow!r}, of {workflow.name}, but workflow={name} is asked for: use a "
-            "profile of that workflow"
-        )
     return workflow
 
 

@@ -22,7 +22,6 @@ class EmulatedLaunch:
     """
 
     def __init__(self, pricer: Pricer, session: Session, budget_s: float = PlanConfig().profile_budget_s) -> None:
-        """Takes prices of the emulated devices, a session whose workers sleep, and the budget of `profiler.measure`."""
         self._pricer, self._session = pricer, session
         self._planned = probes(pricer.workflow, pricer.cluster)
         self._effort = Effort(pricer.workflow, self._planned, budget_s)
@@ -49,20 +48,16 @@ class EmulatedLaunch:
         return replace(profile, stages=tails, workload=truth.workload)
 
     def _run(self, probe: Probe) -> None:
-        run: list[Iteration] = []
-
-        def iterate(workflow: Workflow, number: int, record: bool) -> Iteration:
-            run.append(self._iterate(probe, workflow))
-            return run[-1]
-
-        for one in self._effort.measure(probe, iterate).iterations:
+        done: list[Iteration] = []
+        found = self._effort.measure(probe, lambda run, *_: done.append(self._iterate(probe, run)) or done[-1])
+        for one in found.iterations:
             self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _iterate
         for stage, known in self._pricer.profile.stages.items():
             cell, shown = probe.cell(stage), self._measured.stages[stage]
             shown.resident[cell], shown.working[cell] = (at(*cell) for at in (known.resident, known.working))
-        steps = [loop.chunk_steps for one in run[-1:] for loop in one.run.loops.values()]
+        steps = [loop.chunk_steps for one in done[-1:] for loop in one.run.loops.values()]
         self._measured.chunk_steps = max(steps, default=1)
-        self.probe_s[probe.name] = sum(one.seconds for one in run)
+        self.probe_s[probe.name] = sum(one.seconds for one in done)
 
     def _iterate(self, probe: Probe, run: Workflow) -> Iteration:
         """Returns an iteration of a shortened workflow, in emulated seconds, with as much less work behind loops."""

@@ -75,25 +75,11 @@ class EmulatedDevice:
     """The clock and the memory of one device; the stages of its worker share it."""
 
     def __init__(self, number: int, memory_bytes: float) -> None:
-        self.number, self._memory_bytes = number, memory_bytes
+        self.number, self.memory_bytes = number, memory_bytes
         self.start = Start(-1, 0.0, 0.0)
         self.held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
         self.free_s = 0.0  # when it has done all calls so far
         self.peak_bytes = 0.0
-
-    def require(self, stage: str, working_bytes: float) -> None:
-        """Checks that a call of a stage fits in memory together with everything that is held.
-
-        Raises:
-            AssertionError: it does not: the plan was infeasible, or its switches were not made.
-        """
-        needed = sum(self.held.values()) + working_bytes
-        self.peak_bytes = max(self.peak_bytes, needed)
-        held = ", ".join(f"{name} {num_bytes / 1e9:.2f}" for name, num_bytes in self.held.items())
-        assert needed <= self._memory_bytes * (1 + 1e-9), (
-            f"device {self.number} has {self._memory_bytes / 1e9:.2f} GB, but a call of {stage} needs "
-            f"{needed / 1e9:.2f}: held are {held}, working bytes {working_bytes / 1e9:.2f}"
-        )
 
     def work(self, begin_s: float, seconds: float) -> float:
         self.free_s = max(begin_s, self.free_s) + seconds
@@ -181,7 +167,14 @@ class EmulatedStage:
     def _done(self, blocks: Iterable[int], begin_s: float, seconds: float) -> Output:
         name, device, chosen = self._profile.name, self._device, list(blocks)
         items = len(chosen) * self._config.items_per_block
-        device.require(name, self._profile.working(items, self._num_devices) if seconds else 0.0)
+        working_bytes = self._profile.working(items, self._num_devices) if seconds else 0.0
+        needed = sum(device.held.values()) + working_bytes
+        device.peak_bytes = max(device.peak_bytes, needed)
+        held = ", ".join(f"{stage} {num_bytes / 1e9:.2f}" for stage, num_bytes in device.held.items())
+        assert needed <= device.memory_bytes * (1 + 1e-9), (  # else the plan was infeasible, or did not switch
+            f"device {device.number} has {device.memory_bytes / 1e9:.2f} GB, but a call of {name} needs "
+            f"{needed / 1e9:.2f}: held are {held}, working bytes {working_bytes / 1e9:.2f}"
+        )
         end_s = device.work(begin_s, seconds)
         parcels = {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
         return Output(parcels, Finish(end_s, device.peak_bytes, device.start))

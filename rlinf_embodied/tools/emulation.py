@@ -124,8 +124,8 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
     work, name = pricer.workflow, spec.name
-    partners = [hop for loop in work.loops.values() for hop in loop.hops()]
-    ends = [*((edge.source, edge.target) for edge in work.edges), *partners]
+    ends = [(edge.source, edge.target) for edge in work.edges]
+    ends += [hop for loop in work.loops.values() for hop in loop.hops()]
     weights = {(edge.source, edge.target): NO_WEIGHTS for edge in work.weight_edges} | dict(pricer.profile.weights)
     return EmulatedStageConfig(
         run=run,

@@ -155,18 +155,13 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
     return [resolve(str(data.get("name") or path.stem), variants, pricer.cluster, pricer.workflow)]
 
 
-def show_plans(ranking: Ranking, pricer: Pricer) -> None:
-    """Prints plans from the best one on, and why kinds have none."""
+def report_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
+    """Prints the table; writes the best plan as plan.json, its simulated iteration as plan.png and trace.json."""
     where = f"{pricer.workflow.name} on {pricer.cluster.name} ({pricer.cluster.description})"
     title = f"{where}, profile {pricer.profile.name}: predicted"
     print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
     print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
-    for remark in ranking.remarks:
-        print(remark)
-
-
-def write_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
-    """Writes plan.json, whose items are the best plan's, and its simulated iteration as plan.png and trace.json."""
+    print(*ranking.remarks, f"{folder}/plan.json, plan.png, trace.json", sep="\n")
     folder.mkdir(parents=True, exist_ok=True)
     best = ranking.best
     described = {

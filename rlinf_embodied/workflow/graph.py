@@ -38,7 +38,6 @@ class Edge:
 
     source: str
     target: str
-    bytes_per_item: float = 0.0  # an estimate; a profile's measured value takes its place
     whole: bool = True  # `target` starts when it has all blocks; False: chunk by chunk
 
 

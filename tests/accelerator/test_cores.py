@@ -92,7 +92,7 @@ def test_a_plan_is_found_that_keeps_simulators_on_cores_and_evaluates_there(tmp_
 def test_what_is_placed_otherwise_is_refused() -> None:
     config = tiny(*EXACT)
     workflow, places = training_workflow(config, "nowhere"), cluster(1)
-    with pytest.raises(PlanError, match=r"has env on the devices \[0\], but .* run on cores, which are \[1, 2\]"):
+    with pytest.raises(PlanError, match=r"has env on the devices \[0\], but .* run on cores, \[1, 2\]"):
         resolve("own", trees([0], [0], [0]), places, workflow)
     with pytest.raises(PlanError, match=r"has actor on the devices \[1\], .* and other stages do not"):
         resolve("own", trees([1], [0], [1]), places, workflow)

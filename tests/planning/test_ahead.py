@@ -8,12 +8,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import any_plan
 import plan_cases as planning
 import pytest
 from plan_cases import parse
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.planning.check import check
 from rlinf_embodied.planning.drift import replan
 from rlinf_embodied.planning.explain import rank
 from rlinf_embodied.planning.plan import Item, Place, Plan
@@ -205,28 +205,10 @@ def random_plan(seed: int) -> tuple[Pricer, Oracle, Plan]:
     entries = {name: planning.stage(*numbers, loop=name in first) for name, numbers in times.items()}
     weights = {f"{source}->{target}": {"bytes": 0.0, "export_s": EXPORT_S, "install_s": INSTALL_S}}
     pricer = Pricer(work, planning.profile(entries, weights=weights), planning.cluster(DEVICES))
-    plan = _random_plan(draw, work)
-    return pricer, Oracle(work, times, plan.items), plan
-
-
-def _random_plan(draw: random.Random, work: Workflow) -> Plan:
-    while True:
-        places = {s: tuple(sorted(draw.sample(range(DEVICES), draw.randint(1, DEVICES)))) for s in work.stages}
-        leaves = [Place(stage, places[stage]) for stage in work.order() if stage not in ("env", "policy")]
-        items = [Item((place,)) for place in leaves]
-        if len(leaves) > 1 and draw.random() < 0.5:
-            at = draw.randrange(len(leaves) - 1)
-            size = draw.choice([1, 2])
-            items[at : at + 2] = [Item((leaves[at], leaves[at + 1]), work.num_blocks // size)]
-        if work.loops:
-            sides = (Place("env", places["env"]), Place("policy", draw.choice([places["env"], places["policy"]])))
-            items = [Item(sides, shards=draw.choice([1, 2])), *items]
-        plan = Plan("random", DEVICES, tuple(items))
-        try:
-            check(plan, work)
-        except PlanError:
-            continue
-        return plan
+    while (plan := any_plan.random_plan(work, DEVICES, draw)) is None:
+        pass
+    items = tuple(replace(i, places=tuple(replace(p, blocks=()) for p in i.places)) for i in plan.items)
+    return pricer, Oracle(work, times, items), replace(plan, items=items, exclusive=())
 
 
 def seconds_of(plan: Plan, pricer: Pricer, staleness: int = 0) -> float:
@@ -244,11 +226,9 @@ def test_fresh_weights_are_simulated_by_the_same_oracle() -> None:
     """With nothing ahead, runs of the oracle are barriers, like iterations."""
     for seed in range(20):
         pricer, oracle, plan = random_plan(seed)
-        front = set(oracle.work.stages) - oracle.back_stages
         ends = [0.0]
         for _ in range(3):
-            made: dict = {}
-            jobs = [*oracle._submit(front, made), *oracle._submit(oracle.back_stages, made)]
+            jobs = oracle._submit(set(oracle.work.stages), {})
             ends.append(oracle.machine.wait(jobs + oracle._weights()))
         assert ends[-1] - ends[-2] == pytest.approx(seconds_of(plan, pricer))
 
@@ -285,16 +265,6 @@ def test_a_stage_between_that_takes_no_weights_gains_by_a_second_iteration(few_m
     plan = parse("generation on 0 > reward on 1 > actor on 2", 3, work)
     assert [seconds_of(plan, pricer, k) for k in range(4)] == pytest.approx([30.0, 15.0, 10.0, 10.0])
     assert rank(pricer, max_staleness=3).best.plan.staleness == 2
-
-
-def test_switches_are_made_in_every_iteration() -> None:
-    """Rollout and actor alternate on two devices: 32 + 48 s, and out and in, 1 + 2 s, for either side of a switch."""
-    switched = {"offload_s": 1.0, "onload_s": 2.0}
-    work, measured = planning.embodied((0, 1), (0, 1), (0, 12), env=switched, policy=switched, actor=switched)
-    plan = parse("env+policy on 0-1 > actor on 0-1; exclusive env+policy / actor", 2, work)
-    pricer = Pricer(work, measured, planning.cluster(2))
-    # into the rollout: the actor out, env and policy in: 1 + 2 + 2; into the actor: both out, it in: 1 + 1 + 2
-    assert [seconds_of(plan, pricer, k) for k in (0, 1)] == pytest.approx([80 + 5 + 4] * 2)
 
 
 def test_data_that_waits_is_held() -> None:

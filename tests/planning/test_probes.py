@@ -42,6 +42,15 @@ def chain(blocks: int = 8, whole: bool = True, **stages: StageSpec) -> Workflow:
     return Workflow("chain", blocks, specs, (Edge("a", "b", whole=whole),))
 
 
+def unlike(kind: str = "gpu", speed: float = 1.0, node: int | None = None) -> Cluster:
+    one = replace(cluster(2).node_groups()[0], devices_per_node=1)
+    return replace(cluster(2), groups=(one, replace(one, kind=kind, speed=speed, beside=node)))
+
+
+def on(graph: Workflow, devices: int) -> Probe:
+    return Probe("x", graph, collocated(graph, devices), cluster(2))
+
+
 def cells(blocks: int, devices: int, stage: str) -> set[tuple[int, int]]:
     return {p.cell(stage) for p in probes(workflow(blocks), cluster(devices))}
 
@@ -63,11 +72,10 @@ def test_two_devices_are_measured_collocated_and_disaggregated() -> None:
     assert cells(2, 8, "env") == {(1, 2), (1, 1)}  # never more devices than blocks
     assert cells(8, 1, "env") == {(4, 1), (2, 1)}
     assert cells(1, 2, "env") == {(1, 1)}
-
-
-def test_several_nodes_are_measured_together_and_one_by_itself() -> None:
-    names = [probe.name for probe in probes(workflow(64), cluster(16, node=8))]
-    assert names == ["collocated on 16", "disaggregated", "collocated on a node"]
+    several = probes(workflow(64), cluster(16, node=8))
+    assert [probe.name for probe in several] == ["collocated on 16", "disaggregated", "collocated on a node"]
+    last = probes(workflow(16), unlike(speed=0.5, node=0))[-1]  # what few blocks cost on unlike devices
+    assert (last.name, last.cell("env")) == ("one block", (1, 1))
 
 
 def test_a_chain_has_no_disaggregated_probe() -> None:
@@ -86,30 +94,14 @@ def test_few_blocks_are_whole_batches() -> None:
     assert with_blocks(chain(whole=False), 3).edges[0].whole
 
 
-def unlike(kind: str = "gpu", speed: float = 1.0, node: int | None = None) -> Cluster:
-    one = replace(cluster(2).node_groups()[0], devices_per_node=1)
-    return replace(cluster(2), groups=(one, replace(one, kind=kind, speed=speed, beside=node)))
-
-
-def test_unlike_devices_need_to_know_what_few_blocks_cost() -> None:
-    last = probes(workflow(16), unlike(speed=0.5, node=0))[-1]
-    assert (last.name, last.cell("env")) == ("one block", (1, 1))
-
-
 @pytest.mark.parametrize(("blocks", "devices"), [(8, 2), (3, 2), (1, 4), (7, 5), (2, 2), (100, 7)])
 def test_every_probe_is_a_plan_that_could_run(blocks: int, devices: int) -> None:
     for probe in probes(workflow(blocks), cluster(devices)):
         check(probe.plan, probe.workflow)
 
 
-def test_calls_are_as_large_as_the_executor_makes_them() -> None:
-    apart = disaggregated(workflow(8), 2)
-    assert Probe("x", workflow(8), apart, cluster(2)).cell("env") == (4, 1)
-    assert Probe("x", workflow(8), collocated(workflow(8), 2), cluster(2)).cell("env") == (4, 2)
-
-
 def test_a_probe_whose_stages_switch_has_one_part_in_memory_at_a_time() -> None:
-    probe = Probe("x", workflow(4), collocated(workflow(4), 2), cluster(2))
+    probe = on(workflow(4), 2)
     assert switching(probe).plan.excluded() == {"env": {"actor"}, "policy": {"actor"}, "actor": {"env", "policy"}}
     assert not probe.plan.exclusive
     assert switching(probe).name == "x, switching"
@@ -125,7 +117,7 @@ def shown(probe: Probe, run: Workflow, spans: list[Span], rounds: dict[str, int]
 
 
 def test_the_worker_that_took_longest_counts_for_both_sides_of_a_loop() -> None:
-    probe = Probe("x", workflow(), collocated(workflow(), 2), cluster(2))
+    probe = on(workflow(), 2)
     spans = [span("env.open", 0, 2.0), span("env.step", 0, 6.0), span("policy.step", 0, 2.0)]  # 10 s
     spans += [span("env.step", 1, 4.0), span("policy.step", 1, 4.5), span("actor.run", 0, 3.0)]  # 8.5 s
     found = shown(probe, workflow(), spans)
@@ -143,7 +135,7 @@ def test_disaggregated_each_side_counts_by_itself_and_a_call_is_a_shard() -> Non
 
 
 def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_one() -> None:
-    probe, run = Probe("x", workflow(), collocated(workflow(), 1), cluster(2)), shortened(workflow(), 10)
+    probe, run = on(workflow(), 1), shortened(workflow(), 10)
     spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, 3.0)]
     assert shown(probe, run, spans) == pytest.approx({"env": 0.5, "policy": 0.1, "actor": 6.0})
     opened = shown(probe, run, [*spans, span("env.open", 0, 2.0)])["env"]
@@ -153,7 +145,7 @@ def test_behind_a_shortened_rollout_a_stage_has_less_to_do_than_behind_a_whole_o
 @pytest.mark.parametrize(("short_s", "whole_s"), [(2.0, 5.0), (1.5, 6.0), (1.0, 6.0), (4.0, 4.0)])
 def test_the_time_of_a_stage_behind_a_rollout_is_a_line_through_two_lengths(short_s: float, whole_s: float) -> None:
     """10 of 20 chunk-steps take 3 s: whole ones a third more at least, and at most twice as many."""
-    probe, both = Probe("x", workflow(), collocated(workflow(), 1), cluster(2)), []
+    probe, both = on(workflow(), 1), []
     for steps, seconds in ((10, 3.0), (5, short_s)):
         spans = [span("env.step", 0, 5.0), span("policy.step", 0, 1.0), span("actor.run", 0, seconds)]
         both.append(Iteration(shortened(workflow(), steps), spans, 1.0))
@@ -173,7 +165,7 @@ def test_a_shortened_rollout_is_not_repeated() -> None:
 def test_resets_that_a_short_rollout_does_not_reach_are_counted() -> None:
     """Episodes of 5 chunk-steps: 4 resets in 20, of which 4 steps show the first alone, and 10 steps all."""
     whole = workflow(episode=5)
-    probe = Probe("x", whole, collocated(whole, 1), cluster(2))
+    probe = on(whole, 1)
     spans = [span("env.open", 0, 2.0), span("env.step", 0, 1.0), span("policy.step", 0, 1.0)]
     spans.append(span("actor.run", 0, 1.0))
     assert shown(probe, shortened(whole, 4), spans)["env"] == pytest.approx((4 * 2.0 + 5.0) / 20)
@@ -186,6 +178,11 @@ def test_cells_are_kept_and_the_others_filled() -> None:
     assert np.allclose(fill({(4, 1): 4.0, (8, 1): 6.0, (4, 2): 5.0}, [4, 8], [1, 2]), [[4.0, 5.0], [6.0, 7.5]])
     # the curve may be that of two devices: one is a fifth faster at 8 items
     assert np.allclose(fill({(4, 2): 4.0, (8, 2): 5.0, (8, 1): 4.0}, [4, 8], [1, 2]), [[3.2, 4.0], [4.0, 5.0]])
+    # where no number of devices has two points all are on one line
+    assert np.allclose(fill({(8, 2): 10.0, (4, 1): 6.0}, [4, 8], [1, 2]), [[6.0, 6.0], [10.0, 10.0]])
+    # linear, but never less than in proportion: the line would be below zero at 1
+    table = fill({(4, 1): 4.0, (8, 1): 12.0, (6, 2): 9.0, (1, 2): 1.0}, [1, 4, 6, 8], [1, 2])
+    assert [row[0] for row in table] == pytest.approx([1.0, 4.0, 8.0, 12.0])
 
 
 def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
@@ -195,15 +192,6 @@ def test_what_has_one_point_grows_in_proportion_and_bytes_do_not() -> None:
     # next to nothing on one device and much on two is no ratio by which other cells grow
     assert fill_bytes({(4, 1): 1e-3, (8, 1): 5.0, (4, 2): 100.0}, [4, 8], [1, 2]).tolist() == [[1e-3, 100], [5, 5]]
     assert grid({(3, 1): 1.0}) == ([3, 6], [1])  # a slope needs two points
-
-
-def test_between_and_below_points_times_are_linear_but_never_less_than_in_proportion() -> None:
-    table = fill({(4, 1): 4.0, (8, 1): 12.0, (6, 2): 9.0, (1, 2): 1.0}, [1, 4, 6, 8], [1, 2])
-    assert [row[0] for row in table] == pytest.approx([1.0, 4.0, 8.0, 12.0])  # the line would be below zero at 1
-
-
-def test_where_no_number_of_devices_has_two_points_all_are_on_one_line() -> None:
-    assert np.allclose(fill({(8, 2): 10.0, (4, 1): 6.0}, [4, 8], [1, 2]), [[6.0, 6.0], [10.0, 10.0]])
 
 
 # ---------------------------------------------------------------------------------------------------------- the profile
@@ -234,13 +222,6 @@ def test_a_profile_of_measurements_is_one_that_can_be_read() -> None:
     assert (profile.workload.expected_rounds, profile.workload.num_items) == (1.5, 8)
 
 
-def test_memory_of_more_blocks_than_were_measured_follows_the_slope() -> None:
-    measured = measurements(resident={(2, 1): 10.0, (4, 1): 14.0}, working={(2, 1): 1.0, (4, 1): 2.0})
-    measured.chunk_steps = 20
-    actor = made(measured).stages["actor"]
-    assert (actor.resident(64, 1), actor.working(64, 1)) == (134.0, 32.0)
-
-
 def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
     measured = measurements(working={(2, 1): 1.0})
     measured.chunk_steps, measured.edge_bytes_per_item = 5, {("env", "actor"): 8.0, ("env", "policy"): 100.0}
@@ -262,12 +243,7 @@ def test_what_an_actor_shares_with_the_policy_of_its_worker_is_told_apart() -> N
 def test_every_kind_of_device_is_measured_and_one_that_is_not_is_named() -> None:
     machine = unlike(kind="h200")
     last = probes(workflow(16), machine)[-1]
-    assert (last.name, last.kind, last.plan.devices(), last.cell("actor")) == (
-        "collocated on 1 h200",
-        "h200",
-        (1,),
-        (4, 1),
-    )
+    assert (last.name, last.kind, last.plan.devices()) == ("collocated on 1 h200", "h200", (1,))
     measured = measurements()
     assert made(measured, machine).unmeasured_kinds(machine) == ["h200"]
     spans = [span("env.step", 1, 60.0), span("policy.step", 1, 40.0), span("actor.run", 1, 0.75)]

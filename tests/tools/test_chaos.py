@@ -21,7 +21,6 @@ from rlinf_embodied.tools.chaos import (
     schedule,
     train,
 )
-from rlinf_embodied.tools.disturbances import phase_of
 
 ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 
@@ -33,25 +32,6 @@ def test_a_schedule_is_a_function_of_its_seed_and_has_every_kind_in_every_phase(
     assert Counter((f.phase, f.kind) for f in faults[2:]) == Counter(again)
     assert tuple(f.phase for f in faults[:2]) == FIRST
     assert len(schedule(50, 7)) == 50
-
-
-@pytest.mark.parametrize(
-    ("stage", "method", "phase"),
-    [
-        ("fine_tuning", "fit", "warm start"),
-        ("actor", "collect", "warm start"),
-        ("eval_env", "loop", "evaluation"),
-        ("answers", "run", "evaluation"),
-        ("env", "step", "rollout"),
-        ("generation", "run", "rollout"),
-        ("critic", "run", "update"),
-        ("actor", "export_weights", "transfer"),
-        ("actor", "export_snapshot", "snapshot"),
-        ("actor", "save", "checkpoint"),
-    ],
-)
-def test_calls_belong_to_phases(stage: str, method: str, phase: str) -> None:
-    assert phase_of(stage, method) == phase
 
 
 def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() -> None:
