@@ -77,47 +77,50 @@ def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ou
         )
 
 
-def _run(
+def run_episodes(
     env: VectorEnv,
     observation: Observation,
-    act: Callable[[int, list[Tensor]], Controller],
+    act: Callable[[int, Observation, list[Tensor]], Controller],
     number: int,
     lengths: Sequence[int] | None = None,
-) -> list[Demonstrations | None]:
-    """Runs one episode in each of the first rows, up to the chunk that solves it, or for `lengths` chunks.
+    hold: int = 1,
+) -> list[tuple[bool, Demonstrations]]:
+    """Runs one episode in each of the first rows until it has stayed solved for `hold` chunks, or for `lengths` chunks.
 
     Args:
         env: at the beginning of all episodes.
         observation: what it shows there.
-        act: is given the number of the chunk-step and a list; returns a controller, which adds to that list the
-            demonstrated action [N, A] of every sub-step.
+        act: is given the number of the chunk-step, what all rows show, and a list; returns a controller, which adds to
+            that list the demonstrated action [N, A] of every sub-step.
         number: of episodes.
-        lengths: of the episodes, in chunks.
+        lengths: of the episodes, in chunks; these are solved if they are at any time, others if they end so.
+        hold: chunks.
     """
     seen: list[list[Demonstrations]] = [[] for _ in range(number)]
-    solved = [False] * number
+    held, solved = [0] * number, [False] * number
     for step in range(env.spec.chunks_per_episode):
-        live = [row for row in range(number) if (not solved[row] if lengths is None else step < lengths[row])]
+        live = [row for row in range(number) if (held[row] < hold if lengths is None else step < lengths[row])]
         if not live:
             break
         positions = env.object_positions()
         labels: list[Tensor] = []
-        result = env.step_chunk(act(step, labels))
+        result = env.step_chunk(act(step, observation, labels))
         report_progress()
         actions = torch.stack(labels, 1)
         for row in live:
             where = None if positions is None else positions[[row]].cpu()
             seen[row].append(Demonstrations(observation.rows([row]).to("cpu"), actions[[row]].cpu(), where))
-            solved[row] |= bool(result.success[row].any())
+            now = bool(result.success[row].any())
+            held[row] = held[row] + 1 if now else 0
+            solved[row] = now or (lengths is not None and solved[row])
         observation = result.observation
-    return [join(parts) if solved[row] else None for row, parts in enumerate(seen)]
+    return [(solved[row], join(parts)) for row, parts in enumerate(seen)]
 
 
-# --------------------------------------------------------------------------------------------------------------- expert
 def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
     """The scripted expert: noisy actions are executed, clean ones are the labels."""
 
-    def controller(chunk_step: int, labels: list[Tensor]) -> Callable[[int], Tensor]:
+    def controller(chunk_step: int, shown: Observation, labels: list[Tensor]) -> Callable[[int], Tensor]:
         def act(substep: int) -> Tensor:
             clean = env.expert_actions().clamp(-1.0, 1.0)
             labels.append(clean)
@@ -131,7 +134,8 @@ def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence
 
         return act
 
-    return _run(env, _reset(env, start.region, seed, numbers), controller, len(numbers))
+    found = run_episodes(env, _reset(env, start.region, seed, numbers), controller, len(numbers))
+    return [part if solved else None for solved, part in found]
 
 
 def _reset(env: VectorEnv, region: Sequence[float] | None, seed: int, numbers: Sequence[int]) -> Observation:
@@ -161,7 +165,6 @@ def noise_levels(start: WarmStartConfig, numbers: Sequence[int], step: int) -> l
     return [0.0 if late and len(levels) > 1 and level == max(levels) else level for level in chosen]
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
 def _replay(
     env: VectorEnv, recording: Sequence[RecordedEpisode], numbers: Sequence[int]
 ) -> list[Demonstrations | None]:
@@ -173,11 +176,12 @@ def _replay(
         index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
         chunks[row] = torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
 
-    def act(step: int, labels: list[Tensor]) -> Tensor:
+    def act(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
         labels.extend(chunks[:, step].unbind(1))
         return chunks[:, step]
 
-    return _run(env, observation, act, len(episodes), [-(-len(episode.actions) // spec.chunk) for episode in episodes])
+    lengths = [-(-len(episode.actions) // spec.chunk) for episode in episodes]
+    return [part if solved else None for solved, part in run_episodes(env, observation, act, len(episodes), lengths)]
 
 
 def _recorded(source: DemonstrationSource, spec: EnvSpec, number: int, episode: LeRobotEpisode) -> Demonstrations:

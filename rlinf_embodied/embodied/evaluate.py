@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig, RecoveryConfig
+from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig
 from rlinf_embodied.embodied.evaluation import (
     Acting,
     Evaluation,
@@ -28,7 +27,6 @@ from rlinf_embodied.runtime.session import find_cluster, open_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
-from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec
 
 _SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", critic=Critic.observation)
@@ -51,14 +49,9 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     folder = RunFolder(where)
     with open_session(config.cluster) as session:
         view = LiveView(1)
-
-        def evaluated() -> tuple[EvaluationResult, str]:
-            evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
-            return evaluation.run(_step_of(config.checkpoint)), evaluation.env_spec.backend
-
-        recovery = Recovery(session, RecoveryConfig(), view.note)
-        result, backend = recovery.repeat("evaluation", evaluated, session.clear)
-        _write(folder, config, result, backend)
+        evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+        result = evaluation.run(0)
+        _write(folder, config, result, evaluation.env_spec.backend)
     _print(config, result)
     filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""
     print(f"written to {folder.path / 'eval_info.json'}{filmed}")
@@ -101,12 +94,6 @@ def _print(config: EvaluateConfig, result: EvaluationResult) -> None:
         print(f"success_once: solved at any time; at_end: solved {last}")
     first, number = config.eval.seed, len(result.episodes)
     print(f"return {result.mean_return:.2f}, episode_len {result.episode_len:.1f}; seeds {first}..{first + number - 1}")
-
-
-def _step_of(checkpoint: str | None) -> int:
-    """Returns the iteration after which a checkpoint was written, 0 where its name does not tell; videos bear it."""
-    found = re.fullmatch(r"step_(\d+)", "" if checkpoint is None else Path(checkpoint).resolve().name)
-    return int(found[1]) if found else 0
 
 
 def _write(folder: RunFolder, config: EvaluateConfig, result: EvaluationResult, backend: str) -> None:

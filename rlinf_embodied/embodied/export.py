@@ -13,7 +13,7 @@ from rlinf_embodied.config import ExportConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
-from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
+from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations, run_episodes
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import (
@@ -70,7 +70,6 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     return {"run": len(taken), "solved": sum(solved for solved, _ in taken), "written": len(kept)}
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
 def require_exportable(config: ExportConfig, out: Path) -> None:
     """Refuses what would be found out, or passed over, only after all episodes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -90,7 +89,6 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
             require_conditions("checkpoint", Path(folder), config.env, theirs.policy, "cpu", PHYSICS)
 
 
-# --------------------------------------------------------------------------------------------------------------- acting
 def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
@@ -113,26 +111,16 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
 
 def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -> list[tuple[bool, LeRobotEpisode]]:
     """Runs an episode per row until the task has stayed solved for env.hold_steps; returns which end solved."""
+
+    def controller(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
+        labels.append(act(step, shown).clamp(-1.0, 1.0))
+        return labels[0][:, None]
+
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]
-    seen: list[list[Observation]] = [[] for _ in seeds]  # before each action, one row each
-    actions: list[list[Tensor]] = [[] for _ in seeds]  # float32 [A]
-    held = [0] * len(seeds)  # env steps for which the task has been solved without a break
-    observation = env.reset(seeds, list(range(len(seeds))))
-    for step in range(env.spec.horizon):
-        live = [row for row, steps in enumerate(held) if steps < (config.env.hold_steps or config.env.horizon)]
-        if not live:
-            break
-        chosen = act(step, observation).clamp(-1.0, 1.0)
-        result = env.step_chunk(chosen[:, None])
-        for row in live:
-            seen[row].append(observation.rows([row]).to("cpu"))
-            actions[row].append(chosen[row].cpu())
-            held[row] = held[row] + 1 if bool(result.success[row].any()) else 0
-        observation = result.observation
-    return [(steps > 0, _frames(shown, acted)) for steps, shown, acted in zip(held, seen, actions, strict=True)]
-
-
-def _frames(seen: list[Observation], actions: list[Tensor]) -> LeRobotEpisode:
-    whole = Observation.concatenate(seen)
-    images = {name: shown.numpy() for name, shown in whole.images.items()}
-    return LeRobotEpisode(whole.instruction[0], torch.stack(actions).numpy(), whole.proprio.numpy(), images)
+    observation, hold = env.reset(seeds, list(range(len(seeds)))), config.env.hold_steps or config.env.horizon
+    episodes = []
+    for solved, taken in run_episodes(env, observation, controller, len(seeds), hold=hold):
+        seen, actions = taken.observation, taken.actions[:, 0].numpy()
+        images = {name: shown.numpy() for name, shown in seen.images.items()}
+        episodes.append((solved, LeRobotEpisode(seen.instruction[0], actions, seen.proprio.numpy(), images)))
+    return episodes

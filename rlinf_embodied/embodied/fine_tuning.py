@@ -101,7 +101,6 @@ class FineTuningLearner(PolicyLearner):
         self._made.fresh = self._config.start.checkpoint is None
         self._found: dict[tuple[int, bool], list[Demonstrations]] = {}
 
-    # ------------------------------------------------------------------------------------------------ demonstrations
     def open_sources(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
@@ -155,7 +154,6 @@ class FineTuningLearner(PolicyLearner):
         if self._made.fresh:
             self._made.measure(self._data)
 
-    # ------------------------------------------------------------------------------------------------------- learning
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes the epoch `step_context.iteration`, counted over both phases, and imitates the held-out episodes."""
         metrics = self._made.update(step_context, self._data) | self._made.held_out(self._held_out)

@@ -12,16 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.profile import Workload
-from rlinf_embodied.workflow.graph import (
-    CORES,
-    Edge,
-    Loop,
-    Repeat,
-    RepeatDecision,
-    StageSpec,
-    WeightEdge,
-    Workflow,
-)
+from rlinf_embodied.workflow.graph import CORES, Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 ENV, POLICY, REPLAY, ACTOR, HIGH_ACTOR = "env", "policy", "replay", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
@@ -49,30 +40,22 @@ def embodied_graph(
         learners: one for each level of policies that is trained; with HIGH_ACTOR, `policy` is one of two levels.
         replay: whether transitions are kept, and the learner gets batches of them.
     """
-    kinds = CORES if on_cores else ()
     acting = "hierarchy.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
-    stages: dict[str, StageSpec] = {}
+    spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", configs.get(name), **more)  # noqa: E731
+    stages: list[StageSpec] = []
     if loop is not None:
-        stages[ENV] = StageSpec(ENV, f"{_PACKAGE}.env_stage.EnvStage", configs.get(ENV), kinds=kinds, waits=robots)
-        stages[POLICY] = StageSpec(POLICY, f"{_PACKAGE}.{acting}", configs.get(POLICY))
+        kinds = CORES if on_cores else ()
+        stages = [spec(ENV, "env_stage.EnvStage", kinds=kinds, waits=robots), spec(POLICY, acting)]
     edges = [Edge(source, actor) for actor in learners for source in (POLICY, ENV)]
     if replay:
-        stages[REPLAY] = StageSpec(REPLAY, f"{_PACKAGE}.replay_stage.ReplayStage", configs.get(REPLAY))
+        stages.append(spec(REPLAY, "replay_stage.ReplayStage"))
         edges = [*([] if loop is None else [Edge(ENV, REPLAY)]), Edge(REPLAY, ACTOR)]
+    # statistics and minibatches are of all blocks
+    stages += [spec(actor, "learner.PolicyLearner", collective=True, whole=True) for actor in learners]
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,
-        stages={
-            **stages,
-            **{
-                actor: StageSpec(
-                    *(actor, f"{_PACKAGE}.learner.PolicyLearner", configs.get(actor)),
-                    collective=True,
-                    whole=True,  # statistics and minibatches are of all blocks
-                )
-                for actor in learners
-            },
-        },
+        stages={stage.name: stage for stage in stages},
         edges=tuple(edges),
         weight_edges=() if loop is None else tuple(WeightEdge(actor, POLICY) for actor in learners),
         loops={} if loop is None else {loop.name: loop},

@@ -65,7 +65,6 @@ def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor)
     return observation.with_proprio(proprio)
 
 
-# ------------------------------------------------------------------------------------------------------------- acting
 @dataclass(frozen=True, slots=True)
 class TwoLevelConfig:
     """What the stage needs to know."""
@@ -131,7 +130,6 @@ class TwoLevelStage:
             level.onload(step_context)
 
 
-# ----------------------------------------------------------------------------------------------------------- learning
 @dataclass(frozen=True, slots=True)
 class LowLevel:
     """Columns for a low-level policy's learner: the last observations as that policy would have seen them."""

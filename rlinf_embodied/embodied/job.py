@@ -15,7 +15,6 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import (
     AlgorithmConfig,
     CriticsConfig,
-    Reward,
     Source,
     TrainConfig,
 )
@@ -26,7 +25,7 @@ from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, 
 from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
-from rlinf_embodied.embodied.outcome import EvaluationResult, before_and_after, shown
+from rlinf_embodied.embodied.outcome import EvaluationResult, shown
 from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
 from rlinf_embodied.embodied.replay_stage import require_recorded
@@ -52,11 +51,6 @@ from rlinf_embodied.training.resume import saved_progress
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _CARRY_OVER = "carry_over"  # of the env, in a checkpoint
-_REWARDS = {
-    Reward.dense: "what the task gives for each step",
-    Reward.dense_delta: "how much what the task gives changed in the step",
-    Reward.sparse: "nothing for a step",
-}
 
 
 class EmbodiedJob:
@@ -118,13 +112,11 @@ class EmbodiedJob:
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
-        assert progress.before is not None
         assert isinstance(after, EvaluationResult)
-        shared = before_and_after(progress.before, after) | {"num_eval_episodes": len(after.episodes)}
+        number: dict[str, object] = {"num_eval_episodes": len(after.episodes)}
         if not self.config.algorithm.acts:
-            return shared | {"updates": progress.global_step}
-        return {
-            **shared,
+            return number | {"updates": progress.global_step}
+        return number | {
             "env_steps": progress.global_step,
             "env_steps_per_s": progress.global_step / progress.rollout_s if progress.rollout_s else None,
             "backend": of_type(executor.facts[ENV], EnvSpec)[0].backend,
@@ -192,15 +184,8 @@ class EmbodiedJob:
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
     def launch_notes(self) -> list[str]:
-        """Returns what training sees as the reward, or how many episodes are learned from."""
-        env = self.config.env
-        if self._fine_tunes:
-            every, out = sum(source.num_episodes for source in self._sources), self._stage().num_held_out
-            kinds = ", ".join(dict.fromkeys(source.kind.value for source in self._sources))
-            return [f"data     {every - out} episodes to learn from, {out} held out (algorithm.held_out): {kinds}"]
-        bonus = f", and {env.success_bonus:g} more in the last step of an episode that ends solved"
-        bonus = bonus if env.success_bonus else ""
-        return [f"reward   {_REWARDS[env.reward]}{bonus} (env.reward={env.reward.value}, env.success_bonus)"]
+        """Returns nothing; `config.yaml` has all settings."""
+        return []
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

@@ -119,7 +119,6 @@ class PolicyLearner(LearnerStage):
         require_version(versions, self.shared.version, step_context.staleness)
         return rollouts
 
-    # ---------------------------------------------------------------------------------------------------- checkpoints
     def write_policy(self, folder: Path) -> None:
         """Writes the policy; the high level in `high/`, next to the low-level one as it is while nobody trains it."""
         model, both = self._config.model, self._config.both

@@ -68,23 +68,6 @@ class EvaluationResult:
         return f"{shown(self.summary())} of {len(self.episodes)} episodes"
 
 
-def before_and_after(before: Mapping[str, object], after: EvaluationResult) -> dict[str, object]:
-    """Returns what summary.json tells of the outcome: success where the task has one, the return in any case.
-
-    Args:
-        before: the summary of the starting policy's evaluation.
-        after: the evaluation of the trained one.
-    """
-    names = {"success_once": "success_rate", "success_once_interval": "success_rate"}
-    names |= {"success_at_end": "success_at_end", "return": "return", "return_interval": "return"}
-    found: dict[str, object] = {}
-    for when, summary in (("before", before), ("after", after.summary())):
-        for name, short in names.items():
-            if name in summary:
-                found[f"{short}_{when}{'_interval' if name.endswith('_interval') else ''}"] = summary[name]
-    return found
-
-
 def shown(summary: Mapping[str, object]) -> str:
     """Returns the outcome in a summary for people: "success_once 63.0 % [56.1, 69.4], at_end ...", or the return."""
     if "success_once" in summary:
@@ -99,7 +82,6 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}
 
 
-# ----------------------------------------------------------------------------------------------------------- videos
 def write_mp4(path: Path, frames: Sequence[np.ndarray], fps: int = 20) -> None:
     """Writes frames, uint8 [S, S, 3] with S even, as H.264."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,6 @@ def require_fitting(folder: str, observation: Observation, criticised: bool = Fa
         )
 
 
-# ---------------------------------------------------------------------------------------------------------- conditions
 def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, Any]:
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 

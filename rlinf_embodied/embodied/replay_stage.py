@@ -33,7 +33,6 @@ _SAME = ("_target_", "task", "states", "options")
 _CURSOR = "cursor"  # of a state: where the next transition goes
 
 
-# ------------------------------------------------------------------------------------------------- recorded before
 def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
     """Checks that folders hold transitions of an env.
 
@@ -80,7 +79,6 @@ def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, n
     return whole
 
 
-# -------------------------------------------------------------------------------------------------------- one block
 class ReplayBuffer:
     """Transitions of one block, on the CPU; memory is taken as it fills."""
 
@@ -136,7 +134,6 @@ class ReplayBuffer:
             self._cursor = int(state[_CURSOR][0])
 
 
-# ------------------------------------------------------------------------------------------------------- the stage
 @dataclass(frozen=True, slots=True)
 class ReplayStageConfig:
     """What the stage needs to know."""
@@ -205,7 +202,6 @@ class ReplayStage:
         ]
         return {name: torch.cat([part[name] for part in parts], 1) for name in config.columns}
 
-    # ------------------------------------------------------------------------------------------------------------ state
     def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor]:
         """Returns what the worker's blocks gathered, as <block>.<replay or demonstrations>.<column>."""
         return {

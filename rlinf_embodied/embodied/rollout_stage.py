@@ -182,7 +182,6 @@ def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
 
-# ----------------------------------------------------------------------------------------------------------- bfloat16
 _Policy = TypeVar("_Policy", bound=Policy)
 _COMPUTES = (
     *("encode", "act", "evaluate", "value"),

@@ -65,7 +65,6 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
 def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
     path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot v3 dataset"

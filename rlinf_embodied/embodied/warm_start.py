@@ -71,30 +71,23 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
-    more: dict[str, object] = {}
-    if given is not None:  # its bytes are many: names, sizes and times stand for them
-        files = [(path.name, path.stat()) for path in sorted(Path(given).iterdir()) if path.is_file()]
-        more["published"] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    return _new(new, config.warm_start.cache_dir, session, cluster, more)
+    return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
 def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster) -> Path:
     """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
-    hierarchy = config.hierarchy
-    new = NewPolicyConfig(config.env, hierarchy.policy, config.run.seed, hierarchy=hierarchy)
-    of_choices = {name: getattr(hierarchy, name) for name in ("instructions", "columns", "way_columns")}
-    return _new(new, config.warm_start.cache_dir, session, cluster, {"level": "high", **of_choices})
+    new = NewPolicyConfig(config.env, config.hierarchy.policy, config.run.seed, hierarchy=config.hierarchy)
+    return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
-def _new(
-    config: NewPolicyConfig,
-    cache_dir: str,
-    session: Session,
-    cluster: Cluster,
-    more: Mapping[str, object],
-) -> Path:
-    """Returns the folder of a policy that has learned nothing here; `more` of its key."""
-    key = {"seed": config.seed, "measures": config.measures, **more}
+def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Cluster) -> Path:
+    """Returns the folder of a policy that has learned nothing here."""
+    key: dict[str, object] = {"seed": config.seed, "measures": config.measures}
+    if config.published is not None:  # its bytes are many: names, sizes and times stand for them
+        files = [(path.name, path.stat()) for path in sorted(Path(config.published).iterdir()) if path.is_file()]
+        key["published"] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    if config.hierarchy is not None:
+        key["choices"] = [getattr(config.hierarchy, name) for name in ("instructions", "columns", "way_columns")]
     cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
     return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster))
 
@@ -104,7 +97,6 @@ def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: 
     common.make_policy(folder, workflow, _STAGE, session, cluster)
 
 
-# ------------------------------------------------------------------------------------------------------------ new ones
 @dataclass(frozen=True, slots=True)
 class NewPolicyConfig:
     """What the stage needs to know."""
@@ -171,7 +163,6 @@ class NewPolicyStage:
         return {name: torch.cat(parts) for name, parts in columns.items() if parts and parts[0].shape[1] > 0}
 
 
-# ------------------------------------------------------------------------------------------------------------- cloning
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
     algorithm = SFTConfig(**{name: getattr(config.warm_start, name) for name in _PHASES}, held_out=0.0)
@@ -199,7 +190,6 @@ def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: C
         common.make_policy(folder, fine_tuning_workflow(stage), ACTOR, session, cluster, train)
 
 
-# --------------------------------------------------------------------------------------------------------------- cache
 def clone_folder(config: TrainConfig, kind: str) -> Path:
     """Returns where the behaviour-cloned policy of a training is cached: keyed by all that it is a function of.
 

@@ -25,7 +25,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not be taken for a reply
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for answer, reference in (("$\\frac{1}{2}$", "$0.5$"), ("$x^2-1$", "$(x-1)(x+1)$")):
         are_equal(answer, reference)  # builds tables and patterns that no question should have to pay for
     for line in sys.stdin.buffer:

@@ -126,19 +126,5 @@ def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(strai
 def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
     words = ["algorithm.updates_per_step=1", "algorithm.lr=3e-3", "run.num_iterations=15", "eval.num_episodes=20"]
     found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.options.hidden_size=32"))
-    assert found["success_rate_before"] < 0.3
-    assert found["success_rate_after"] > 0.8
-
-
-@pytest.mark.slow
-def test_a_policy_learns_to_swing_less(tmp_path) -> None:
-    words = [
-        "algorithm.updates_per_step=1",
-        "run.num_iterations=60",
-        "policy.options.hidden_size=64",
-        "eval.num_episodes=16",
-    ]
-    words += ["algorithm.critic_hidden_size=64", "algorithm.capacity=4000", "algorithm.batch_size=64"]
-    words += ["algorithm.lr=1e-3", "algorithm.value_lr=1e-3", "checkpoint.every=0", "env.block_size=8"]
-    found = train(small(f"run.dir={tmp_path}", *words, "env.horizon=50"))
-    assert found["return_after"] > found["return_before"] + 60
+    assert found["before"]["success_once"] < 0.3
+    assert found["after"]["success_once"] > 0.8

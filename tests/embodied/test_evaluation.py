@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import av
 import pytest
-import torch
 from runs import clone, cluster, tiny, train
-from torch import Tensor
 
-from envs import point_reach
-from envs.simulator import Measurement
+from envs.episodes import EpisodeEnv
 from rlinf_embodied.compose import compose_evaluate
-from rlinf_embodied.embodied import evaluation as evaluation_module
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, max_failures
 from rlinf_embodied.errors import CheckpointError, RlinfError
@@ -80,31 +75,12 @@ def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsy
         assert f"of {len(solved)}" in next(line for line in printed.splitlines() if line.startswith(name))
 
 
-def test_evaluation_never_sees_a_training_seed(trained, monkeypatch) -> None:
-    resets: dict[str, list[int]] = {"train": [], "evaluate": []}
-    original = evaluation_module.EvaluationEnvStage.open
-    from envs.episodes import EpisodeEnv
-
-    where = ["train"]
-    begin = EpisodeEnv.reset
-
-    def reset(self, seeds: Sequence[int], rows=None):
-        resets[where[0]] += [int(seed) for seed in seeds]
-        return begin(self, seeds, rows)
-
-    def opened(self, step_context, blocks):
-        where[0] = "evaluate"
-        try:
-            return original(self, step_context, blocks)
-        finally:
-            where[0] = "train"
-
-    monkeypatch.setattr(EpisodeEnv, "reset", reset)
-    monkeypatch.setattr(evaluation_module.EvaluationEnvStage, "open", opened)
-    train(tiny(f"run.dir={trained.parent / 'seeds'}", "run.num_iterations=1", "eval.num_episodes=5"))
-    assert sorted(set(resets["evaluate"])) == [9000, 9001, 9002, 9003, 9004]
-    assert resets["train"]
-    assert all(seed >= TRAINING_SEED_BIT for seed in resets["train"])
+def test_evaluation_never_sees_a_training_seed(tmp_path, monkeypatch) -> None:
+    seeds, begin = [], EpisodeEnv.reset
+    monkeypatch.setattr(EpisodeEnv, "reset", lambda self, new, rows=None: seeds.extend(new) or begin(self, new, rows))
+    train(tiny(f"run.dir={tmp_path}", "run.num_iterations=1", "eval.num_episodes=5"))
+    assert {seed for seed in seeds if seed < TRAINING_SEED_BIT} == {9000, 9001, 9002, 9003, 9004}
+    assert any(seed >= TRAINING_SEED_BIT for seed in seeds)
 
 
 # ---------------------------------------------------------------------------------------------------- what is written
@@ -147,7 +123,7 @@ def test_training_checkpoints_and_the_link_to_the_latest_can_be_evaluated(traine
     by_link = evaluate(tmp_path / "b", f"checkpoint={trained / 'checkpoints/latest'}", "eval.num_episodes=7")
     summary = json.loads((trained / "summary.json").read_text())
     assert by_name["episodes"] == by_link["episodes"]
-    assert by_name["success_once"] == summary["success_rate_after"]
+    assert by_name["success_once"] == summary["after"]["success_once"]
     assert by_name["return"] == pytest.approx(summary["after"]["return"])
 
 
@@ -176,24 +152,6 @@ def test_other_shapes_are_refused_before_a_step_also_where_a_mismatch_is_allowed
     allowed = [f"checkpoint={clone(tiny())}", override, "eval.num_episodes=2", "allow_mismatch=true"]
     with pytest.raises(RlinfError, match=says):
         evaluate(tmp_path / "a", *allowed)
-    assert not (tmp_path / "a/eval_info.json").exists()
-
-
-class LongerProprioception(point_reach.PointSimulator):
-    """The toy with three more numbers of proprioception than it has."""
-
-    def measure(self, actions: Tensor) -> Measurement:
-        """Returns the toy's state with a longer proprioception."""
-        found = super().measure(actions)
-        return replace(found, proprio=torch.cat([found.proprio, found.proprio[:, :1].repeat(1, 3)], 1))
-
-
-def test_an_env_of_other_sizes_than_the_policys_is_refused_before_an_episode(tmp_path, monkeypatch) -> None:
-    folder = clone(tiny())
-    monkeypatch.setattr(point_reach, "PointSimulator", LongerProprioception)
-    rule = r"was made for PointReach-v0 with .*'proprio': \[4\].* but this env shows .*'proprio': \[7\]"
-    with pytest.raises(CheckpointError, match=rule):
-        evaluate(tmp_path / "a", f"checkpoint={folder}", "eval.num_episodes=2", "allow_mismatch=true")
     assert not (tmp_path / "a/eval_info.json").exists()
 
 
@@ -248,10 +206,9 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     assert whole.score == pytest.approx(1 - unsolved / 24)
 
 
-def test_videos_bear_the_iteration_of_the_checkpoint_and_progress_is_told(trained, tmp_path, capsys) -> None:
-    chosen = ["eval.record_video=true", "eval.num_episodes=7", f"checkpoint={trained}/checkpoints/latest"]
+def test_progress_is_told(trained, tmp_path, capsys) -> None:
+    chosen = ["eval.num_episodes=7", f"checkpoint={trained}/checkpoints/latest"]
     evaluate(tmp_path, *chosen)
-    assert [path.name for path in (tmp_path / "videos").iterdir()] == ["step_2"]
     out = capsys.readouterr().out
     assert "episodes 4/7" in out
     assert "episodes 7/7" in out

@@ -63,7 +63,7 @@ def test_a_run_learns_and_leaves_a_policy_that_another_continues(recording: Path
     losses = [row["losses/held_out_loss"] for row in metric_rows(tmp_path / "run")]
     assert len(losses) == 4
     assert losses[-1] < losses[0]
-    assert {"success_rate_before", "success_rate_after", "success_at_end_after"} <= set(summary)
+    assert {"success_once", "success_at_end"} <= set(summary["before"]) & set(summary["after"])
     latest = tmp_path / "run/checkpoints/latest"
     assert {"config.json", "model.safetensors", "evaluation.json"} <= {path.name for path in latest.iterdir()}
     more = [f"warm_start.checkpoint={latest}", "algorithm.epochs=0", "algorithm.head_epochs=1", "run.num_iterations=1"]

@@ -157,7 +157,7 @@ def test_a_checkpoint_acts_with_both_of_its_policies(straight, tmp_path, capsys)
     words = [f"checkpoint={folder}/checkpoints/latest", f"run.dir={tmp_path}", "cluster=serial"]
     words += ["eval.num_episodes=3", "eval.num_envs=3", "eval.record_video=false"]
     evaluate_command(compose_evaluate(words))
-    assert f"return {summary['return_after']:.2f}" in capsys.readouterr().out
+    assert f"return {summary['after']['return']:.2f}" in capsys.readouterr().out
 
 
 def test_a_frozen_lower_level_stays_as_it_is(straight, tmp_path) -> None:

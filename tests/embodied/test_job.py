@@ -1,4 +1,4 @@
-"""What a run says about itself before it starts."""
+"""What a job refuses before it starts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,6 @@ from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.embodied import job
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
-
-GIVEN = {
-    "dense": "what the task gives for each step",
-    "dense_delta": "how much what the task gives changed in the step",
-    "sparse": "nothing for a step",
-}
-
-
-@pytest.mark.parametrize("reward", list(GIVEN))
-def test_what_is_rewarded_is_said_with_the_bonus_of_success(reward: str) -> None:
-    bonus = "and 2.5 more in the last step of an episode that ends solved"
-    (said,) = EmbodiedJob(tiny(f"env.reward={reward}", "env.success_bonus=2.5")).launch_notes()
-    assert said == f"reward   {GIVEN[reward]}, {bonus} (env.reward={reward}, env.success_bonus)"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,6 @@ import torch.distributed as dist
 from runs import GRPO, tiny_overrides, train
 from safetensors.torch import load_file, save_file
 
-from experiments.examples.small_openvla import Options as Small
-from experiments.examples.small_openvla import write_small
-from policies.checkpoint_folder import write_json
 from policies.openvla.actions import ActionTokens, range_of
 from policies.openvla.decoding import TokenDistribution, decode
 from policies.openvla.folder import read_checkpoint
@@ -25,7 +22,6 @@ from policies.openvla.policy import OpenVLAPolicy
 from policies.openvla.prompt import PromptTokenizer
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.learning.checkpoint import weights_sha256
@@ -126,18 +122,6 @@ def test_it_is_cloned_on_the_tokens_that_it_may_draw(published) -> None:
     tokens = torch.from_numpy(policy._tokens.encode(policy._normalised(actions.numpy())))
     log_probs = policy.evaluate(features, {"tokens": tokens}, 1.0).log_probs
     torch.testing.assert_close(-policy.imitation_loss(features, actions, {}), log_probs.mean((1, 2)).sum())
-
-
-def test_the_small_one_can_have_the_ranges_and_the_proprioception_of_a_data_set(tmp_path) -> None:
-    kinds = {"action": ([-2.0, 0.0], [2.0, 0.5]), "observation.state": ([-3.0] * 5, [1.0] * 5)}
-    observation = {name: {"min": low, "max": high} for name, (low, high) in kinds.items()}
-    (tmp_path / "data" / "meta").mkdir(parents=True)
-    write_json(tmp_path / "data" / "meta" / "stats.json", observation)
-    small = Small(out=str(tmp_path / "small"), data=str(tmp_path / "data"), hidden_size=32, image_size=28)
-    policy, _ = policy_of(write_small(small), {**PARALLEL, "proprio": True})
-    assert policy.range.low.tolist() == [-2.0, 0.0]
-    assert policy.range.high.tolist() == [2.0, 0.5]
-    assert policy.encode(shown())["proprio"].abs().max() == 1.0  # beyond the range of the data: clipped
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -291,11 +275,6 @@ def test_an_l1_head_is_evaluated_and_refused_by_rl(tmp_path) -> None:
 def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, words: str) -> None:
     with pytest.raises((ConfigError, CheckpointError), match=words):
         OpenVLAPolicy.from_folder(published, env, config_of(options)).encode(shown())
-
-
-def test_a_published_folder_alone_says_what_to_do(published) -> None:
-    with pytest.raises(CheckpointError, match="is a published folder, which does not say what it acts in: start a"):
-        load_policy(config_of(PARALLEL), str(published), "cpu")
 
 
 def test_a_checkpoint_of_other_options_is_refused(published, tmp_path) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 from envs import point_reach
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.embodied import env_stage
-from rlinf_embodied.embodied.env_stage import make_env, paced
+from rlinf_embodied.embodied.env_stage import paced
 from rlinf_embodied.interfaces.envs import VectorEnv
-from tests.observations import stacked
 
 ROWS, SEEDS = 4, [1, 2, 3, 4]
 
@@ -71,16 +70,3 @@ def test_steps_begin_a_period_apart_and_a_chunk_returns_when_its_last_step_is_ov
     assert clock.now_s == start_s + config.chunk / 16
     # the env's own computing is part of the period: 3/64 s are left of a step, 1/64 s of the last one, with images
     assert clock.slept_s == [3 / 64] * (config.chunk - 1) + [1 / 64]
-
-
-def test_what_an_env_gives_does_not_depend_on_its_rate(clock: Clock) -> None:
-    config = tiny().env
-    plain, slow = (make_env(config, ROWS, "cpu") for _ in range(2))
-    for env in (plain, slow):
-        env.reset(SEEDS)
-    for _ in range(config.horizon // config.chunk + 1):  # over an episode's end
-        one = plain.step_chunk(actions_for(config), SEEDS)
-        other = paced(slow, actions_for(config), SEEDS, 16)
-        assert torch.equal(one.rewards, other.rewards)
-        assert one.episodes == other.episodes
-        assert torch.equal(stacked(one.observation), stacked(other.observation))

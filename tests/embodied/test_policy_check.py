@@ -14,9 +14,9 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_check import new_policy, require_policy_class
 from rlinf_embodied.embodied.policy_folder import save_policy
-from rlinf_embodied.errors import CheckpointError, ConfigError, PlugInError
+from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Features, Policy, Record
+from rlinf_embodied.interfaces.policies import Policy
 from tests.observations import env_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
@@ -65,13 +65,6 @@ class NoModule(ProprioPolicy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, env, seed)
         del self.module
-
-
-class Interrupts(ProprioPolicy):
-    def evaluate(self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True):
-        if torch.is_grad_enabled() and len(record["tokens"]) < 16:  # in a minibatch
-            return {}["nothing"]
-        return super().evaluate(features, record, temperature, entropy_gradient)
 
 
 class ForgetsConfig(ProprioPolicy):
@@ -132,13 +125,6 @@ def run(folder: Path, target: str, *overrides: str) -> dict:
     own = ["policy=state", f"policy._target_={target}", "policy.critic=observation", "algorithm=ppo_dense"]
     short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2"]
     return train(tiny(*own, *short, f"run.dir={folder}", *overrides))
-
-
-def test_what_raises_in_the_middle_is_shown_by_its_own_line(tmp_path) -> None:
-    with pytest.raises(
-        PlugInError, match=r"failed in actor.run .* KeyError: 'nothing', from\n  .*line \d+, in evaluate"
-    ):
-        run(tmp_path, f"{__name__}.Interrupts", "algorithm.critic_warmup_iterations=0")
 
 
 def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:

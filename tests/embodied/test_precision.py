@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import numpy as np
@@ -59,20 +58,6 @@ def pair(kind: str, critic: Critic = Critic.privileged) -> tuple[Policy, Policy,
 def sampled(policy: Policy, shown: Observation) -> tuple[dict[str, Tensor], PolicyOutput]:
     features = policy.encode(shown)
     return features, policy.act(features, policy.spec.noise.draw(0, "action", np.arange(ROWS)), 1.0)
-
-
-@pytest.mark.parametrize("kind", POLICIES)
-def test_a_policy_in_bfloat16_is_one_of_its_class_and_imitates(kind: str) -> None:
-    plain, low, shown = pair(kind)
-    assert isinstance(low, type(plain))
-    assert inspect.getattr_static(low, "imitation_loss", None) is not None  # where Python 3.12 looks for a protocol's
-    noise = plain.imitation_noise
-    targets = {} if noise is None else {"noise": noise.draw(0, "flow", np.arange(ROWS))}
-    actions = torch.linspace(-1, 1, ROWS * 6).reshape(ROWS, 3, 2)
-    losses = [p.imitation_loss(p.encode_trainable(shown), actions, targets) for p in (plain, low)]
-    assert losses[1].dtype is torch.float32
-    assert losses[0] != losses[1]
-    torch.testing.assert_close(losses[1], losses[0], rtol=0.05, atol=0.05)
 
 
 @pytest.mark.parametrize("kind", POLICIES)

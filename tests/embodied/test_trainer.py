@@ -218,10 +218,10 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     for name in ("curve.png", "tensorboard"):
         assert (tmp_path / name).exists(), name
     promised = {
-        *("iterations", "success_rate_before", "success_rate_after", "env_steps_per_s", "plan"),
+        *("iterations", "before", "after", "env_steps_per_s", "plan"),
         *("predicted_s_per_iteration", "measured_s_per_iteration", "weights_sha256"),
     }
     assert promised <= set(summary)
     assert (summary["iterations"], summary["plan"], summary["num_eval_episodes"]) == (4, "collocated", 3)
-    low, high = summary["success_rate_after_interval"]
-    assert low <= summary["success_rate_after"] <= high
+    low, high = summary["after"]["success_once_interval"]
+    assert low <= summary["after"]["success_once"] <= high

@@ -67,7 +67,7 @@ def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
     assert "seeds 9000..9005" in out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     info = json.loads((tmp_path / "eval/eval_info.json").read_text())
-    assert info["success_once"] == summary["success_rate_after"]
+    assert info["success_once"] == summary["after"]["success_once"]
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input

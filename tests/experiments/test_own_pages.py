@@ -69,7 +69,6 @@ def test_the_env_trains_from_nothing_and_is_evaluated(importable, capsys) -> Non
     EmbodiedJob(config).require_checkpoint(None)
     assert train(config)["iterations"] == 1
     out = capsys.readouterr().out
-    assert "reward   what the task gives for each step, and 5 more in the last step of an episode" in out
     assert "videos   none, the env cannot be filmed" in out
     info = evaluated(run)
     assert (info["env"]["task"], info["episode_len"]) == ("Pusher-v5", 10)
@@ -116,8 +115,8 @@ def test_the_image_env_trains_a_convolutional_policy_and_tells_success(importabl
     run = importable / "run"
     train(compose_train(words_of(GYM, "own_gymnasium", run, *SHORT, "cluster=serial")))
     summary = json.loads((run / "summary.json").read_text())
-    assert 0 <= summary["success_rate_after"] <= 1
-    assert summary["return_after"] in (-1.0, 0.0, 1.0)
+    assert 0 <= summary["after"]["success_once"] <= 1
+    assert summary["after"]["return"] in (-1.0, 0.0, 1.0)
     info = evaluated(run)
     assert info["episode_len"] == 9  # the env's own end, which is no time limit
     assert "success_once" in info
@@ -131,9 +130,9 @@ def test_a_task_without_success_shows_its_return_everywhere(importable, capsys) 
         train(compose_train([*words, "run.until_success=0.9"]))
     train(compose_train(words))
     summary, out = json.loads((run / "summary.json").read_text()), capsys.readouterr().out
-    low, high = summary["return_after_interval"]
-    assert low <= summary["return_after"] <= high
-    assert not any("success" in key for key in summary)
+    low, high = summary["after"]["return_interval"]
+    assert low <= summary["after"]["return"] <= high
+    assert not any("success" in key for key in summary["after"])
     assert re.search(r"before RL return -?[\d.]+ \[.*\]; after return -?[\d.]+ \[", out)
     assert "success_once -" in out  # of an iteration: there is none
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
