@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 
+import ray
 from ray.cluster_utils import Cluster as RayCluster
 from runs import tiny, train
 
@@ -25,6 +26,8 @@ def main(folder: Path) -> None:
     on_both = ["cluster=ray", f"cluster.address={nodes.address}", "plan=disaggregated"]
     summary = train(tiny(f"run.dir={folder}", "run.num_iterations=12", "run.exact=exact", *on_both))
     alone = train(tiny(f"run.dir={folder}-alone", "run.num_iterations=12", "run.exact=exact"))
+    ray.shutdown()  # before its head node: a driver that is still connected would be ended with it
+    nodes.shutdown()
     print(json.dumps({"lost": summary["weights_sha256"], "alone": alone["weights_sha256"]}))
 
 
