@@ -9,6 +9,7 @@ that the stages' times depend on stay as they are.  It is always measured again.
 """
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
 def profile_stages(config: TrainConfig | MathConfig) -> None:
     from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
     from rlinf_embodied.reasoning.job import ReasoningJob
-    from rlinf_embodied.runtime.session import find_cluster, open_session
+    from rlinf_embodied.runtime.session import find_cluster, make_session
     from rlinf_embodied.telemetry.live import LiveView
     from rlinf_embodied.telemetry.run_folder import RunFolder
     from rlinf_embodied.telemetry.tables import text_table
@@ -43,7 +44,7 @@ def profile_stages(config: TrainConfig | MathConfig) -> None:
     cluster = find_cluster(config.cluster)
     folder = RunFolder(Path(config.run.dir or f"runs/profile-{job.name}"))
     view = LiveView(1)
-    with open_session(config.cluster) as session:
+    with closing(make_session(config.cluster)) as session:
         start = str(job.starting_policy(session, cluster, view.progress))
         session.clear()
         profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress)

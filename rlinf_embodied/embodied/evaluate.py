@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import USE_ITS_OWN, differences, fingerprint, trained_under
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.runtime.session import find_cluster, open_session
+from rlinf_embodied.runtime.session import find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
@@ -47,7 +48,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     stage = _policy_stage(config, asked, cluster.kind)
     require_env_target(config.env)
     folder = RunFolder(where)
-    with open_session(config.cluster) as session:
+    with closing(make_session(config.cluster)) as session:
         view = LiveView(1)
         evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
         result = evaluation.run(0)

@@ -60,16 +60,11 @@ class Executor:
         """Returns the workers that host a stage, in the order of its group's ranks."""
         return self._hosts.workers(stage)
 
-    def _add_stage(self, name: str) -> list[object]:
-        return self._session.add_stage(self.workflow.stages[name], self._hosts.contexts(name))
-
     # ---------------------------------------------------------------------------------------------------- iteration
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
 
-        Args:
-            step_context: of the iteration.
-            follow: what comes after it, where the plan has later iterations begin before it ends.
+        `follow` says what comes after it, where the plan has later iterations begin before it ends.
 
         Raises:
             RlinfError: what a worker raised, or a HangError.
@@ -178,26 +173,11 @@ class Executor:
         receivers = self._hosts.receivers(edge)
         step_context = state.step_context if state else StepContext(0)
         if receivers and weights is None:
-            self.send_weights(edge.source, edge.target, receivers, step_context, state)
-        elif receivers:
+            weights, exported = self.export(edge.source, step_context)
+            if state is not None:
+                state.timings.append(exported)
+        if receivers:
             self.install(weights, edge.target, receivers, step_context, state)
-
-    def send_weights(
-        self,
-        source: str,
-        target: str,
-        receivers: Sequence[int],
-        step_context: StepContext,
-        state: Iteration | None = None,
-    ) -> None:
-        """Exports weights at one stage and installs them at another one, which verifies version and checksum.
-
-        Without a `state`, which collects the receipts, it is waited for here.
-        """
-        weights, exported = self.export(source, step_context)
-        self.install(weights, target, receivers, step_context, state)
-        if state is not None:
-            state.timings.append(exported)
 
     def export(self, source: str, step_context: StepContext) -> tuple[Ref, Ref]:
         """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt."""
@@ -213,7 +193,10 @@ class Executor:
         step_context: StepContext,
         state: Iteration | None = None,
     ) -> None:
-        """Has published weights installed in workers of a stage, behind the calls that these were given."""
+        """Has published weights installed in workers of a stage, behind the calls that these were given.
+
+        These verify version and checksum.  Without a `state`, which collects the receipts, it is waited for here.
+        """
         call = Call(target, "install_weights", step_context)
         answers = self._session.submit([(worker, call, [weights]) for worker in receivers])
         if state is None:

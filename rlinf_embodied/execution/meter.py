@@ -16,7 +16,6 @@ import psutil
 from rlinf_embodied import device as devices
 from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec, solo_context
 from rlinf_embodied.runtime.session import Ref, Session, of_type
-from rlinf_embodied.runtime.tensor_wire import payload_bytes
 from rlinf_embodied.workflow.graph import StageSpec
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -65,10 +64,6 @@ class Meter:
         peak_bytes = self.read(step_context).peak_bytes
         self.reset(step_context)
         return peak_bytes
-
-    def count(self, step_context: StepContext, payload: object) -> int:
-        """Returns the bytes of a payload."""
-        return payload_bytes(payload)
 
 
 METER = StageSpec("profiler.meter", f"{__name__}.Meter", None)
@@ -162,12 +157,12 @@ class MeteredSession:
         self.ask([worker], stage, method, iteration, payloads)
         return time.perf_counter() - start
 
-    def publish(self, worker: int, stage: str, method: str, iteration: int) -> Ref:
-        """Returns a reference to what a stage of one worker answers, as soon as it is there."""
-        call = Call(stage, method, StepContext(iteration), publishes=True)
-        ((value, receipt),) = self._inner.submit([(worker, call, [])])
-        self._inner.fetch([receipt], f"{stage}.{method}")
-        return value
+    def publish(self, worker: int, stage: str, method: str, iteration: int) -> tuple[Ref, int]:
+        """Returns a reference to what a stage of one worker answers, as soon as it is there, and its bytes."""
+        call = Call(stage, method, StepContext(iteration), publishes=True, counts_bytes=True)
+        ((value, ref),) = self._inner.submit([(worker, call, [])])
+        (receipt,) = of_type(self._inner.fetch([ref], f"{stage}.{method}"), Receipt)
+        return value, receipt.num_bytes[0]
 
     def readings(self) -> dict[int, Reading]:
         """Returns memory and CPU seconds of every worker."""

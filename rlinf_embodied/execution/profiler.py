@@ -28,7 +28,7 @@ from rlinf_embodied.config import PlanConfig
 from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
-from rlinf_embodied.execution.meter import METER, MeteredSession, Reading
+from rlinf_embodied.execution.meter import MeteredSession, Reading
 from rlinf_embodied.planning.probes import (
     Cell,
     Iteration,
@@ -99,14 +99,8 @@ def measure(
 ) -> Profile:
     """Returns the profile of a workflow on a cluster; the session's workers are left without stages.
 
-    Args:
-        workflow: its stages are built several times, and forgotten.
-        session: where the probes run.
-        cluster: its devices.
-        name: of the profile.
-        key: what it is valid for, see `fingerprint`.
-        progress: called with (what, done, total, remark).
-        budget_s: seconds for the repetitions: rollouts are shortened accordingly, to no less than a quarter.
+    Its stages are built several times.  `key` is what the profile is valid for, see `fingerprint`; `budget_s` are
+    seconds for the repetitions: rollouts are shortened accordingly, to no less than a quarter.
     """
     start, planned = time.time(), probes(workflow, cluster)
     profiling = _Profiling(workflow, session, cluster, planned, budget_s)
@@ -248,13 +242,7 @@ class _Profiling:
         """Files resident bytes, and of iterations that ran working bytes and CPU cores.
 
         Both sides of a loop that is one call per worker have its peak.  A stage takes no more cores than its device
-        has, or it could not have run there.
-
-        Args:
-            probe: what was built.
-            executor: of its stages.
-            before: what the workers held before the iterations.
-            seconds: that these took.
+        has, or it could not have run there.  `before` was read before the iterations, which took `seconds`.
         """
         earlier: set[str] = set()
         peaks, after = self._metered.peaks(), self._metered.readings()
@@ -312,16 +300,15 @@ class _Profiling:
             sender, receiver = executor.workers(edge.source)[0], executor.workers(edge.target)[-1]
             if ends in self._took and (sender == receiver or self._took[ends][0] != self._took[ends][1]):
                 continue
-            exports, installs, size = [], [], 0.0
+            exports, installs, size = [], [], 0
             for _ in range(2):
                 start = time.perf_counter()
-                weights = self._metered.publish(sender, edge.source, "export_weights", number)
+                weights, size = self._metered.publish(sender, edge.source, "export_weights", number)
                 exports.append(time.perf_counter() - start)
                 installs.append(self._metered.seconds_of(receiver, edge.target, "install_weights", number, [weights]))
-                (size,) = self._metered.ask([receiver], METER.name, "count", payloads=[weights])
             self._took[ends] = sender, receiver
             seconds = statistics.median(exports), statistics.median(installs)
-            self.measured.weights[ends] = WeightProfile(cast(int, size), *seconds)
+            self.measured.weights[ends] = WeightProfile(size, *seconds)
 
 
 class Effort:

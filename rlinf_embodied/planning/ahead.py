@@ -31,10 +31,7 @@ _SAME = 1e-9  # of a run's seconds
 def steady(times: Simulator, plan: Plan, traced: bool = False) -> Simulation:
     """Returns what happens in one iteration of a plan that has run for a while; inf seconds where a stage cannot run.
 
-    Args:
-        times: of the calls.
-        plan: its staleness is positive.
-        traced: with spans, of the last run, from its beginning on.
+    Spans are those of the last run, from its beginning on.
     """
     runs = _Runs(times, plan, traced)
     ends: list[float] = []

@@ -31,11 +31,9 @@ class DriftWatch:
     ratios: dict[str, list[float]] = field(default_factory=dict)
 
     def observe(self, measured_s: Mapping[str, float], rounds: Mapping[str, int] | None = None) -> None:
-        """Takes the seconds of an iteration by stage.
+        """Takes the seconds of an iteration: of the busiest worker of each stage, and the rounds of repeated ones.
 
-        Args:
-            measured_s: of the busiest worker of each stage.
-            rounds: of each loop stage; a repeat that took more rounds than usual does not make its stages slower.
+        A repeat that took more rounds than usual does not make its stages slower.
         """
         for stage, expected_s in self.predicted_s.items():
             if stage not in measured_s or expected_s <= 0:
@@ -74,12 +72,7 @@ def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: 
     Another one has to win by a margin, and to save more in the remaining iterations than the switch takes.  The
     staleness stays what it is.
 
-    Args:
-        pricer: with the profile that the plan was made by.
-        plan: the present one.
-        factors: by stage, how much longer than predicted it took; 1 where none is given.
-        remaining: iterations to come.
-        switch_s: seconds that a switch of plans takes: a checkpoint, and new stages.
+    `factors` say by stage how much longer than predicted it took; 1 where none is given.
 
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).

@@ -177,17 +177,18 @@ def resolve(name: str, variants: Sequence[Mapping[str, object]], cluster: Cluste
         else (cluster.num_computing, cluster.cores_beside if workflow.of_cores() else (), cluster.num_devices)
     )
     variant = _chosen(name, variants, num_devices, bool(cores), total)
-    texts, exclusive, staleness = variant.get("items"), variant.get("exclusive") or [], variant.get("staleness", 0)
-    for key, value in (("items", texts), ("exclusive", exclusive)):
+    texts, staleness = dict[str, Sequence[str]](), variant.get("staleness", 0)
+    for key, value in (("items", variant.get("items")), ("exclusive", variant.get("exclusive") or [])):
         if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
             rule = "a list of texts like 'actor on all', exclusive like 'env+policy / actor'"
             raise PlanError(f"plan.{name}.{key} is {value!r}, but it is {rule}: correct the plan")
+        texts[key] = value
     if isinstance(staleness, bool) or not isinstance(staleness, int) or not 0 <= staleness <= MAX_STALENESS:
         rule = f"a whole number of iterations, 0 to {MAX_STALENESS}"
         raise PlanError(f"plan.{name}.staleness is {staleness!r}, but it is {rule}: correct it, or leave it out for 0")
     reader = _Reader(workflow, num_devices, cores, total)
-    items = [item for i, text in enumerate(texts) for item in reader.items(text, f"plan.{name}.items[{i}]")]
-    plan = Plan(name, total, tuple(items), reader.pairs(exclusive), staleness)
+    items = [item for i, text in enumerate(texts["items"]) for item in reader.items(text, f"plan.{name}.items[{i}]")]
+    plan = Plan(name, total, tuple(items), reader.pairs(texts["exclusive"]), staleness)
     check(plan, workflow)
     for place in plan.places().values() if cores else ():
         if set(place.devices) & set(cores) != set(place.devices if place.stage in workflow.of_cores() else ()):

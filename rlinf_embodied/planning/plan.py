@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rlinf_embodied.workflow.graph import Loop, Workflow
@@ -181,8 +181,13 @@ def collocated(workflow: Workflow, num_devices: int, name: str = "collocated", c
 
     Stages that run on cores only are on `cores`, devices in addition, where there are some.
     """
-    places = {}
-    for stage in workflow.stages:
-        devices = cores if cores and stage in workflow.of_cores() else tuple(range(num_devices))
-        places[stage] = Place(stage, devices[: workflow.most_devices(stage)])
-    return Plan(name, num_devices + len(cores), in_order(workflow, places))
+    on_cores = workflow.of_cores() if cores else ()
+    devices = {stage: cores if stage in on_cores else tuple(range(num_devices)) for stage in workflow.stages}
+    return replace(placed(workflow, devices, name), num_devices=num_devices + len(cores))
+
+
+def placed(workflow: Workflow, devices: Mapping[str, Devices], name: str, shards: int = 1) -> Plan:
+    """Returns the plan with each stage on these devices, or as many of them as its blocks suffice for."""
+    places = {stage: Place(stage, on[: workflow.most_devices(stage)]) for stage, on in devices.items()}
+    number = 1 + max(device for on in devices.values() for device in on)
+    return Plan(name, number, in_order(workflow, places, shards))

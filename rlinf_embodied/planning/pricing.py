@@ -40,12 +40,8 @@ class Pricer:
     ) -> None:
         """Checks that the profile covers the workflow.
 
-        Args:
-            workflow: the graph.
-            profile: what its stages cost.
-            cluster: what there is to run on.
-            standing: further copies of stages on the computing devices, for evaluations.
-            scale: real devices that each device of the cluster stands for.
+        Evaluations have `standing` copies of stages on the computing devices; `scale` are the real devices that each
+        device of the cluster stands for.
 
         Raises:
             ConfigError: the profile lacks a stage.

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlinf_embodied.cluster.hardware import WAITING, Cluster
-from rlinf_embodied.planning.plan import Devices, Place, Plan, collocated, in_order, sorted_pairs
+from rlinf_embodied.planning.plan import Devices, Plan, collocated, placed, sorted_pairs
 from rlinf_embodied.planning.profile import Floats, Profile, StageProfile, WeightProfile, Workload
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
@@ -97,7 +97,7 @@ def probes(workflow: Workflow, cluster: Cluster) -> list[Probe]:
     for kind, device in reversed(kinds.items()):
         places = dict.fromkeys(workflow.stages, (device,))
         places |= dict.fromkeys(workflow.of_cores(), one_core) if cores else {}
-        found.append(Probe(f"collocated on 1 {kind}", single, _plan("collocated", single, places), cluster, kind))
+        found.append(Probe(f"collocated on 1 {kind}", single, placed(single, places, "collocated"), cluster, kind))
     return found
 
 
@@ -111,13 +111,7 @@ def disaggregated(workflow: Workflow, shards: int, cores: Devices = ()) -> Plan:
         places |= dict.fromkeys(workflow.of_cores(), cores[:1])
     else:
         places |= {loop.answerer: (1,) for loop in workflow.loops.values()}
-    return _plan("disaggregated", workflow, places, shards)
-
-
-def _plan(name: str, workflow: Workflow, places: Mapping[str, Devices], shards: int = 1) -> Plan:
-    on = {stage: Place(stage, devices[: workflow.most_devices(stage)]) for stage, devices in places.items()}
-    number = 1 + max(device for place in on.values() for device in place.devices)
-    return Plan(name, number, in_order(workflow, on, shards))
+    return placed(workflow, places, "disaggregated", shards)
 
 
 def switching(probe: Probe) -> Probe:
@@ -199,13 +193,8 @@ class Iteration:
 def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | None = None) -> dict[str, float]:
     """Returns the seconds of each stage in the whole workflow: per call, or per chunk-step of one shard inside a loop.
 
-    Of each loop (and of each stage outside) the worker that took longest counts: the others wait for it.
-
-    Args:
-        probe: that was run.
-        whole: its workflow, without anything shortened.
-        one: an iteration.
-        short: another one with still shorter loops, for the stages behind them; None: these grow in proportion.
+    Of each loop (and of each stage outside) the worker that took longest counts: the others wait for it.  `short` is an
+    iteration with still shorter loops, for the stages behind them; without it these grow in proportion.
     """
     run, found = one.run, dict[str, float]()
     for stage in run.stages:
@@ -226,7 +215,11 @@ def sample(probe: Probe, whole: Workflow, one: Iteration, short: Iteration | Non
 
 def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration | None) -> float:
     """Returns the seconds of a call behind whole loops, of which between a third and all grow with their length."""
-    seconds, *shorter = (_call_s(stage, each) for each in (one, short) if each is not None)
+    seconds, *shorter = (
+        _critical(each.spans, [stage], {"run": 1.0 / each.rounds.get(stage, 1)})[stage]
+        for each in (one, short)
+        if each is not None
+    )
     loops = {n: loop for n, loop in one.run.loops.items() if not one.run.upstream(stage).isdisjoint(loop.sides)}
     longer = max((whole.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items()), default=1.0)
     if short is None or longer == 1.0:
@@ -234,10 +227,6 @@ def _behind_loops(stage: str, whole: Workflow, one: Iteration, short: Iteration 
     part = min(short.run.loops[n].chunk_steps / loop.chunk_steps for n, loop in loops.items())  # of a rollout of `one`
     slope = (seconds - shorter[0]) / (1.0 - part) if part < 1.0 else seconds
     return seconds + (longer - 1.0) * min(max(slope, seconds / 3), seconds)
-
-
-def _call_s(stage: str, one: Iteration) -> float:
-    return _critical(one.spans, [stage], {"run": 1.0 / one.rounds.get(stage, 1)})[stage]
 
 
 def _critical(spans: Iterable[Span], stages: Sequence[str], weights: Mapping[str, float]) -> dict[str, float]:
@@ -324,8 +313,7 @@ def _resident(stage: str, measured: Measurements) -> tuple[dict[Cell, float], fl
 def finish_quantiles(finishes: Sequence[Mapping[int, float]]) -> tuple[tuple[float, float], ...]:
     """Returns (share of the blocks, share of the call's time after which they are finished), ascending.
 
-    Args:
-        finishes: of each call, seconds after its start at which each block was finished; calls with most blocks count.
+    `finishes` has the seconds by block of each call; calls with most blocks count.
     """
     most = max(map(len, finishes))
     rows = [sorted(found.values()) for found in finishes if len(found) == most]

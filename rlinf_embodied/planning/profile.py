@@ -38,12 +38,9 @@ _TABLES = ("seconds", "resident_bytes", "working_bytes")
 
 
 def interpolate(x: float, xs: Floats, ys: Floats) -> float:
-    """Returns y at x: piecewise linear, by the last slope beyond the last point (never falling), constant below.
+    """Returns y at x, from ascending xs [n] and ys [n].
 
-    Args:
-        x: anywhere.
-        xs: ascending [n].
-        ys: [n].
+    It is piecewise linear, by the last slope beyond the last point (never falling), and constant below the first.
     """
     if len(xs) == 1:
         return float(ys[0])

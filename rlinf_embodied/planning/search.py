@@ -355,10 +355,7 @@ class Search:
     def run(self, until: float = math.inf, kind: Kind | None = None, budget: float = 1.0) -> bool:
         """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it.
 
-        Args:
-            until: the time.
-            kind: that it keeps to, starting from the best ones of it so far; None: any.
-            budget: share of the moves.
+        With a `kind` it keeps to that, starting from the best ones of it so far; `budget` is the share of the moves.
         """
         self.kind = kind
         more = [(plan.items, plan.exclusive) for (k, _), (_, plan) in self.best.items() if k is kind]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -34,7 +35,7 @@ from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import Verifier, reward_function, scored
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
-from rlinf_embodied.runtime.session import Session, find_cluster, open_session
+from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
@@ -208,7 +209,7 @@ def evaluate_command(config: EvaluateAnswersConfig) -> dict[str, Any]:
     checkpoint = str(Path(config.checkpoint).expanduser())
     made = StageConfig(cast(MathConfig, config), checkpoint)  # it has the sections that an evaluation reads
     view = LiveView(1)
-    with open_session(config.cluster) as session:
+    with closing(make_session(config.cluster)) as session:
         run = lambda: AnswerEvaluation(made, session, cluster, 0, folder).run(0)  # noqa: E731
         result = Recovery(session, RecoveryConfig(), view.note).repeat("evaluation", run, session.clear)
     sections = {name: asdict(getattr(config, name)) for name in ("data", "generation", "reward", "eval")}

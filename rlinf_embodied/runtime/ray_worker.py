@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import ray
@@ -29,7 +29,7 @@ from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
 
 _TICK_S = 1.0  # between two looks whether an answer is still wanted
-Wire = list[Any]  # a call as plain values, for msgpack, where a dataclass would need a pickler
+Wire = dict[str, Any]  # a call as plain values, for msgpack, where a dataclass would need a pickler
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +177,21 @@ class RayPeers:
 # ------------------------------------------------------------------------------------------------------------ the wire
 def to_wire(call: Call, attempt: int) -> Wire:
     """Returns a call without its argument, bearing the token of an attempt."""
-    at = call.step_context
-    return [
-        call.stage,
-        call.method,
-        [at.iteration, attempt, at.round, at.chunk_step, at.chunk, at.num_chunks, at.message, at.staleness, at.oldest],
-        list(call.blocks),
-        call.payloads_per_block,
-        list(call.keep),
-        call.partner,
-        call.chunk_steps,
-        call.publishes,
-        [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
-    ]
+    at, plain = replace(call.step_context, attempt=attempt), {f.name: getattr(call, f.name) for f in fields(call)}
+    return plain | {
+        "step_context": [getattr(at, f.name) for f in fields(at)],
+        "blocks": list(call.blocks),
+        "keep": list(call.keep),
+        "argument": None,
+        "relay": [[[part.worker, list(part.blocks)] for part in shard] for shard in call.relay],
+    }
 
 
 def from_wire(wire: Wire, argument: object = None) -> Call:
     """Returns the call of `to_wire`, with its argument."""
-    stage, method, at, blocks, count, keep, partner, chunk_steps, publishes, relay = wire
-    shards = tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in relay)
-    start = (stage, method, StepContext(*at), tuple(blocks), count, frozenset(keep), partner, chunk_steps)
-    return Call(*start, argument, publishes, shards)
+    at, blocks, keep = StepContext(*wire["step_context"]), tuple(wire["blocks"]), frozenset(wire["keep"])
+    shards = tuple(tuple(Part(worker, tuple(own)) for worker, own in shard) for shard in wire["relay"])
+    return Call(**wire | {"step_context": at, "blocks": blocks, "keep": keep, "argument": argument, "relay": shards})
 
 
 def pack_result(result: object) -> object:

@@ -7,8 +7,7 @@ driver itself needs a value.  A worker runs its calls in the order of submission
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
@@ -177,16 +176,6 @@ class SerialSession:
 
 # ------------------------------------------------------------------------------------------------------- a run's own
 # ray takes half a second to import: only where it is used
-@contextmanager
-def open_session(config: ClusterConfig) -> Iterator[Session]:
-    """Yields the session that `cluster.session` names, and ends its workers behind the block."""
-    session = make_session(config)
-    try:
-        yield session
-    finally:
-        session.close()
-
-
 def make_session(config: ClusterConfig) -> Session:
     """Returns the session that `cluster.session` names."""
     if config.session == "serial":

@@ -66,7 +66,9 @@ class Running:
             hosts = self.executor.workers(learner)
             missing = [worker for worker in stages.executor.workers(stages.stage) if worker not in hosts]
             if missing:
-                self.executor.send_weights(learner, stages.stage, missing, StepContext(self.progress.iteration))
+                step_context = StepContext(self.progress.iteration)
+                weights, _ = self.executor.export(learner, step_context)
+                self.executor.install(weights, stages.stage, missing, step_context)
 
     # ---------------------------------------------------------------------------------------------------- evaluations
     def evaluate(self) -> Evaluated:

@@ -139,12 +139,14 @@ class Workflow:
                 f"repeat {repeat.name} is decided by {repeat.decided_by}, whose data does not reach {repeat.before}: "
                 f"let one decide of {sorted(upstream)}"
             )
-        before = repeat.before if repeat else None
-        if before and (not self.stages[before].whole or self.loop_of(before) is not None):
-            yield f"repeat {repeat.name}: {before} waits for all rounds: give it whole=True, and leave it out of loops"
-        if before and (aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before)):
+        if repeat is None or repeat.before is None:
+            return
+        before, where = repeat.before, f"repeat {repeat.name}"
+        if not self.stages[before].whole or self.loop_of(before) is not None:
+            yield f"{where}: {before} waits for all rounds: give it whole=True, and leave it out of loops"
+        if aside := set(self.stages) - self.upstream(before) - {before} - self.downstream(before):
             yield (
-                f"repeat {repeat.name}: {sorted(aside)} are neither before nor behind {before}, so that it is open "
+                f"{where}: {sorted(aside)} are neither before nor behind {before}, so that it is open "
                 "whether they are repeated: lead an edge from or to them"
             )
 

@@ -53,6 +53,7 @@ def test_a_call_arrives_as_it_was_sent() -> None:
     at = StepContext(3, 0, 1, 2, 4, 5, {"message": (1, 2)})
     call = Call(
         *("p", "relay", at, (1, 3), 1, frozenset({3}), "e", 7, {"a": 1}, True, ((Part(0, (1,)),), (Part(2, (3,)),))),
+        counts_bytes=True,
     )
     sent = from_wire(to_wire(call, attempt=6), {"a": 1})
     assert sent.step_context.attempt == 6
