@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> list[Plan]:
     """Returns the plans that a launch makes from what its probes measure, and prints what that took."""
-    from rlinf_embodied.tools.emulated_profile import EmulatedLaunch
+    from rlinf_embodied.tools.emulation import EmulatedLaunch
 
     probing = EmulatedLaunch(pricer, session)
     measured = probing.run()

@@ -43,7 +43,6 @@ class NodeGroup:
 
     @property
     def num_devices(self) -> int:
-        """Devices of all nodes of the group."""
         return self.num_nodes * self.devices_per_node
 
     @property
@@ -111,13 +110,11 @@ class Cluster:
         return tuple(k for group, devices in groups if self._is_other(group) and group.kind == "cpu" for k in devices)
 
     def group_devices(self) -> tuple[range, ...]:
-        """Returns the numbers of the devices of each group."""
         groups = self.node_groups()
         ends = accumulate(group.num_devices for group in groups)
         return tuple(range(end - group.num_devices, end) for group, end in zip(groups, ends, strict=True))
 
     def place_of(self, device: int) -> Place:
-        """Returns where a device lies."""
         first_nodes: list[int] = []  # of each group so far
         alike: Counter[tuple[int | None, str]] = Counter()  # devices of a kind so far, in a node of a group
         next_node = 0
@@ -224,10 +221,7 @@ def cluster_at_hand(config: ClusterConfig) -> Cluster:
 def with_cores(cluster: Cluster, number: int, host_bytes: Sequence[float] | None = None) -> Cluster:
     """Returns a cluster with cores of each node as separate devices, behind its accelerators.
 
-    Args:
-        cluster: of accelerators.
-        number: cores of each node.
-        host_bytes: the memory of the hosts of each group of nodes; None: that of this machine.
+    `host_bytes` are the memory of the hosts of each group of nodes; None: that of this machine.
 
     Raises:
         ConfigError: it has no accelerators, or a node has fewer cores.

@@ -51,12 +51,9 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
-    AnswerEvalConfig,
-    FineTuningConfig,
-    GenerationConfig,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,
     RewardConfig,
 )
-from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, Exactness, RunConfig
+from rlinf_embodied.config.run import EvalConfig, Exactness, RunConfig

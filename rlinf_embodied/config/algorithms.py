@@ -11,6 +11,7 @@ A custom algorithm is a subclass in a separate module (docs/own_algorithm.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -161,9 +162,8 @@ class OnPolicyConfig(AlgorithmConfig):
         whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
         rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
         require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
-        for name in ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm"):  # an infinite bound is none
-            value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
+        require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
 
     def check(self, config: TrainConfig) -> None:

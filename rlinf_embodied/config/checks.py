@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
+
+_FINITE = sys.float_info.max  # the largest number but infinity
 
 
 def require(holds: bool, path: str, value: object, rule: str, action: str) -> None:
@@ -19,15 +21,15 @@ def require(holds: bool, path: str, value: object, rule: str, action: str) -> No
 
 
 def require_numbers(
-    section: Any, path: str, *names: str, low: float = 0, above: bool = False, high: float = math.inf
+    section: Any, path: str, *names: str, low: float = 0, above: bool = False, high: float = _FINITE
 ) -> None:
-    """Checks that numbers of a section are finite, at least (or `above`) `low` and at most `high`; None passes."""
+    """Checks that numbers of a section are at least (or `above`) `low` and at most `high`; None passes."""
     rule = f"it must be at least {low}" if low else "it must be positive" if above else "it must not be negative"
-    rule = rule if high == math.inf else f"it must lie in {'(' if above else '['}{low}, {high}]"
+    rule = rule if high >= _FINITE else f"it must lie in {'(' if above else '['}{low}, {high}]"
     for entry in fields(section):
         value = getattr(section, entry.name)
         if entry.name in names and value is not None:
-            holds = math.isfinite(value) and (value > low if above else value >= low) and value <= high
+            holds = (value > low if above else value >= low) and value <= high
             action = "leave it out" if entry.default is None else f"use {entry.default}"
             require(holds, f"{path}.{entry.name}".removeprefix("."), value, rule, action)
 

@@ -86,7 +86,6 @@ class TrainConfig(TrainingConfig):
 
     @property
     def files(self) -> list[str]:
-        """The files and folders that `data` names."""
         return [part.strip() for part in (self.data or "").split(",") if part.strip()]
 
 
@@ -156,12 +155,10 @@ class MathConfig(TrainingConfig):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of a round."""
         return self.num_rows // self.rows_per_block
 
     @property
     def prompts_per_block(self) -> int:
-        """Prompts of a block."""
         return self.rows_per_block // self.algorithm.group_size
 
     @property

@@ -38,9 +38,7 @@ class EnvOptions:
     def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
         """Returns what an evaluation must share with the training for its result to mean anything, as JSON values.
 
-        Args:
-            sees: whether the policy sees images.
-            on_gpu: whether a GPU simulates and renders.
+        `sees`: whether the policy sees images; `on_gpu`: whether a GPU simulates and renders.
         """
         return {}
 
@@ -131,5 +129,4 @@ class EnvConfig(Chunking):
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks over all workers."""
         return self.num_envs // self.block_size

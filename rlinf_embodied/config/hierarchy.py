@@ -15,6 +15,11 @@ from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 class HighLevelPolicyConfig(PolicyConfig):
     """A PolicyConfig whose keys begin with hierarchy."""
 
+    _target_: str = "policies.actor_critic.ActorCritic"
+    name: str = "actor_critic"
+    critic: Critic = Critic.observation
+    temperature: float = 1.0
+
     def __post_init__(self) -> None:
         with within("hierarchy"):
             PolicyConfig.__post_init__(self)
@@ -24,18 +29,14 @@ class HighLevelPolicyConfig(PolicyConfig):
 class HighLevelAlgorithmConfig(PPOConfig):
     """A PPOConfig whose keys begin with hierarchy."""
 
+    lr: float = 3e-4
+    bootstrap_at_timeout: bool = True
+    critic_warmup_iterations: int = 0
+    target_kl: float | None = None
+
     def __post_init__(self) -> None:
         with within("hierarchy"):
             PPOConfig.__post_init__(self)
-
-
-def _high_level_policy() -> PolicyConfig:
-    target = "policies.actor_critic.ActorCritic"
-    return HighLevelPolicyConfig(_target_=target, name="actor_critic", critic=Critic.observation, temperature=1.0)
-
-
-def _high_level_algorithm() -> PPOConfig:
-    return HighLevelAlgorithmConfig(lr=3e-4, target_kl=None, critic_warmup_iterations=0, bootstrap_at_timeout=True)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,8 +54,9 @@ class HierarchyConfig:
     way_columns: list[int] = field(default_factory=list)  # where the way to it is, which changes with it
     way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
     frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
-    policy: PolicyConfig = field(default_factory=_high_level_policy)
-    algorithm: PPOConfig = field(default_factory=_high_level_algorithm)  # gamma per env step, gae_lambda per decision
+    policy: PolicyConfig = field(default_factory=HighLevelPolicyConfig)
+    # gamma per env step, gae_lambda per decision
+    algorithm: PPOConfig = field(default_factory=HighLevelAlgorithmConfig)
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
@@ -83,7 +85,6 @@ class HierarchyConfig:
 
     @property
     def on(self) -> bool:
-        """Whether there is a high-level policy."""
         return self.every > 0
 
     @property

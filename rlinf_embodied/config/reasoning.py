@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -108,9 +109,8 @@ class ReasoningAlgorithmConfig:
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
         require_numbers(self, "algorithm", "lr", "value_lr", "tis_cap", low=0, above=True)
-        for name in ("clip_low", "clip_high", "max_grad_norm"):  # an infinite bound is none
-            value = getattr(self, name)
-            require(value > 0, f"algorithm.{name}", value, "it must be positive", "use a positive number")
+        bounds = ("clip_low", "clip_high", "max_grad_norm")  # an infinite one is none
+        require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo

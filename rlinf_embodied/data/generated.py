@@ -131,11 +131,7 @@ class GeneratedProblems:
     """
 
     def __init__(self, levels: str, seed: int) -> None:
-        """Makes the streams; nothing is drawn yet.
-
-        Args:
-            levels: one level ("sum4-6-9"), or several joined by commas, drawn with equal shares.
-            seed: data seed.
+        """Takes one level ("sum4-6-9"), or several joined by commas, drawn with equal shares; draws nothing yet.
 
         Raises:
             ConfigError: there is no such level.
@@ -143,15 +139,10 @@ class GeneratedProblems:
         self._levels, self._seed = [parse_level(name.strip()) for name in levels.split(",")], seed
 
     def size(self, split: Split) -> None:
-        """Returns None: there is always a next problem."""
-        return None
+        """There is always a next problem."""
 
     def batch(self, split: Split, start: int, count: int) -> list[Problem]:
-        """Returns the problems at positions start .. start + count - 1; see ProblemSource.
-
-        Raises:
-            ConfigError: a level has no question in this split.
-        """
+        """As ProblemSource; raises a ConfigError where a level has no question in the split."""
         positions = np.arange(start, start + count)
         keys = words(self._seed, f"problem/{split}", positions).tolist()
         return [self._problem(split, position, key) for position, key in zip(positions.tolist(), keys, strict=True)]

@@ -52,11 +52,7 @@ class JsonlProblems:
         return len(self._rows.get(split, ()))
 
     def batch(self, split: Split, start: int, count: int) -> list[Problem]:
-        """Returns the problems at positions start .. start + count - 1; see ProblemSource.
-
-        Raises:
-            DataError: the split has no rows, or a held-out one fewer than asked for.
-        """
+        """As ProblemSource; raises a DataError where the split has no rows, or a held-out one fewer than asked for."""
         size, file = self.size(split), self._files.get(split, self._files.get("all"))
         if not size or (split is not Split.train and start + count > size):
             raise DataError(

@@ -80,7 +80,6 @@ class LeRobotDataset:
         self._data: tuple[Path | None, Any] = None, None  # the last data file
 
     def __len__(self) -> int:
-        """Returns the number of episodes."""
         return len(self._episodes)
 
     @property
@@ -107,12 +106,7 @@ class LeRobotDataset:
     def read(
         self, numbers: Sequence[int], frames: slice = slice(None), cameras: Sequence[str] | None = None
     ) -> Iterator[LeRobotEpisode]:
-        """Yields the episodes of these numbers.
-
-        Args:
-            numbers: of episodes, from 0.
-            frames: those whose images are kept; actions and states are all there.
-            cameras: those whose images are read; None: all.
+        """Yields the episodes of these numbers, from 0, with the images of some frames and cameras (None: all).
 
         Raises:
             DataError: a file is missing or damaged, or does not hold what the descriptions promise.

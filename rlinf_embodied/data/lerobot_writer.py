@@ -29,12 +29,7 @@ _TASKS_BY_WORDS = {  # what pandas writes for a table whose index is the column 
 def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, robot: str, video: bool = False) -> None:
     """Writes a dataset folder: one data file, and one video per camera.
 
-    Args:
-        folder: to be made; must not hold a dataset yet.
-        episodes: at least one; all have the same cameras and sizes.
-        fps: frames per second.
-        robot: its name.
-        video: images as videos (smaller, not exact) instead of PNG in the table (exact).
+    All episodes have the same cameras and sizes.  Images are PNG in the table (exact), or videos (smaller, not exact).
 
     Raises:
         DataError: no episodes, or a dataset that is there already.

@@ -38,11 +38,7 @@ class Recording:
 
 
 def read_recording(path: Path, named: str) -> Recording:
-    """Returns the recording in a trajectory file.
-
-    Args:
-        path: the .h5 file; its .json is in the same folder.
-        named: the config path that gave it, for errors.
+    """Returns the recording in a trajectory file (.h5, its .json in the same folder); `named` is its config path.
 
     Raises:
         DataError: a file is missing or damaged, holds no episode, or one of them has no seed or unusable actions.

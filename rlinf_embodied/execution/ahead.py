@@ -58,7 +58,6 @@ class Ahead:
     """The fronts under way, and what they would be made again from."""
 
     def __init__(self, executor: Executor) -> None:
-        """Starts without fronts."""
         order, learns = executor.workflow.order(), executor.workflow.back()
         self.back = tuple(name for name in order if name in learns)
         self.front = tuple(name for name in order if name not in learns)

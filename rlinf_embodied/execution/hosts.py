@@ -56,11 +56,9 @@ class Hosts:
         return sorted(set(self.owners[edge.target]) - set(self.owners[edge.source]))
 
     def workers(self, stage: str) -> list[int]:
-        """Returns the workers that host a stage, in the order of its group's ranks."""
         return list(self._blocks[stage])
 
     def blocks(self, stage: str, worker: int) -> tuple[int, ...]:
-        """Returns the blocks of a stage that a worker owns."""
         return self._blocks[stage][worker]
 
     def shards(self, stage: str, num_shards: int) -> list[set[int]]:

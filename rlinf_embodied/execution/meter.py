@@ -48,7 +48,6 @@ class Meter:
             _CLEAR.write_text("5")  # Linux: the high-water mark becomes what is resident now
 
     def read(self, step_context: StepContext) -> Reading:
-        """Returns memory and CPU seconds."""
         cpu = sum(os.times()[:2])
         if self._of_device:
             memory = devices.memory(self._device)
@@ -133,7 +132,6 @@ class MeteredSession:
         return answers
 
     def clear(self) -> None:
-        """Forgets all stages, and what was recorded."""
         self._receipts, self._peaks = [], []
         self._inner.clear()
 

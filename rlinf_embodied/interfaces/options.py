@@ -21,12 +21,7 @@ class NoOptions:
 
 
 def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Options:
-    """Returns the options as a `kind`, whose defaults count for what is left out.
-
-    Args:
-        options: values by name, nested ones as mappings.
-        kind: a dataclass, which checks values in its own __post_init__.
-        path: of the options in the config, for errors.
+    """Returns the options at a path of the config as a `kind`, whose defaults count for what is left out.
 
     Raises:
         ConfigError: a name is unknown, or a value of another type or refused; names its path.

@@ -120,11 +120,9 @@ class Policy(Protocol):
         ...
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        """Returns V before each action, float32 [B, C].
+        """Returns V before each action, float32 [B, C], of the simulator's state [B, C, Q] there (None: unknown).
 
-        Args:
-            features: of `encode`; may be {} unless policy.critic is observation.
-            privileged: simulator state before each action, [B, C, Q]; None where the env shows none.
+        Features may be {} unless policy.critic is observation.
         """
         ...
 
@@ -166,9 +164,7 @@ class HasRunningStatistics(Protocol):
     def statistics_sums(self, features: Features, returns: Tensor | None) -> Tensor:
         """Returns what `update_statistics` needs of M samples, float64 [D]: it adds up over blocks.
 
-        Args:
-            features: of `encode`, M rows.
-            returns: the critic's targets of all valid actions, float32 [*]; None without a critic.
+        `returns` are the critic's targets of all valid actions, float32 [*]; None without a critic.
         """
         ...
 
@@ -184,12 +180,7 @@ class ReparameterizedPolicy(Policy, Protocol):
     state_dim: int  # P of the observations that it acts on, which critics receive in addition to its actions
 
     def sample(self, features: Features, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns actions [B, C, A] in [-1, 1] and the logarithm of their density [B, C]; both have gradients.
-
-        Args:
-            features: of `encode`.
-            noise: [B, *spec.noise.shape].
-        """
+        """Returns actions [B, C, A] in [-1, 1] and the logarithm of their density [B, C]; both have gradients."""
         ...
 
     def log_density(self, features: Features, actions: Tensor) -> Tensor:

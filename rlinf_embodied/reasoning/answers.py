@@ -56,12 +56,7 @@ _REFUSED = re.compile(r"[0-9]{16}|\\(?:sum|prod|int|lim)(?![A-Za-z])|\\overline\
 
 
 def decide(answer: str, reference: str) -> bool | tuple[str, str]:
-    """Returns whether an answer is right, or the pair (answer, reference) to ask math-verify about.
-
-    Args:
-        answer: final answer of a completion, of any length and content.
-        reference: right answer.
-    """
+    """Returns whether an answer is right, or the pair (answer, reference) to ask math-verify about."""
     answer, reference = answer.strip(), reference.strip()
     if answer == reference:
         return bool(reference)

@@ -39,6 +39,7 @@ from rlinf_embodied.runtime.session import Session, find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
 from rlinf_embodied.telemetry.metrics import Rate
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
+from rlinf_embodied.telemetry.tables import markdown_table
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.training.recovery import Recovery
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
@@ -136,12 +137,9 @@ class AnswerResult:
 
     def table(self) -> str:
         """Returns sample answers as a Markdown table."""
-        cell = lambda text: "`" + text.replace("|", "\\|").replace("\n", "<br>") + "`"  # noqa: E731
-        rows = [
-            f"| {cell(a.prompt)} | {cell(a.answer)} | {cell(a.completion)} | {'yes' if a.correct else 'no'} |"
-            for a in self.shown
-        ]
-        return "\n".join(["| problem | answer | completion | right |", "|---|---|---|---|", *rows]) + "\n"
+        cell = lambda text: f"`{text}`".replace("\n", "<br>")  # noqa: E731
+        rows = [[*map(cell, (a.prompt, a.answer, a.completion)), "yes" if a.correct else "no"] for a in self.shown]
+        return markdown_table(["problem", "answer", "completion", "right"], rows) + "\n"
 
 
 def sampled_result(correct: Sequence[Sequence[bool]]) -> dict[str, Any]:

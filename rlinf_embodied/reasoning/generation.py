@@ -38,12 +38,8 @@ def generate(
 ) -> Iterator[Group]:
     """Yields the groups of a block in the order of its prompts, each as soon as it and those before it have ended.
 
-    Args:
-        policy: its weights must stay as they are until the iterator is exhausted.
-        block: what to complete.
-        sampling: how tokens are drawn.
-        noise: keys of the uniforms.
-        max_num_seqs: S, rows that decode together: memory against speed.
+    The policy's weights must stay as they are until the iterator is exhausted.  `max_num_seqs` is S, the rows that
+    decode together: memory against speed.
 
     Raises:
         ObjectiveError: the model's logits are not finite.

@@ -53,15 +53,8 @@ def reasoning_graph(
     them where there is a critic, more than one optimizer step (whose ratio needs old log-probs) or a repeat; those of
     published systems do not.
 
-    Args:
-        stages: those that the algorithm needs.
-        num_blocks: of an iteration.
-        items_per_block: completions.
-        blocks_per_batch: of generation.
-        together: whether the learners wait for all answers in any case.
-        repeat: of dynamic sampling.
-        configs: of the stages; without them the graph can be planned but not run.
-        waiting: stages that wait for something that is none of the cluster's.
+    With `together` the learners wait for all answers in any case.  Without `configs` of the stages the graph can be
+    planned but not run.  `waiting` are stages that wait for something that is none of the cluster's.
     """
     names, published = [name for name in _CLASSES if name in stages], "prompts" not in stages
     together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))

@@ -68,7 +68,6 @@ class ReasoningJob:
 
     @property
     def learners(self) -> tuple[str, ...]:
-        """The one."""
         return (self.learner,)
 
     def standing(self, cluster: Cluster) -> list[Standing]:

@@ -66,13 +66,10 @@ class TrainingRows:
 def training_rows(
     rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, kept: Collection[tuple[int, int]] | None
 ) -> TrainingRows:
-    """Returns all completions of a block, those that are trained on in the order of rounds and groups.
+    """Returns all completions of a block's rounds, those that are trained on in the order of rounds and groups.
 
-    Args:
-        rounds: all rounds of the block.
-        algorithm: whose advantages they get.
-        kept: (round, group within the block) of what counts; None: every group, or those with nonzero variance where
-            the others are dropped.
+    `kept` are the (round, group within the block) that count; None: every group, or those with nonzero variance where
+    the others are dropped.
     """
     every = _every_row(rounds, algorithm)
     drops = kept is None and algorithm.name is not ReasoningName.ppo and algorithm.drop_zero_variance_groups

@@ -105,7 +105,6 @@ class PromptStage:
         self._made, self._config = made, made.config
 
     def setup(self, context: StageContext) -> None:
-        """Opens the stream."""
         self._num_blocks = context.num_blocks
         self._prompts = Prompts.of(self._config, self._made.folder, Split.train)
 

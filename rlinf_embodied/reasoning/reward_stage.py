@@ -166,15 +166,7 @@ class RewardStage:
 def scored(
     verifier: Verifier, reward: RewardConfig, longest: int, block: int, completions: Completions
 ) -> tuple[Rewards, list[ScoredGroup]]:
-    """Returns a block's rewards and groups.
-
-    Args:
-        verifier: says what is right.
-        reward: what long completions lose.
-        longest: tokens at which a completion was cut off.
-        block: its number.
-        completions: of the block.
-    """
+    """Returns a block's rewards and groups; `longest` are the tokens at which a completion was cut off."""
     shape = (len(completions.groups), -1)
     size = len(completions.texts) // shape[0]
     problems = [problem for problem in completions.problems for _ in range(size)]

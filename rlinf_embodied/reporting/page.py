@@ -23,12 +23,7 @@ svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } fig
 
 
 def page(runs: Sequence[Run], video_bytes: int) -> str:
-    """Returns the page: one run from outcome to versions, or several, compared first.
-
-    Args:
-        runs: at least one.
-        video_bytes: that all videos of the page may take.
-    """
+    """Returns the page: one run from outcome to versions, or several, compared first; videos take so many bytes."""
     several = len(runs) > 1
     title = f"{len(runs)} runs compared" if several else runs[0].folder.name
     parts = [f"<h1>{escape(title)}</h1>"]

@@ -77,7 +77,6 @@ class Health:
     """Of the workers of one session."""
 
     def __init__(self, actors: Mapping[int, ActorHandle], node: str, history: History) -> None:
-        """Starts nothing."""
         self.workers: dict[int, Watched] = {}
         self._actors, self._node, self._history = actors, node, history
         self._monitor: ActorHandle | None = None
@@ -92,7 +91,6 @@ class Health:
     def note(
         self, receipt: Ref, worker: int, call: str, payloads: Sequence[Ref] = (), results: Sequence[ray.ObjectRef] = ()
     ) -> None:
-        """Notes a call that was submitted."""
         self._submitted += 1
         inputs = tuple({self._makers.get(cast(ray.ObjectRef, ref).binary(), 0) for ref in payloads} - {0})
         made = tuple(ref.binary() for ref in results)
@@ -256,7 +254,6 @@ class Health:
             return sorted(up)
 
     def close(self) -> None:
-        """Ends the monitor."""
         if self._monitor is not None:
             ray.kill(self._monitor)
         self._monitor = self._asked = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import cast
 
 import psutil
 import torch
@@ -22,7 +23,6 @@ from torch.distributed.distributed_c10d import Store
 from rlinf_embodied.device import has_nccl, synchronize, use
 from rlinf_embodied.errors import PeerError
 
-_Result = TypeVar("_Result")
 _NEVER = timedelta(days=30)  # health checks find the member that the others wait for, however long a healthy one takes
 _BACKLOG = 4096  # members of a large group connect at the same time
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # of torch's collectives; torch knows no other way
@@ -54,8 +54,9 @@ class TorchGroup:
         assert 0 <= rank < size, f"rank {rank} is not in a group of {size}"
         self.rank, self.size = rank, size
         self._device = device if has_nccl(device) else "cpu"  # where tensors are sent from and arrive
-        self.store = self._guarded("rendezvous", lambda: _store(rank, size, rendezvous, listener))
-        self._backend = self._guarded("rendezvous", self._connect)
+        with self._guarded("rendezvous"):
+            self.store = _store(rank, size, rendezvous, listener)
+            self._backend = self._connect()
 
     def _connect(self) -> dist.ProcessGroup:
         self.store.set_timeout(_NEVER)
@@ -97,16 +98,15 @@ class TorchGroup:
             self._backend.abort()
 
     def _run(self, operation: str, start: Callable[[], dist.Work]) -> None:
-        def complete() -> None:
+        with self._guarded(operation):
             start().wait(_NEVER)
             synchronize(self._device)
 
-        self._guarded(operation, complete)
-
-    def _guarded(self, operation: str, action: Callable[[], _Result]) -> _Result:
-        """Runs `action`; a lost connection becomes a PeerError."""
+    @contextmanager
+    def _guarded(self, operation: str) -> Iterator[None]:
+        """Within it a lost connection becomes a PeerError."""
         try:
-            return action()
+            yield
         except RuntimeError as error:  # torch raises DistError, its child, and the plain one
             raise PeerError(
                 f"rank {self.rank} of {self.size} lost the others in {operation}: one of them died; close this group "

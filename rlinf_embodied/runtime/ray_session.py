@@ -83,7 +83,6 @@ class RaySession:
                 self._nodes[spec.worker] = spec.node
 
     def _require_started(self) -> None:
-        """Waits for the workers that start."""
         started = of_type(self._health.get(list(self._starts), "the start of workers"), Started)
         starts, self._starts = self._starts, {}  # kept where one of them fails: the others are still to be known
         for worker, found in zip(starts.values(), started, strict=True):

@@ -45,7 +45,6 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody did."""
         return self.number is not None
 
     @property

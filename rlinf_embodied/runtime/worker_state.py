@@ -68,7 +68,6 @@ class WorkerState:
     # ----------------------------------------------------------------------------------------------------------- notes
     @contextmanager
     def calling(self, call: str) -> Iterator[None]:
-        """Notes a call while it runs."""
         outer, self._call = self._call, call
         self._thread = threading.get_ident()
         try:
@@ -108,7 +107,6 @@ class WorkerState:
             self._groups = self._groups | {stage: held}
 
     def join(self, stage: str, rank: int, size: int) -> None:
-        """Notes that the worker is a member of a stage's group."""
         self._groups = self._groups | {stage: Membership(rank, size)}
 
     def leave_groups(self) -> None:

@@ -35,18 +35,14 @@ class LiveView:
     """Prints progress (at most a line per 10 s), iterations and notes."""
 
     def __init__(self, num_iterations: int, columns: Sequence[Column] = (), log: Path | None = None) -> None:
-        """Prints nothing yet.
+        """Takes what is printed of an iteration in addition to its number, the stages' seconds and the time left.
 
-        Args:
-            num_iterations: of the run.
-            columns: what is printed of an iteration in addition to its number, the stages' seconds and the time left.
-            log: a file that every line is appended to, with the time of day.
+        Every line is appended to the file `log`, with the time of day.
         """
         self._num_iterations, self._columns, self._log = num_iterations, tuple(columns), log
         self._last_line_s = -math.inf
 
     def note(self, text: str) -> None:
-        """Prints a line."""
         print(text, flush=True)
         if self._log is not None:
             with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as stream:

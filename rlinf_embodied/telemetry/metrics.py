@@ -57,7 +57,6 @@ class Rate:
         return {name: self.value, f"{name}_interval": list(wilson(self.successes, self.number))}
 
     def __str__(self) -> str:
-        """Returns the share and its interval in per cent."""
         return percent(self.summary("rate"), "rate")
 
 

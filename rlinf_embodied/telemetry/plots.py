@@ -67,11 +67,7 @@ def line_chart(
 def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
     """Returns what was sampled in training, five iterations together, and as marks the held-out evaluations.
 
-    Args:
-        run: what was read of it.
-        name: a metric, such as success_once: a share is drawn in per cent, anything else in its own unit.
-        colour: of line and marks.
-        label: of the run, if several are drawn.
+    Of the metrics a share, such as success_once, is drawn in per cent, anything else in its own unit.
     """
     prefix, factor, raw = f"{label}, " if label else "", 1.0, run.column(f"rollout/{name}")
     points = list(zip([x for x, _ in raw], moving_mean([y for _, y in raw]), strict=True))

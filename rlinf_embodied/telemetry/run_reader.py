@@ -42,7 +42,6 @@ class Run:
 
     @property
     def num_iterations(self) -> int:
-        """Iterations that were finished."""
         return int(self.metrics[-1]["iteration"] or 0) if self.metrics else int(self.summary.get("iterations", 0))
 
     @property

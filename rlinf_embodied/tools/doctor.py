@@ -142,11 +142,7 @@ def probe(part: str) -> Finding:
 
 
 def examine(check_vulkan: Callable[[], Finding]) -> list[Finding]:
-    """Returns all findings, in the order in which a problem would stop a run.
-
-    Args:
-        check_vulkan: says whether SAPIEN can render; what makes it so is the set-up's, which runs before all else.
-    """
+    """Returns all findings, in the order in which a problem would stop a run; `check_vulkan` is the set-up's."""
     findings = [check_libraries(), check_memory(), check_disk()]
     if findings[0].state is State.broken:
         return findings

@@ -186,9 +186,7 @@ class EmulatedStage:
     def _arrival_s(self, parcels: Iterable[Parcel], num_bytes: float | None = None) -> float:
         """Returns when everything is here: each device sends, and this one receives, one parcel after the other.
 
-        Args:
-            parcels: what is waited for.
-            num_bytes: of each; None: as the edges say.
+        Each has `num_bytes`; None: as the edges say.
         """
         sent, cluster, own = [], self._config.cluster, self._device.number
         for parcel in parcels:

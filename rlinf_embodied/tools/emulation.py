@@ -12,12 +12,18 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from rlinf_embodied.config import PlanConfig
+from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import Effort
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
+from rlinf_embodied.planning.probes import Iteration, Measurements, Probe, probes, profile_of, sample, switching
+from rlinf_embodied.planning.profile import Profile
 from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, of_type
@@ -85,12 +91,8 @@ def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[fl
 def emulate(pricer: Pricer, session: Session, plan: Plan, num_iterations: int, scale: float | None = None) -> Emulated:
     """Runs a plan for an uncounted iteration (and as many as its fronts run ahead), then for so many.
 
-    Args:
-        pricer: of a described cluster.
-        session: whose workers are used, and left with the plan's stages.
-        plan: made for the cluster.
-        num_iterations: at least 1.
-        scale: wall seconds per emulated second; None: as fast as this machine can keep up with.
+    The session's workers are left with the plan's stages.  `scale` are wall seconds per emulated second; None: as fast
+    as this machine can keep up with.
     """
     assert pricer.cluster.emulated, f"cluster {pricer.cluster.name} is a real one"
     scale, before = scale or time_scale(pricer, plan), 1 + plan.staleness
@@ -118,8 +120,15 @@ def emulated_workflow(pricer: Pricer, run: str) -> Workflow:
         )
         for name, spec in workflow.stages.items()
     }
-    repeat = workflow.repeat and replace(workflow.repeat, decide=Rounds(workflow.repeat.expected_rounds))
+    repeat = workflow.repeat and replace(workflow.repeat, decide=partial(decided, workflow.repeat.expected_rounds))
     return replace(workflow, stages=stages, repeat=repeat)
+
+
+def decided(expected: float, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
+    """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
+    start = of_type(rounds[0], Finish)[0].start
+    wanted = int((start.iteration + 1) * expected) - int(start.iteration * expected)
+    return RepeatDecision(len(rounds) >= wanted, message=start)
 
 
 def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
@@ -142,18 +151,6 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
     )
 
 
-class Rounds:
-    """Ends a repeat so that over the iterations it takes its expected number of rounds on average."""
-
-    def __init__(self, expected: float) -> None:
-        self._expected = expected
-
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        start = of_type(rounds[0], Finish)[0].start
-        wanted = int((start.iteration + 1) * self._expected) - int(start.iteration * self._expected)
-        return RepeatDecision(len(rounds) >= wanted, message=start)
-
-
 def row(result: Emulated) -> dict[str, str]:
     """Returns a plan's line of the table that is printed."""
     low, high, median_s = min(result.measured_s), max(result.measured_s), statistics.median(result.measured_s)
@@ -169,3 +166,63 @@ def row(result: Emulated) -> dict[str, str]:
         "late": f"{late_s / median_s:.1%}",
         "scale": f"{result.scale:.3g}",
     }
+
+
+# ------------------------------------------------------------------------------------------------------------ a launch
+class EmulatedLaunch:
+    """What a launch with plan=auto does before its first iteration, on emulated devices: the probes, and their profile.
+
+    Memory, switches and bytes are not emulated: they are those of the profile that the devices sleep by.
+    """
+
+    def __init__(self, pricer: Pricer, session: Session, budget_s: float = PlanConfig().profile_budget_s) -> None:
+        self._pricer, self._session = pricer, session
+        self._planned = probes(pricer.workflow, pricer.cluster)
+        self._effort = Effort(pricer.workflow, self._planned, budget_s)
+        self._measured = Measurements(pricer.workflow, weights=dict(pricer.profile.weights))
+        self._measured.edge_bytes_per_item = dict(pricer.profile.edge_bytes_per_item)
+        self.probe_s: dict[str, float] = {}  # emulated seconds that each probe took
+
+    def run(self) -> Profile:
+        truth, measured = self._pricer.profile, self._measured
+        for probe in self._planned:
+            for tried in (probe, switching(probe)):  # where a device does not hold all of its stages, or even one
+                try:
+                    self._run(tried)
+                    break
+                except WorkerError:
+                    if tried is not probe and probe is self._planned[0]:
+                        raise
+        for stage, known in truth.stages.items():
+            shown = measured.stages[stage]
+            shown.offloaded_bytes = None if known.stays else known.offloaded_bytes
+            shown.offload_s, shown.onload_s, shown.cores = known.offload_s, known.onload_s, known.cores_per_device
+        profile = profile_of(f"{truth.name} (EMULATED)", self._pricer.cluster, measured, truth.fingerprint)
+        tails = {n: replace(s, finish_quantiles=truth.stages[n].finish_quantiles) for n, s in profile.stages.items()}
+        return replace(profile, stages=tails, workload=truth.workload)
+
+    def _run(self, probe: Probe) -> None:
+        done: list[Iteration] = []
+        found, _ = self._effort.measure(probe, lambda run, *_: done.append(self._iterate(probe, run)) or done[-1])
+        for one in found:
+            self._measured.add(probe, sample(probe, self._pricer.workflow, one))  # in proportion, see _iterate
+        for stage, known in self._pricer.profile.stages.items():
+            cell, shown = probe.cell(stage), self._measured.stages[stage]
+            shown.resident[cell], shown.working[cell] = (at(*cell) for at in (known.resident, known.working))
+        steps = [loop.chunk_steps for one in done[-1:] for loop in one.run.loops.values()]
+        self._measured.chunk_steps = max(steps, default=1)
+        self.probe_s[probe.name] = sum(one.seconds for one in done)
+
+    def _iterate(self, probe: Probe, run: Workflow) -> Iteration:
+        """Returns an iteration of a shortened workflow, in emulated seconds, with as much less work behind loops."""
+        whole, stages = self._pricer.workflow, dict(self._pricer.profile.stages)
+        for name, loop in run.loops.items():
+            for stage in run.downstream(*loop.sides):
+                share = loop.chunk_steps / whole.loops[name].chunk_steps
+                stages[stage] = replace(stages[stage], seconds=stages[stage].seconds * share)
+        pricer = Pricer(run, replace(self._pricer.profile, stages=stages), self._pricer.cluster)
+        scale = time_scale(pricer, probe.plan)
+        (done,) = iterations(pricer, self._session, probe.plan, [scale])
+        at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
+        spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
+        return Iteration(run, spans, done.end_s)

@@ -74,13 +74,7 @@ def held(size: ModelSize, num_devices: Sequence[int]) -> Iterator[Held]:
 def memory_table(
     sizes: Mapping[str, ModelSize], config: MemoryConfig, profile: Profile | None = None
 ) -> list[dict[str, str]]:
-    """Returns a table in GB, a row for each way to train and arrangement.
-
-    Args:
-        sizes: of the policy, by way to train.
-        config: what it must fit into.
-        profile: where working bytes were measured.
-    """
+    """Returns a table in GB, a row for each way to train and arrangement; a profile has measured working bytes."""
     found = []
     for method, one in ((method, one) for method, size in sizes.items() for one in held(size, config.num_devices)):
         stages = () if profile is None else profile.stages.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import any_plan
 import plan_cases as planning
@@ -21,7 +22,7 @@ from rlinf_embodied.planning.simulate import simulate
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConfig, Finish, Parcel, Start
-from rlinf_embodied.tools.emulation import Rounds, emulate
+from rlinf_embodied.tools.emulation import decided, emulate
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
 
@@ -96,7 +97,7 @@ def test_switches_come_before_the_next_call_and_free_memory():
 
 
 def test_repeats_take_their_expected_rounds_on_average():
-    decide = Rounds(1.5)
+    decide = partial(decided, 1.5)
     taken = []
     for iteration in range(8):
         finish = Finish(0.0, 0.0, Start(iteration, 0.0, NOW))
