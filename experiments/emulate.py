@@ -32,15 +32,14 @@ if TYPE_CHECKING:
 
 def launched(config: EmulationConfig, pricer: Pricer, session: Session) -> list[Plan]:
     """Returns the plans that a launch makes from what its probes measure, and prints what that took."""
-    from rlinf_embodied.tools.emulation import EmulatedLaunch
+    from rlinf_embodied.tools.emulation import emulated_launch
 
-    probing = EmulatedLaunch(pricer, session)
-    measured = probing.run()
-    rows = [{"probe": name, "EMULATED s": f"{seconds:.1f}"} for name, seconds in probing.probe_s.items()]
+    measured, probe_s = emulated_launch(pricer, session)
+    rows = [{"probe": name, "EMULATED s": f"{seconds:.1f}"} for name, seconds in probe_s.items()]
     print(text_table(rows, f"EMULATED probes of a launch on {pricer.cluster.name}:"))
     start, planner = time.perf_counter(), Pricer(pricer.workflow, measured, pricer.cluster)
     plans = find_named_plans(config.plan, planner, config.num_ranked, config.max_staleness)
-    profile_s, plan_s = sum(probing.probe_s.values()), time.perf_counter() - start
+    profile_s, plan_s = sum(probe_s.values()), time.perf_counter() - start
     print(f"EMULATED training starts after {profile_s:.1f} s of probes and {plan_s:.1f} s of planning")
     for plan in plans:
         print(f"{plan.name}: {simulate(plan, planner).iteration_s:.2f} s by what the probes measured")

@@ -47,7 +47,6 @@ class NodeGroup:
 
     @property
     def cores_per_device(self) -> float:
-        """A device's share of its node's CPU cores."""
         return self.cores_per_node / self.devices_per_node
 
 

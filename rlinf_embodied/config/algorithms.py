@@ -391,14 +391,12 @@ class BehaviourCloningConfig(ReplayConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class DaggerConfig(ReplayConfig):
+class DaggerConfig(BehaviourCloningConfig):
     """DAgger (arXiv:1011.0686): the policy acts and learns what the scripted expert would have done there."""
 
     name = "dagger"
-    implementation = "rlinf_embodied.algorithms.imitation.Imitation"
+    acts = True
     columns = ("state", "expert_action")
-    policy_method = "imitation_loss"
-    sees_images = True
 
     def check(self, config: TrainConfig) -> None:
         rule = "DAgger learns from what it gathers"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -43,10 +42,6 @@ class Draws:
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
         return low + (((x ^ (x >> 31)) * (high - low + 1)) >> 64)
 
-    def sign(self) -> str:
-        """Returns "+" or "-", each half of the time."""
-        return "+-"[self.integer(0, 1)]
-
 
 Draft = tuple[str, list[str], int]  # question, steps of its solution, answer
 
@@ -56,7 +51,7 @@ def draw_sum(draws: Draws, low: int, high: int, largest: int) -> Draft | None:
     total = first = draws.integer(1, largest)
     terms = [("", str(first), first)]
     for _ in range(draws.integer(low, high)):
-        sign, term = draws.sign(), draws.integer(1, largest)
+        sign, term = "+-"[draws.integer(0, 1)], draws.integer(1, largest)
         total += term if sign == "+" else -term
         if not 0 <= total <= 11 * largest:
             return None
@@ -68,7 +63,7 @@ def draw_chain(draws: Draws, low: int, high: int) -> Draft | None:
     """Draws low..high operations on two-digit numbers: products first, then left to right; totals within 0..999."""
     left, terms, products = draws.integer(low, high), [], []
     while left >= 0:
-        sign = draws.sign() if terms else ""
+        sign = "+-"[draws.integer(0, 1)] if terms else ""
         if left >= 1 and draws.integer(1, 100) <= 35:
             a, b = draws.integer(11, 99), draws.integer(2, 9)
             products.append(f"{a}*{b}={a * b}")
@@ -99,17 +94,8 @@ _FAMILIES: dict[str, tuple[Callable[..., Draft | None], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A family with its sizes: "sum4-6-9" is family "sum", sizes (4, 6, 9)."""
-
-    name: str
-    family: str
-    sizes: tuple[int, ...]
-
-
-def parse_level(name: str) -> Level:
-    """Returns the level that a name such as "sum4-6-9" stands for.
+def parse_level(name: str) -> tuple[str, list[int]]:
+    """Returns the family and the sizes of a level, of "sum4-6-9" "sum" and [4, 6, 9].
 
     Raises:
         ConfigError: there is no such family, or its sizes make no sense.
@@ -121,7 +107,7 @@ def parse_level(name: str) -> Level:
     if not form or len(sizes) != form.count("-") + 1 or min(sizes) < 1 or sizes[0] > sizes[1]:
         forms = ", ".join(form for _, form in _FAMILIES.values())
         raise ConfigError(f"data.level is {name!r}, but a level is one of {forms}: choose one, for example sum4-6-9")
-    return Level(name, family, tuple(sizes))
+    return family, sizes
 
 
 class GeneratedProblems:
@@ -131,12 +117,9 @@ class GeneratedProblems:
     """
 
     def __init__(self, levels: str, seed: int) -> None:
-        """Takes one level ("sum4-6-9"), or several joined by commas, drawn with equal shares; draws nothing yet.
-
-        Raises:
-            ConfigError: there is no such level.
-        """
-        self._levels, self._seed = [parse_level(name.strip()) for name in levels.split(",")], seed
+        """Takes one level ("sum4-6-9"), or several joined by commas, drawn with equal shares; draws nothing yet."""
+        self._levels, self._seed = [name.strip() for name in levels.split(",")], seed
+        self._parsed = {name: parse_level(name) for name in self._levels}
 
     def size(self, split: Split) -> None:
         """There is always a next problem."""
@@ -151,13 +134,14 @@ class GeneratedProblems:
         """Draws until a problem keeps its family's bounds and its question belongs to the split."""
         draws = Draws(key)
         level = self._levels[draws.integer(0, len(self._levels) - 1)]
+        family, sizes = self._parsed[level]
         for _ in range(_MOST_DRAWS):
-            draft = _FAMILIES[level.family][0](draws, *level.sizes)
+            draft = _FAMILIES[family][0](draws, *sizes)
             if draft is not None and split_of(draft[0]) is split:
                 question, steps, answer = draft
                 solution = "".join(f"{step};" for step in steps)
-                return Problem(problem_id(split, position), question, str(answer), solution, level.family, level.name)
+                return Problem(problem_id(split, position), question, str(answer), solution, family, level)
         raise ConfigError(
-            f"data.level is {level.name!r}, but {_MOST_DRAWS} draws gave no question for the split {split.value!r}: "
+            f"data.level is {level!r}, but {_MOST_DRAWS} draws gave no question for the split {split.value!r}: "
             "choose larger sizes, so that there are more questions"
         )

@@ -138,7 +138,9 @@ class LeRobotDataset:
             if self.features[name]["dtype"] == "video":
                 images[camera] = self._from_video(entry, name, chosen)
             else:
-                images[camera] = np.stack([self._image(rows[name][k].as_py()) for k in chosen])
+                stored = (rows[name][k].as_py() for k in chosen)  # in the table, or in a file next to it
+                sources = [io.BytesIO(s["bytes"]) if s.get("bytes") else self._folder / s["path"] for s in stored]
+                images[camera] = np.stack([np.asarray(Image.open(source).convert("RGB")) for source in sources])
         return LeRobotEpisode(task, actions, state, images)
 
     def _table(self, path: Path) -> Any:
@@ -157,11 +159,6 @@ class LeRobotDataset:
     def _require_whole(self, what: str, found: int, promised: int) -> None:
         if found != promised:
             raise DataError(f"{self._where}, but there are {found} of {promised} {what}: copy the dataset anew")
-
-    def _image(self, value: dict) -> np.ndarray:
-        """Returns an image that is stored in the table or in a file next to it."""
-        source = io.BytesIO(value["bytes"]) if value.get("bytes") else self._folder / value["path"]
-        return np.asarray(Image.open(source).convert("RGB"))
 
     def _from_video(self, entry: dict, name: str, frames: Sequence[int]) -> np.ndarray:
         """Returns frames of an episode: those whose time is nearest, and within half a frame."""

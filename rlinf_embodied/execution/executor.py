@@ -64,10 +64,8 @@ class Executor:
     def run(self, step_context: StepContext, follow: Follow = _FOLLOW) -> IterationResult:
         """Runs one iteration of the workflow and returns when its weights are installed.
 
-        `follow` says what comes after it, where the plan has later iterations begin before it ends.
-
-        Raises:
-            RlinfError: what a worker raised, or a HangError.
+        `follow` says what comes after it, where the plan has later iterations begin before it ends.  Raises as
+        Session.fetch, and so does all that follows.
         """
         if self.ahead is not None:
             return self.ahead.run(step_context, follow)

@@ -27,9 +27,7 @@ class Hosts:
     """The plan, as workers and blocks."""
 
     def __init__(self, workflow: Workflow, plan: Plan, cluster: Cluster) -> None:
-        self.owners = {
-            stage: plan.owners(stage, workflow) for stage in workflow.stages
-        }  # by stage: the worker of each block
+        self.owners = {stage: plan.owners(stage, workflow) for stage in workflow.stages}  # the worker of each block
         self._workflow, self._plan, self._cluster = workflow, plan, cluster
         self._exclusive = plan.excluded()
         self._blocks: dict[str, dict[int, tuple[int, ...]]] = {}  # by stage and worker, in the order of workers

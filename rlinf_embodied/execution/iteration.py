@@ -54,11 +54,7 @@ class Iteration:
         self.receipts.append((stage, [refs[-1] for refs in answers]))
 
     def collect(self, session: Session, workflow: str) -> None:
-        """Waits for everything submitted so far and files reports and spans.
-
-        Raises:
-            RlinfError: what a worker raised, or that it was lost.
-        """
+        """Waits for everything submitted so far and files reports and spans; raises as Session.fetch."""
         where = f"iteration {self.step_context.iteration} of {workflow}"
         by_stage: dict[str, list[object]] = {}
         for stage, refs in self.receipts:

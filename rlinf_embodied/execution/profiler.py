@@ -327,14 +327,10 @@ class Effort:
     def measure(
         self, probe: Probe, iterate: Callable[[Workflow, int, bool], Iteration]
     ) -> tuple[list[Iteration], Iteration | None]:
-        """Runs iterations of a probe; none where those before took far more than the budget.
+        """Runs iterations of a probe; returns those that count, and a shorter one of a workflow with loops.
 
-        Args:
-            probe: of those planned.
-            iterate: runs an iteration of a workflow with shortened loops, of this number; the flag says to record it.
-
-        Returns:
-            the iterations that count, and a shorter one of a workflow with loops.
+        There are none where those before took far more than the budget.  `iterate` runs an iteration of a workflow with
+        shortened loops, of this number; the flag says to record it.
         """
         if self._spent_s > _LONGEST * self._budget_s:
             return [], None
@@ -345,10 +341,8 @@ class Effort:
             short = iterate(first.run, number, False)  # now without what is lazy
         self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
         found = [first] if is_long and not self._loops else []
-        run, share_s = (
-            shortened(probe.workflow, self._chunk_steps),
-            self._budget_s * probe.most_blocks / sum(self._blocks),
-        )
+        run = shortened(probe.workflow, self._chunk_steps)
+        share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
         while not found or (
             len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s
         ):

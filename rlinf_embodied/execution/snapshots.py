@@ -44,11 +44,7 @@ class Pace:
 
 
 def take(session: Session, executor: Executor, iteration: int, stages: Collection[str] | None = None) -> Snapshot:
-    """Returns the state of all stages; `stages` names those that have some, once that is known.
-
-    Raises:
-        RlinfError: what a worker raised, or that it was lost.
-    """
+    """Returns the state of all stages; `stages` names those that have some, once that is known."""
     names = [name for name in executor.workflow.order() if stages is None or name in stages]
     before, earlier = None, ()
     if executor.ahead is not None:
@@ -67,7 +63,6 @@ def restore(executor: Executor, snapshot: Snapshot) -> None:
 
     Raises:
         ObjectiveError: a state arrived damaged.
-        RlinfError: what a worker raised, or that it was lost.
     """
     executor.import_states(snapshot.states, StepContext(snapshot.iteration))
     for edge in executor.workflow.weight_edges:

@@ -71,7 +71,6 @@ class Observation:
     privileged: Tensor | None = None  # float32 [N, Q]; None if there is none; a policy to be deployed never reads it
 
     def __len__(self) -> int:
-        """Returns the number of rows N."""
         return len(self.instruction)
 
     @property
@@ -96,7 +95,6 @@ class Observation:
         return self._each(lambda tensor: tensor[take], tuple(self.instruction[i] for i in picked))
 
     def to(self, device: str) -> Observation:
-        """Returns the observation on a device."""
         return self._each(lambda tensor: tensor.to(device), self.instruction)
 
     def _each(self, change: Callable[[Tensor], Tensor], instruction: tuple[str, ...]) -> Observation:
@@ -144,12 +142,10 @@ class EnvSpec(Chunking):
         return cls(**{**values, "features": tuple(read(feature) for feature in values["features"])})
 
     def of_kind(self, kind: FeatureKind) -> tuple[FeatureSpec, ...]:
-        """Returns the features of a kind."""
         return tuple(feature for feature in self.features if feature.kind is kind)
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Names of the cameras."""
         return tuple(feature.name for feature in self.of_kind(FeatureKind.image))
 
     @property

@@ -44,7 +44,6 @@ class TokenBatch:
         return torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
 
     def to(self, device: str) -> TokenBatch:
-        """Returns the batch on a device."""
         return TokenBatch(self.tokens.to(device), self.prompt_lengths.to(device), self.lengths.to(device))
 
 

@@ -72,7 +72,6 @@ class PolicyOutput:
     values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
 
     def rows(self, rows: slice) -> PolicyOutput:
-        """Returns what belongs to some rows."""
         record = {name: value[rows] for name, value in self.record.items()}
         values = None if self.values is None else self.values[rows]
         return PolicyOutput(self.actions[rows], record, self.log_probs[rows], values)
@@ -219,13 +218,10 @@ class ImitationPolicy(Policy, Protocol):
         return
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed behaviour-cloning loss over the B rows (scalar).
+        """Returns the summed loss (scalar) of cloning B rows of actions, float32 [B, C, A] in [-1, 1].
 
-        Args:
-            features: of B rows.
-            actions: float32 [B, C, A] in [-1, 1].
-            targets: helper targets, for example "object_position" [B, 3] in metres; "noise" where the policy asks for
-                some, drawn anew each time.
+        Targets are helpers, for example "object_position" [B, 3] in metres; "noise" where the policy asks for some,
+        drawn anew each time.
 
         Raises:
             ConfigError: the policy cannot be cloned.

@@ -394,7 +394,6 @@ class Search:
 
 def structure(plan: Plan) -> tuple:
     """Returns what plans have in common that differ in devices and numbers only."""
-    items = tuple(
-        (item.stages, item.chunks > 1, item.places[0].devices == item.places[-1].devices) for item in plan.items
-    )
+    alike = [item.places[0].devices == item.places[-1].devices for item in plan.items]
+    items = tuple((item.stages, item.chunks > 1, same) for item, same in zip(plan.items, alike, strict=True))
     return items, bool(plan.exclusive), plan.staleness

@@ -137,10 +137,8 @@ class Simulator:
         """Returns what each call of a target waits for of a source's calls."""
         key = (source, target, ends[0])
         if key not in self._links:
-            size, latency_s = (
-                self.pricer.edge_bytes(*ends) * self.work.items_per_block,
-                self.pricer.cluster.links.latency_s,
-            )
+            size = self.pricer.edge_bytes(*ends) * self.work.items_per_block
+            latency_s = self.pricer.cluster.links.latency_s
             self._links[key] = []
             for device, makers in zip(target.devices, links(source, target), strict=True):
                 parts = []

@@ -63,7 +63,6 @@ class AnswerStage(LanguageStage):
     _user = STAGE
 
     def setup(self, context: StageContext) -> None:
-        """Loads the model, opens the problems, makes the verifier."""
         super().setup(context)
         self._problems, self._number = held_out(self._made)
         self._reward = replace(self._config.reward, format_reward=0.0, overlong_tokens=0)  # the answer alone counts
@@ -112,17 +111,14 @@ class AnswerResult:
 
     @property
     def score(self) -> float:
-        """The share of right greedy answers."""
         return self.accuracy.value
 
     def summary(self) -> dict[str, object]:
-        """Returns the JSON form."""
         found: dict[str, object] = {**self.accuracy.summary("accuracy"), "num_problems": self.accuracy.number}
         found |= {"length": self.length, "truncated": self.truncated}
         return found | ({} if self.reward is None else {"reward": self.reward}) | self.sampled
 
     def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve."""
         rewards = {} if self.reward is None else {"eval/reward": self.reward}
         return {"eval/accuracy": self.accuracy.value, "eval/length": self.length, **rewards}
 

@@ -51,6 +51,7 @@ class ReasoningJob:
     )
     speed = "charts/tokens_per_s"
     learner = "actor"
+    learners = (learner,)
     first_work = "generation.run"
     work = "RL"
 
@@ -66,16 +67,11 @@ class ReasoningJob:
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
 
-    @property
-    def learners(self) -> tuple[str, ...]:
-        return (self.learner,)
-
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
         return []
 
     def planning_parts(self) -> dict[str, object]:
-        """Returns the sections that the stages' times depend on."""
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
     def require_staleness(self, staleness: int) -> None:
@@ -114,7 +110,6 @@ class ReasoningJob:
         return training_workflow(self.config, policy_folder, self._reference)
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-        """Returns the folder that is given, or that of a fine-tuned small model."""
         folder = starting_policy(self.config, session, cluster, progress)
         self._reference = str(folder.resolve())
         return folder

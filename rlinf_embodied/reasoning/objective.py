@@ -6,7 +6,7 @@ The loss comes in microbatches, as sums: blocks and microbatches add up exactly.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -59,8 +59,8 @@ class TrainingRows:
         """Returns these rows, in this order, of which the first `num_trained` are trained on."""
         chosen = lambda table: None if table is None else table[list(rows)]  # noqa: E731
         tables = {name: chosen(getattr(self, name)) for name in _TABLES}
-        numbers = {"num_trained": num_trained, "num_groups": num_groups}
-        return TrainingRows(self.sequences.select(rows), **tables, **numbers)  # pyright: ignore[reportArgumentType]
+        sequences = self.sequences.select(rows)
+        return replace(self, sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
 
 def training_rows(

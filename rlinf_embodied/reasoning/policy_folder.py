@@ -30,11 +30,7 @@ class StageConfig:
 def load_policy(
     config: LanguagePolicyConfig, folder: str | None, seed: int, device: str
 ) -> SharedPolicy[LanguagePolicy]:
-    """Returns the policy of a folder (None: a new one, drawn from the seed), on its device.
-
-    Raises:
-        CheckpointError: the folder is incomplete or damaged.
-    """
+    """Returns the policy of a folder (None: a new one, drawn from the seed), on its device; see LanguagePolicy."""
     kind = cast(type[LanguagePolicy], load_target(config._target_))
     policy = kind.from_config(config, None if folder is None else Path(folder), seed)
     move(policy.module, device)

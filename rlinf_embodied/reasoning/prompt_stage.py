@@ -122,5 +122,4 @@ class PromptStage:
     def offload(self, step_context: StepContext) -> None:
         """It holds no device memory."""
 
-    def onload(self, step_context: StepContext) -> None:
-        """It holds none."""
+    onload = offload

@@ -81,13 +81,9 @@ class Verifier:
     def verify(
         self, completions: Sequence[str], problems: Sequence[Problem], ended: Sequence[bool] | np.ndarray | None = None
     ) -> Verification:
-        """Verifies each completion by its problem.
+        """Verifies each of B completions, without its end-of-sequence token, by its problem.
 
-        Args:
-            completions: B texts, without the end-of-sequence token.
-            problems: B problems; the same one may stand several times.
-            ended: B flags, whether the end-of-sequence token came; a truncated completion earns nothing.  None: it came
-                everywhere.
+        Those where this token did not come (None: it came everywhere) earn nothing.
 
         Raises:
             WorkerError: math-verify is needed and no process for it can be started.
@@ -145,7 +141,6 @@ class RewardStage:
         self._config = made.config
 
     def setup(self, context: StageContext) -> None:
-        """Makes the verifier; its process starts when an answer needs it."""
         self._verifier = Verifier(PROMPT_TEMPLATES[self._config.data.prompt_template], self._config.reward)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
@@ -159,8 +154,7 @@ class RewardStage:
     def offload(self, step_context: StepContext) -> None:
         """It holds no device memory."""
 
-    def onload(self, step_context: StepContext) -> None:
-        """It holds none."""
+    onload = offload
 
 
 def scored(

@@ -34,11 +34,6 @@ class MathVerifier:
         self._timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """Process id of the process, None where there is none."""
-        return None if self._process is None else self._process.pid
-
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Returns, for each (answer, reference) in order, whether math-verify takes them for the same.
 

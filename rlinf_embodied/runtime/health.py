@@ -14,9 +14,9 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
@@ -286,8 +286,6 @@ def first_line(error: BaseException) -> str:
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a process of this machine is stopped; false where the system does not say."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] == "T"
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False

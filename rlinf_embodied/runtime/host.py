@@ -441,9 +441,7 @@ class WorkerHost:
         return WorkerError(f"{failed}{type(error).__name__}: {error} (at {path})", own)
 
 
-def solo_context(
-    blocks: Sequence[int], device: str = "cpu", shared: dict[str, object] | None = None, worker: int = 0
-) -> StageContext:
+def solo_context(blocks: Sequence[int], device: str = "cpu", worker: int = 0) -> StageContext:
     """Returns the context of a stage that has all blocks to itself."""
     every = tuple(blocks)
-    return StageContext(worker, device, every, (every,), len(every), (0,) * len(every), SoloGroup(), shared or {})
+    return StageContext(worker, device, every, (every,), len(every), (0,) * len(every))

@@ -38,15 +38,14 @@ class TorchGroup:
     def __init__(
         self, rank: int, size: int, rendezvous: str, device: str = "cpu", listener: socket.socket | None = None
     ) -> None:
-        """Meets the other members.
+        """Meets the other members; tensors of a kind of device without NCCL go through the host's memory, by gloo.
 
         Args:
             rank: of this process, 0 <= rank < size.
             size: number of members.
             rendezvous: "file:///shared/path" (a file that does not exist yet) or "tcp://host:port" (rank 0 listens).
-            device: torch's name; tensors of a kind without NCCL go through the host's memory, by gloo.
-            listener: of rank 0, the socket that listens at a tcp rendezvous already, which this takes over; None: it
-                listens there itself.
+            device: torch's name.
+            listener: of rank 0, a socket that listens there already, which this takes over.
 
         Raises:
             PeerError: a member died before it came.

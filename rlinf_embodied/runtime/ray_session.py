@@ -32,7 +32,7 @@ from rlinf_embodied.runtime.diagnosis import History, Watched
 from rlinf_embodied.runtime.health import Health, first_line
 from rlinf_embodied.runtime.host import Call, StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_cluster import here, is_up, lost_nodes, on_node, start_ray, task_variables
-from rlinf_embodied.runtime.ray_worker import Members, Started, launch, to_wire, unpack_result
+from rlinf_embodied.runtime.ray_worker import Members, launch, to_wire, unpack_result
 from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.workflow.graph import StageSpec
 
@@ -83,11 +83,11 @@ class RaySession:
                 self._nodes[spec.worker] = spec.node
 
     def _require_started(self) -> None:
-        started = of_type(self._health.get(list(self._starts), "the start of workers"), Started)
+        started = of_type(self._health.get(list(self._starts), "the start of workers"), tuple)
         starts, self._starts = self._starts, {}  # kept where one of them fails: the others are still to be known
         for worker, found in zip(starts.values(), started, strict=True):
             of = self._health.workers[worker]
-            of.pid, of.node = found.pid, found.node
+            of.pid, of.node = found
 
     def add_stage(self, spec: StageSpec, contexts: Sequence[StageContext]) -> list[object]:
         """Builds a stage in its workers; members of a collective one meet by messages, or at a port of torch's."""
@@ -145,8 +145,7 @@ class RaySession:
     def processes(self) -> dict[int, int]:
         """Returns the process ids of the workers that run on this machine, by worker."""
         self._require_started()
-        here = socket.gethostname()
-        return {of.worker: of.pid for of in self._health.workers.values() if of.node == here}
+        return {of.worker: of.pid for of in self._health.workers.values() if of.node == socket.gethostname()}
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def submit(self, calls: Sequence[tuple[int, Call, Sequence[Ref]]], collective: bool = False) -> list[list[Ref]]:

@@ -40,14 +40,6 @@ class Members:
     actors: tuple[ActorHandle, ...]  # by rank
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """Where a worker runs."""
-
-    pid: int
-    node: str  # the name of the machine
-
-
 def launch(spec: WorkerSpec) -> ActorHandle:
     """Starts a worker, and returns before it is there; its first call must be `start`."""
     remote = cast(Any, ray.remote)(concurrency_groups={GROUP: 1})(_Worker).options(
@@ -70,8 +62,8 @@ class _Worker:
         self._listener: socket.socket | None = None  # of the next torch group in which this worker is rank 0
 
     # --------------------------------------------------------------------------------------------- calls, in one thread
-    def start(self, spec: WorkerSpec, folder: str) -> Started:
-        """Makes the host in the thread of the calls: the current device is a thread's."""
+    def start(self, spec: WorkerSpec, folder: str) -> tuple[int, str]:
+        """Makes the host in the thread of the calls: the current device is a thread's; returns process and machine."""
         try:
             os.chdir(folder)  # a relative path means the same as in the driver
         except OSError as error:
@@ -82,7 +74,7 @@ class _Worker:
         if spec.device != EMULATED:  # a worker that only sleeps does without torch
             portable.verify()
         self._host = WorkerHost(spec, self._state, alone=True)
-        return Started(os.getpid(), socket.gethostname())
+        return os.getpid(), socket.gethostname()
 
     @property
     def host(self) -> WorkerHost:
@@ -101,7 +93,7 @@ class _Worker:
         group: Group = SoloGroup()
         if members is not None:
             rank = context.owners[context.blocks[0]]
-            self._state.join(spec.name, rank, len(members.actors))
+            self._state.join(spec.name, rank)
             with self._state.calling(f"{spec.name}.setup"), self._state.meeting(spec.name, "rendezvous"):
                 group = self._meet(rank, members, rendezvous, context.device)
         return self.host.add_stage(spec, context, group)

@@ -30,7 +30,7 @@ class StageGroup:
         self.rank, self.size = group.rank, group.size
         self._busy, self._lock = False, threading.Lock()
         self._closed = False
-        state.join(stage, self.rank, self.size)
+        state.join(stage, self.rank)
 
     def __getattr__(self, name: str) -> object:
         """Returns what a kind of group has beyond the protocol, such as its store."""

@@ -49,7 +49,6 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a run that stopped because it was asked to."""
         return 128 + (self.number or signal.SIGINT)
 
 

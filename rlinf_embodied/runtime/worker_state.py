@@ -19,7 +19,6 @@ class Membership:
     """How far a worker is in the collectives of one stage."""
 
     rank: int
-    size: int
     entered: int = 0  # operations that it has entered, counted from 1
     waits_in: str = ""  # the operation in which it waits for the other members: "exchange"; "": none
 
@@ -106,8 +105,8 @@ class WorkerState:
         finally:
             self._groups = self._groups | {stage: held}
 
-    def join(self, stage: str, rank: int, size: int) -> None:
-        self._groups = self._groups | {stage: Membership(rank, size)}
+    def join(self, stage: str, rank: int) -> None:
+        self._groups = self._groups | {stage: Membership(rank)}
 
     def leave_groups(self) -> None:
         self._groups = {}

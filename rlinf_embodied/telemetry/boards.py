@@ -1,4 +1,4 @@
-"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases, behind one protocol."""
+"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,20 +7,9 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from rlinf_embodied.config import RunConfig
 from rlinf_embodied.config.checks import require
-
-
-class Board(Protocol):
-    """What displays the metrics of a run; a step is a global step, values are finite."""
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Takes the metrics of an iteration."""
-
-    def close(self) -> None:
-        """Writes what is left."""
 
 
 class TensorBoard:
@@ -59,6 +48,9 @@ class Wandb:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Board = TensorBoard | Wandb  # what displays the metrics of a run; a step is a global step, values are finite
 
 
 def require_boards(run: RunConfig) -> None:

@@ -1,4 +1,7 @@
-"""What planning commands are given, by name or path, and what they print and write: ranked plans, and tables."""
+"""What planning commands are given, by name or path, and what they print and write: ranked plans, and tables.
+
+What is found by a name raises a ConfigError where there is nothing of that name, or a file breaks a rule of its format.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,7 @@ class ClusterFile:
 
 
 def find_profile(config: ProfiledConfig) -> Profile:
-    """Returns the profile that a planning command names, with its `num_items` replaced if given.
-
-    Raises:
-        ConfigError: there is none of that name, or it breaks a rule of the format.
-    """
+    """Returns the profile that a planning command names, with its `num_items` replaced if given."""
     profile = load_profile(_file("profile", config.profile, "profiles", (".json",)))
     if config.num_items and profile.workload:
         return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
@@ -51,21 +50,13 @@ def find_profile(config: ProfiledConfig) -> Profile:
 
 
 def find_model(name: str) -> Path:
-    """Returns the config.json of a model: one under configs/models, a path to one, or to a folder that has one.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """Returns the config.json of a model: one under configs/models, a path to one, or to a folder that has one."""
     folder = Path(name).expanduser()
     return folder / "config.json" if folder.is_dir() else _file("model", name, "models", (".json",))
 
 
 def find_cluster(name: str) -> Cluster:
-    """Returns this machine (`local`), or the cluster that a file under configs/cluster or at a path describes.
-
-    Raises:
-        ConfigError: there is none of that name, or its file breaks a rule.
-    """
+    """Returns this machine (`local`), or the cluster that a file under configs/cluster or at a path describes."""
     if name == "local":
         return local_cluster(None)
     name = f"emulated_{name}" if f"emulated_{name}" in choices("cluster") else name

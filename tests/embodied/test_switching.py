@@ -44,10 +44,10 @@ def test_the_weights_are_on_the_device_while_one_of_their_users_is() -> None:
     config, folder, shared = tiny(), str(clone(tiny())), {}
     model = PolicyStageConfig(config.policy, folder, config.env, 0)
     rollout = RolloutStage(model)
-    rollout.setup(solo_context((0,), shared=shared))
+    rollout.setup(replace(solo_context((0,)), shared=shared))
     shared |= {"policy": rollout._shared}
     evaluation = RolloutStage(replace(model, greedy=True, records=False, evaluates=True))
-    evaluation.setup(solo_context((0,), shared=shared))
+    evaluation.setup(replace(solo_context((0,)), shared=shared))
     policy = shared["policy"]
     assert isinstance(policy, SharedPolicy)
     assert evaluation._shared is policy

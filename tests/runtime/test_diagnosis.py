@@ -61,8 +61,8 @@ def test_a_set_up_that_was_short_before_may_load_as_long_as_a_first_one() -> Non
 
 
 def test_the_chain_leads_from_those_who_wait_to_the_culprit() -> None:
-    meeting = {"actor": Membership(0, 2, entered=7, waits_in="exchange")}
-    behind = {"actor": Membership(1, 2, entered=6)}
+    meeting = {"actor": Membership(0, entered=7, waits_in="exchange")}
+    behind = {"actor": Membership(1, entered=6)}
     pending = [STEP, UPDATE, Pending(3, 2, "actor.run (iteration 2)", NOW - 50, inputs=(9,))]
     workers = [
         worker(0, stepping(50.0)),
