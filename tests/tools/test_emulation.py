@@ -24,6 +24,7 @@ from rlinf_embodied.tools.emulated_stage import EmulatedStage, EmulatedStageConf
 from rlinf_embodied.tools.emulation import Rounds, emulate
 
 NOW = 1e-12  # a time scale at which nobody sleeps: only the deadlines count
+STALE = [seed for seed in range(60) if not never_ahead(random_case(seed, 5, 6).workflow)]
 
 
 def emulated(pricer: Pricer) -> Pricer:
@@ -129,11 +130,9 @@ def test_a_plan_takes_what_its_simulation_says_and_no_more_memory_than_is_priced
     assert result.peak_bytes <= max(pricer.memory(plan).values()) * (1 + 1e-9), to_text(plan)
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
-@pytest.mark.parametrize("seed", range(0, 40, 8))
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+@pytest.mark.parametrize("seed", STALE)
 def test_a_plan_whose_rollouts_run_ahead_takes_what_its_simulation_says(seed: int, staleness: int):
-    if never_ahead(random_case(seed, 5, 6).workflow):
-        return
     pricer, plan = case(seed, staleness)
     due_s = emulate(emulated(pricer), SerialSession(), plan, 24, NOW).due_s
     steady_s = sum(due_s[-12:]) / 12  # of whole periods
