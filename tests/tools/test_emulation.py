@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import any_plan
 import plan_cases as planning
@@ -111,8 +112,16 @@ def test_repeats_take_their_expected_rounds_on_average():
 
 # ---------------------------------------------------------------------------------------------------------- whole plans
 def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
-    """A random plan; of an odd seed on devices of different speeds, where they are of one kind."""
+    """A random plan; of an odd seed on devices of different speeds, where they are of one kind.
+
+    Of every third seed the last stage, from which weights go, is collective.
+    """
     pricer, draw = planning.with_memory(random_case(seed, 5, 6), 1e15), random.Random(seed)
+    if seed % 3 == 0:
+        stages = pricer.workflow.stages
+        last = next(name for name in reversed(stages) if name not in ("env", "policy"))
+        gang = {**stages, last: replace(stages[last], collective=True)}
+        pricer = pricer.with_(workflow=replace(pricer.workflow, stages=gang))
     if seed % 2 and len(pricer.cluster.groups) == 1:
         speeds = [draw.choice([1.0, 0.5, 0.8]) for _ in range(pricer.cluster.num_devices)]
         pricer = planning.with_speeds(pricer, speeds)
