@@ -156,12 +156,12 @@ def test_a_plan_that_does_not_fit_is_found_out():
 
 
 @pytest.mark.ray
-def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session):
+def test_real_workers_keep_the_deadlines_of_the_simulation(new_ray_session):
     work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
     pricer = emulated(Pricer(work, profile, planning.cluster(3)))
     for text in ("env+policy on all > actor on all", "env on 0 | policy on 1-2 in 2 shards > actor on 0-2"):
         plan = parse(text, 3, work)
-        result = emulate(pricer, ray_session, plan, 1, 0.01)
+        result = emulate(pricer, new_ray_session, plan, 1, 0.01)
         assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=0.01)
         assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
         assert result.wall_s >= 0.01 * result.due_s[0]
