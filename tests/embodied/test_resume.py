@@ -64,7 +64,7 @@ def test_what_a_run_is_cannot_change_on_the_way(straight, nothing_starts, overri
 
 def test_how_long_where_and_what_is_looked_at_may_change(copied) -> None:
     changed = ["run.num_iterations=5", "plan=disaggregated", "cluster.num_devices=2", "checkpoint.keep=1"]
-    changed += ["eval.every=1", "warm_start.cache_dir=elsewhere", "run.until_success=1.0"]
+    changed += ["eval.every=1", "warm_start.cache_dir=elsewhere", "run.until_success=1.0", "eval.check_episodes=4"]
     assert train(four(copied, *changed))["iterations"] == 5
 
 
