@@ -16,7 +16,7 @@ from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
@@ -88,24 +88,21 @@ def warm(config: MathConfig, session: Session | None = None, devices: int = 1) -
     return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
-def math_executor(config: MathConfig, plan: list[dict], devices: int, session: Session) -> Executor:
-    """Returns the training workflow of `config` under a plan, started from its fine-tuned model."""
-    workflow = training_workflow(config, str(warm(config)))
+def math_executor(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
+    """Returns the training workflow of `config` under a plan, started from a folder or its fine-tuned model."""
+    workflow = training_workflow(config, folder or str(warm(config)))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
-def iterate_math(config: MathConfig, executor: Executor, iterations: int) -> list[dict[str, float]]:
-    """Runs iterations as a training does and returns their metrics."""
-    job, progress, found = ReasoningJob(config), Progress(), []
+def iterate_math(
+    config: MathConfig, executor: Executor, iterations: int, progress: Progress | None = None
+) -> list[dict[str, float]]:
+    """Runs iterations as a training does, from where it is, and returns their metrics."""
+    job, progress, found = ReasoningJob(config), progress or Progress(), []
     for _ in range(iterations):
         found.append(job.run_iteration(executor, progress)[1])
         progress.iteration += 1
     return found
-
-
-def iterate_from(executor: Executor, iteration: int, used: int) -> dict[str, float]:
-    """Runs one iteration and returns its metrics."""
-    return run_iteration(executor, iteration, used, 0)[1]
 
 
 def untimed_rows(folder: Path) -> list[dict]:

@@ -8,7 +8,6 @@ env of `--env=<yaml>` shows, or else on random observations of PickCube's sizes,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +33,6 @@ SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
 KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", "soft_actor"]
 KINDS += [pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE)]
 
-Make = Callable[[int], Policy]
-
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs every test on every policy, or on that of --policy alone."""
@@ -48,7 +45,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def config(request: pytest.FixtureRequest) -> PolicyConfig:
     """The section of a policy."""
-    torch.set_num_threads(1)
     if request.param == str(EXAMPLE):
         sys.path.append(str(EXAMPLE.parent))
     section = compose_train([f"policy={request.param}", "warm_start.from_nothing=true"]).policy

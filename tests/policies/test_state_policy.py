@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from tests.observations import env_spec, observed
 
 ENV = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ())
-SEES = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ("base_camera",))
 CONFIG = PolicyConfig(
     _target_="policies.state_policy.StatePolicy", name="state", options={"hidden_size": 16, "num_bins": 9}
 )
@@ -31,10 +29,6 @@ def observe(seed: int = 0) -> Observation:
     drawn = torch.Generator().manual_seed(seed)
     state = torch.randn(ROWS, 12, generator=drawn)
     return observed(torch.randn(ROWS, 19, generator=drawn), ("push",) * ROWS, None, state)
-
-
-def noise() -> torch.Tensor:
-    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(1)).clamp(1e-6, 1 - 1e-6)
 
 
 def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:
@@ -60,16 +54,6 @@ def test_the_clock_reaches_the_critic_but_not_the_policy(policy: StatePolicy) ->
     )
     policy.module.value.layers[-1].weight.data.fill_(1.0)  # an untrained critic says 0
     assert not torch.equal(policy.value({}, seen.privileged[:, None]), policy.value({}, later[:, None]))
-
-
-def test_a_folder_restores_it(policy: StatePolicy, tmp_path: Path, monkeypatch) -> None:
-    policy.set_statistics("privileged", torch.full((12,), 0.5), torch.full((12,), 2.0))
-    policy.set_statistics("proprio", torch.zeros(19), torch.ones(19))  # which it does not look at
-    policy.save(tmp_path)
-    monkeypatch.setattr("torch.nn.init.orthogonal_", None)  # a call would fail: it takes long, and for nothing here
-    again = StatePolicy.from_folder(tmp_path, config=CONFIG)
-    for name, value in policy.module.state_dict().items():
-        assert torch.equal(again.module.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize(
