@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from rlinf_embodied.config import PolicyConfig
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.reduce import Reducer
@@ -38,10 +37,6 @@ class Training:
     reducer: Reducer  # sums over the blocks of all workers
     context: StageContext
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
-
-    def require_policy(self, usable: bool, rule: str, action: str) -> None:
-        """Raises a ConfigError unless the policy is `usable`."""
-        require(usable, "policy._target_", self.settings._target_, rule, action)
 
 
 class Algorithm(ABC):

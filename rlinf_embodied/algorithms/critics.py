@@ -15,6 +15,7 @@ from torch.nn import functional
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns
 from rlinf_embodied.config import CriticsConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
@@ -73,7 +74,8 @@ class CriticsAlgorithm(Algorithm):
         """Makes critics that are a function of the seed, and targets that equal them."""
         super().__init__(training)
         usable = isinstance(training.policy, ReparameterizedPolicy)
-        training.require_policy(usable, self._needs, "use policy=soft_actor (docs/control.md)")
+        target, action = training.settings._target_, "use policy=soft_actor (docs/control.md)"
+        require(usable, "policy._target_", target, self._needs, action)
         self._policy = policy = cast(ReparameterizedPolicy, training.policy)
         self._device = next(policy.module.parameters()).device
         self._dims = policy.spec.chunk * policy.spec.action_dim

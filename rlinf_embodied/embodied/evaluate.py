@@ -19,8 +19,13 @@ from rlinf_embodied.embodied.evaluation import (
 )
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult
-from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import USE_ITS_OWN, differences, fingerprint, trained_under
+from rlinf_embodied.embodied.policy_folder import (
+    USE_ITS_OWN,
+    differences,
+    fingerprint,
+    require_policy_class,
+    trained_under,
+)
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, open_session

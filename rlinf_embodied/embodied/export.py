@@ -15,12 +15,12 @@ from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations, run_episodes
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import (
     PHYSICS,
     load_policy,
     require_conditions,
     require_fitting,
+    require_policy_class,
     trained_under,
 )
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert

@@ -18,7 +18,7 @@ from rlinf_embodied.config import SFTConfig, TrainConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR
-from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport, PolicyLearner
+from rlinf_embodied.embodied.learner import LearnerConfig, PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, DemonstrationSource, Kind
 from rlinf_embodied.errors import DataError, SimulatorError
@@ -158,4 +158,4 @@ class FineTuningLearner(PolicyLearner):
         """Makes the epoch `step_context.iteration`, counted over both phases, and imitates the held-out episodes."""
         metrics = self._made.update(step_context, self._data) | self._made.held_out(self._held_out)
         self.shared.version = step_context.iteration + 1
-        return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
+        return Output(dict.fromkeys(inputs), metrics)

@@ -26,8 +26,13 @@ from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, f
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult, shown
-from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import (
+    PHYSICS,
+    is_published,
+    require_conditions,
+    require_policy_class,
+    require_policy_folder,
+)
 from rlinf_embodied.embodied.replay_stage import require_recorded
 from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
@@ -182,10 +187,6 @@ class EmbodiedJob:
         """Returns env, policy and algorithm; of two levels of policies, the higher one as well."""
         parts: dict[str, object] = {n: asdict(getattr(self.config, n)) for n in ("env", "policy", "algorithm")}
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
-
-    def launch_notes(self) -> list[str]:
-        """Returns nothing; `config.yaml` has all settings."""
-        return []
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:

@@ -24,8 +24,7 @@ from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 

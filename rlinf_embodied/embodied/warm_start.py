@@ -20,8 +20,7 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
-from rlinf_embodied.embodied.policy_check import new_policy
-from rlinf_embodied.embodied.policy_folder import is_published, save_policy
+from rlinf_embodied.embodied.policy_folder import is_published, new_policy, save_policy
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -29,7 +28,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
-from rlinf_embodied.learning.shared_policy import move
+from rlinf_embodied.learning.weights import move
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext

@@ -24,16 +24,17 @@ from torch import Tensor, nn
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.learner import Learner
-from rlinf_embodied.learning.shared_policy import SharedPolicy, move
 from rlinf_embodied.learning.weights import (
     WHOLE_STAGE,
     Groups,
+    SharedPolicy,
     StageState,
     WeightsMessage,
     checksum,
     earlier_to_save,
     export_weights,
     install_weights,
+    move,
     read_earlier,
 )
 

@@ -82,9 +82,6 @@ class ReasoningJob:
     def require_staleness(self, staleness: int) -> None:
         require_correction(staleness, self.config.algorithm.tis_cap)
 
-    def launch_notes(self) -> list[str]:
-        return []
-
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks reward, problems, whether prompts fit the model's context, and the precision.
 

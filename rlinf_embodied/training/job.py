@@ -94,10 +94,6 @@ class Job(Protocol):
         """Raises a ConfigError if nothing corrects for data from weights this number of versions behind."""
         ...
 
-    def launch_notes(self) -> list[str]:
-        """Returns lines that are shown when the run starts: what a person would otherwise have to look up."""
-        ...
-
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Raises a CheckpointError if a run cannot resume from a checkpoint, or a new run (None) from its policy."""
         ...
