@@ -52,8 +52,6 @@ class Algorithm(ABC):
     def update(self, step_context: StepContext, data: Mapping[int, Any]) -> dict[str, float]:
         """Makes the updates of an iteration and returns metrics by name.
 
-        Args:
-            step_context: of the iteration.
-            data: of this worker's blocks: where the algorithm learns from rollouts [(PolicyColumns, EnvColumns)] of
-                all rounds; where it learns from transitions the batches of all updates, columns [U, R, ...].
+        What each of this worker's blocks gives is [(PolicyColumns, EnvColumns)] of all rounds where the algorithm
+        learns from rollouts, and the batches of all updates, columns [U, R, ...], where it learns from transitions.
         """

@@ -30,11 +30,7 @@ class Ensemble(nn.Module):
     def __init__(self, num: int, sizes: Sequence[int], layer_norm: bool, seed: int) -> None:
         """Draws weights and biases uniformly within 1 / sqrt(inputs of the layer), as torch's linear layers do.
 
-        Args:
-            num: E.
-            sizes: D, the widths of hidden layers, 1.
-            layer_norm: whether hidden layers are normalised.
-            seed: of the draws; the global generator is left as it was.
+        `sizes` are D, the widths of hidden layers, and 1; the global generator is left as it was.
         """
         super().__init__()
         generator = torch.Generator().manual_seed(int(words(seed, "critics")) >> 1)

@@ -34,12 +34,8 @@ def token_log_probs_and_entropy(
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
     """Returns (log p(token), entropy -sum_v p_v log p_v in nats), sharing one softmax.
 
-    Args:
-        logits: unnormalised log-probabilities; a value with -inf adds nothing to the entropy.
-        tokens: whose log-probs are asked for.
-        temperature: divides the logits.
-        entropy_gradient: false where the entropy is only looked at: V values per token less are kept for the backward
-            pass, several times over.
+    A value with a logit of -inf adds nothing to the entropy.  Without `entropy_gradient`, where it is only looked at, V
+    values per token less are kept for the backward pass, several times over.
     """
     every = log_softmax(logits, temperature)
     kept = every if entropy_gradient else every.detach()

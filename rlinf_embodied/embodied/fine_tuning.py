@@ -50,11 +50,6 @@ class FineTuningConfig(LearnerConfig):
         apart = set(order[: min(wanted, len(mine) - 1)])
         return [(*episode, k in apart) for k, episode in enumerate(mine)]
 
-    @property
-    def num_held_out(self) -> int:
-        """Episodes of all blocks."""
-        return sum(out for block in range(NUM_DATA_BLOCKS) for *_, out in self.episodes(block))
-
 
 def fine_tuning_stage(
     config: TrainConfig, sources: tuple[DemonstrationSource, ...], policy_folder: str
@@ -146,7 +141,8 @@ class FineTuningLearner(PolicyLearner):
         self._data = {block: join(parts) for block, parts in blocks.items()}
         out = {block: self._found.pop((block, True), []) for block in self._blocks}
         self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
-        if config.num_held_out and not sum(self._made.sizes(out).values()):
+        wanted = any(apart for block in range(NUM_DATA_BLOCKS) for *_, apart in config.episodes(block))
+        if wanted and not sum(self._made.sizes(out).values()):
             raise DataError(
                 f"algorithm.held_out is {config.algorithm.held_out}, but none of the episodes that are held out "
                 f"solves {config.model.env.task} here: give more episodes, or use algorithm.held_out=0"

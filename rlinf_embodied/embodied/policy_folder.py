@@ -34,15 +34,15 @@ _CLONED = ("imitation_loss",)
 _SEE = "see docs/own_policy.md"
 
 
-def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[Policy]:
-    """Returns the policy in a folder, on its device.
+def load_policy(config: PolicyConfig, folder: str, device: str, env: EnvSpec | None = None) -> SharedPolicy[Policy]:
+    """Returns the policy in a folder, on its device; a published folder does not know its env.
 
     Raises:
         CheckpointError: the folder is missing, or made for other settings.
     """
     if not Path(folder).is_file():  # a published policy may be one file
         require_policy_folder("checkpoint", folder)
-    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), config=config)
+    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), env, config)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
@@ -206,7 +206,6 @@ def trained_under(folder: str) -> TrainedUnder:
         raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error
 
 
-# -------------------------------------------------------------------------------------------------- custom policies
 def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
     """Checks that policy._target_ is a class with the methods of `Policy`, and policy.options those that it has.
 

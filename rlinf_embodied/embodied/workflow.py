@@ -38,7 +38,7 @@ from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, decision_columns, low_level_columns
 from rlinf_embodied.embodied.learner import LearnerConfig
 from rlinf_embodied.embodied.outcome import episode_means
-from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
+from rlinf_embodied.embodied.replay_stage import ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -174,9 +174,8 @@ def run_iteration(
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if REPLAY in stages:
-        held = result.all_of(REPLAY, ReplayReport)
-        metrics["rollout/replay_size"] = float(sum(report.size for report in held))
-        metrics["rollout/demonstrations"] = float(sum(report.demonstrations for report in held))
+        held = result.all_of(REPLAY, dict)
+        metrics |= {name: float(sum(report[name] for report in held)) for name in held[0]}
     learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in stages]
     for stage in learners:
         start = "" if stage == learners[0] else "high/"

@@ -59,7 +59,6 @@ class Fitted:
     stopped: bool = False  # by an early stop
 
     def add(self, step: Step) -> None:
-        """Adds the result of a minibatch."""
         for name, value in step.sums.items():
             self.sums[name] += value
         self.weight += step.weight

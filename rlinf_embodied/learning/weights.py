@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.checkpoint import load_state, load_tensors
 
 Groups = dict[str, dict[str, Tensor]]  # tensors by the name of their group, such as an optimizer, and their own
 WHOLE_STAGE = ""  # whose weights they are where a stage holds one model
@@ -163,9 +163,9 @@ def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[st
     return groups, {_VERSIONS: [message.version for message in messages]}
 
 
-def earlier_versions(state: Mapping[str, object]) -> list[int]:
-    """Returns the versions of what a checkpoint holds, from its plain values."""
-    return [int(version) for version in cast("list[int]", state.get(_VERSIONS, []))]
+def earlier_versions(folder: Path) -> list[int]:
+    """Returns the versions of the older weights that a checkpoint holds."""
+    return [int(version) for version in cast("list[int]", load_state(folder).get(_VERSIONS, []))]
 
 
 def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:

@@ -50,7 +50,7 @@ class ReasoningJob:
         Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
     )
     speed = "charts/tokens_per_s"
-    learner = "actor"
+    learners = ("actor",)
     first_work = "generation.run"
     work = "RL"
 
@@ -65,11 +65,6 @@ class ReasoningJob:
         self.check_every = 1
         self.cache_dir = config.warm_start.cache_dir
         self._reference = ""  # folder that the divergence is measured from, once it is known
-
-    @property
-    def learners(self) -> tuple[str, ...]:
-        """The one."""
-        return (self.learner,)
 
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns nothing: answers are made with the workers' copies of the model, which leave the device again."""
@@ -156,7 +151,7 @@ class ReasoningJob:
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge)
         if executor.ahead is not None:
-            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(load_state(checkpoint)), step_context)
+            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(checkpoint), step_context)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

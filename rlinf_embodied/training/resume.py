@@ -71,7 +71,6 @@ def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ the same
 def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     theirs = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
     different = list(_differences(_flat(theirs), _flat(yaml.safe_load(to_yaml(config)))))
@@ -113,7 +112,6 @@ def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- origin
 def outliving(checkpoint: Path, run: Path) -> Path:
     """Returns a folder with the files of a checkpoint that stays when the run's own old checkpoints are dropped.
 

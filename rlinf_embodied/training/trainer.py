@@ -288,7 +288,6 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------------------- evaluate
     def _evaluate(self, label: str) -> Evaluated:
-        """Evaluates the learners' present weights."""
         self._view.note(f"evaluating {label} ...")
         found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
         self._view.note(f"evaluation {label}: {found}")
