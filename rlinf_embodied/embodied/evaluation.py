@@ -174,7 +174,6 @@ class Evaluation:
         env = asked.env
         self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
         self._num_episodes, self._target, self._progress = asked.eval.num_episodes, target, progress
-        self._max_failures = self._num_episodes
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
         again = Repeat("evaluation", None, self._opener, self._decide, -(-self._num_episodes // env.num_envs))
         kinds = CORES if cluster.cores_beside else ()

@@ -10,7 +10,6 @@ from rlinf_embodied.workflow.graph import CORES, Edge, Loop, Repeat, RepeatDecis
 
 ENV, POLICY, REPLAY, ACTOR, HIGH_ACTOR = "env", "policy", "replay", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
-_NO_CONFIGS: Mapping[str, object] = {}
 ROLLOUT = Loop("rollout", ENV, POLICY, 1)  # its chunk-steps are those of a configuration or profile
 RESAMPLE = Repeat("resample", ACTOR, ENV, lambda rounds: RepeatDecision(True), 1)  # until the env's reports suffice
 
@@ -18,7 +17,7 @@ RESAMPLE = Repeat("resample", ACTOR, ENV, lambda rounds: RepeatDecision(True), 1
 def embodied_graph(
     num_blocks: int,
     loop: Loop | None,
-    configs: Mapping[str, object] = _NO_CONFIGS,
+    configs: Mapping[str, object] | None = None,
     *,
     on_cores: bool = False,
     robots: bool = False,
@@ -37,7 +36,7 @@ def embodied_graph(
         replay: whether transitions are kept, and the learner gets batches of them.
     """
     acting = "hierarchy.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
-    spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", configs.get(name), **more)  # noqa: E731
+    spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", (configs or {}).get(name), **more)  # noqa: E731
     stages: list[StageSpec] = []
     if loop is not None:
         kinds = CORES if on_cores else ()

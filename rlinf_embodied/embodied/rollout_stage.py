@@ -110,7 +110,6 @@ class RolloutStage:
         return actions
 
     def _act(self, step_context: StepContext, blocks: Sequence[int], observation: Observation) -> dict[int, Tensor]:
-        """Returns the actions of some blocks, by one policy call."""
         policy, config = self._policy, self._config
         assert len(observation) == len(blocks) * config.env.block_size
         if not self._fits:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlinf_embodied.errors import HangError
 
@@ -100,4 +100,4 @@ class ThreadGroup:
                 f"rank {self.rank} of {self.size} waited {self._timeout_s:g} s for the others in {operation}: "
                 "one of them failed, hangs, or makes other calls; look for its error"
             ) from None
-        return everything
+        return cast("list[list[Tensor]]", everything)
