@@ -49,8 +49,8 @@ class Fake:
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.name, self.number = str(config["name"]), int(str(config["number"]))
-        self.collective, self.together = bool(config["collective"]), int(str(config.get("together", 1)))
-        self.ends = list(config["ends"])  # of the weight edge  # pyright: ignore[reportArgumentType]
+        self.collective, self.together = bool(config.get("collective")), int(str(config.get("together", 1)))
+        self.ends = list(config.get("ends", ()))  # of the weight edge  # pyright: ignore[reportArgumentType]
 
     def setup(self, context: StageContext) -> None:
         self.context, self.offloaded = context, False
@@ -124,6 +124,20 @@ class Fake:
         self.weights[0] = weight
 
 
+def fake(name: str, number: int, collective: bool = False, ends: Sequence[str] = (), **more: bool) -> StageSpec:
+    """Returns a stage that is a Fake."""
+    config = {"name": name, "number": number, "collective": collective, "ends": ends}
+    return StageSpec(name, "any_plan.Fake", config, collective=collective, **more)
+
+
+def rollouts() -> Workflow:
+    """Returns a loop of env and policy, three chunk-steps long, and an actor that learns from both."""
+    ends = ("actor", "policy")
+    stages = {name: fake(name, number, name == "actor", ends) for number, name in enumerate(("env", "policy", "actor"))}
+    edges = (Edge("policy", "actor"), Edge("env", "actor"))
+    return Workflow("fake", 4, stages, edges, (WeightEdge(*ends),), {"rollout": Loop("rollout", "env", "policy", 3)})
+
+
 def decide(rounds: Sequence[Sequence[object]]) -> RepeatDecision:
     """Stops at a round that depends on the data."""
     values = [value for reports in rounds for report in reports for value in dict(report).values()]  # pyright: ignore
@@ -146,12 +160,7 @@ def random_workflow(seed: int) -> Workflow:
     edges = tuple(Edge(a, b, whole=draw.choice([False, False, True])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
     stages = {
-        name: StageSpec(
-            *(name, "any_plan.Fake", {"name": name, "number": i, "collective": name in collective, "ends": learns}),
-            collective=name in collective,
-            at_once=draw.random() < 0.2,
-        )
-        for i, name in enumerate(everyone)
+        name: fake(name, i, name in collective, learns, at_once=draw.random() < 0.2) for i, name in enumerate(everyone)
     }
     weights = (WeightEdge(*learns),) if learns else ()
     workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops)

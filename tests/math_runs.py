@@ -16,7 +16,7 @@ from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.workflow import run_iteration, training_workflow
+from rlinf_embodied.reasoning.workflow import training_workflow
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
@@ -101,11 +101,6 @@ def iterate_math(config: MathConfig, executor: Executor, iterations: int) -> lis
         found.append(job.run_iteration(executor, progress)[1])
         progress.iteration += 1
     return found
-
-
-def iterate_from(executor: Executor, iteration: int, used: int) -> dict[str, float]:
-    """Runs one iteration and returns its metrics."""
-    return run_iteration(executor, iteration, used, 0)[1]
 
 
 def untimed_rows(folder: Path) -> list[dict]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
@@ -112,10 +111,6 @@ def write_toy_oft(folder: Path, model: OpenVLAOFT) -> None:
 def pixels(rows: int, images: int = 1, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 6 * images, IMAGE_SIZE, IMAGE_SIZE, generator=generator)
-
-
-def image(seed: int = 0, height: int = 20, width: int = 36) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
 def rows(count: int = 3) -> TokenRows:

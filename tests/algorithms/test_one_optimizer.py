@@ -27,7 +27,6 @@ from tests.observations import env_spec
 STATE, ACTION, ROWS, EPOCHS, PIXELS = 5, 2, 24, 6, 36
 SPEC = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, ())
 SEEN = env_spec("Some-v0", 8, 1, 10, ACTION, STATE, 5, PIXELS, ("one",))  # the state and an image
-WORDS = ["policy=actor_critic", "env.cameras=[]", "warm_start.from_nothing=true"]
 
 
 class Space(gymnasium.Env):

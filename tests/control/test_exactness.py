@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 from control_runs import DAGGER, RLPD, reach, small, trained, trees
-from placements import leaves
 
 from rlinf_embodied.runtime.session import SerialSession
-
-
-def alone_trees(replay: object, learner: object) -> list[dict]:
-    """Returns a plan of the two stages that are left where nothing acts."""
-    return leaves(replay=replay, actor=learner)
-
 
 PLANS = {
     "collocated on 1": (1, trees("all", "all", "all", "all")),
@@ -23,14 +16,6 @@ PLANS = {
     "unlike splits": (3, trees([0, 1], [2], [0, 2], [1, 2], shards=2)),
 }
 VARIANTS = {"sac": small(), "rlpd": reach(*RLPD), "dagger": reach(*DAGGER)}
-OFFLINE = {  # plans of what learns from recorded transitions alone
-    "on 1": (1, alone_trees("all", "all")),
-    "on 3, uneven": (3, alone_trees("all", "all")),
-    "apart": (2, alone_trees([0], [1])),
-    "unlike splits": (3, alone_trees([0, 1], [0, 2])),
-}
-
-
 TELLING = {("sac", "collocated on 3, uneven"), ("sac", "disaggregated on 2"), ("sac", "unlike splits")}
 TELLING |= {("rlpd", "unlike splits"), ("dagger", "all apart")}
 CASES = [

@@ -26,8 +26,6 @@ from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import stacked
 
-STATE = ["policy=state", "algorithm=ppo_dense", "env.cameras=[]", "env.chunk=1", "env.chunks_per_rollout=12"]
-
 
 @pytest.fixture
 def recording(tmp_path: Path) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from any_plan import fake
 from runs import clone, tiny
 
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
@@ -67,8 +68,7 @@ def worker_on_a_gpu(**exclusive: str) -> WorkerHost:
     for number, (name, others) in enumerate(exclusive.items()):
         context = solo_context((0, 1))
         context.exclusive = frozenset(others)
-        config = {"name": name, "number": number, "collective": False, "ends": ()}
-        worker.add_stage(StageSpec(name, "any_plan.Fake", config), context)
+        worker.add_stage(fake(name, number), context)
     return worker
 
 

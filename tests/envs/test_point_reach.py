@@ -11,7 +11,6 @@ from rlinf_embodied.errors import ConfigError
 from tests.observations import stacked
 
 CONFIG = EnvConfig(task="PointReach-v0", num_envs=4, block_size=4, horizon=20, obs_size=16)
-STILL = torch.zeros(4, 5, 2)
 
 
 def test_the_expert_solves_every_episode() -> None:

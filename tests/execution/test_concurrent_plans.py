@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from any_plan import alone, any_plans, decide, outcome, random_workflow
+from any_plan import alone, any_plans, decide, fake, outcome, random_workflow
 from plan_cases import parse
 from threads import ThreadSession
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, StageSpec, Workflow
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, Workflow
 
 CASES = (0, 1, 2, 3, 5, 6, 7, 8, 9, 11, 15, 20)
 
 
 def workflow(names: str, edges: Sequence[tuple[str, str]], **more) -> Workflow:
-    stages = {
-        name: StageSpec(name, "any_plan.Fake", {"name": name, "number": number, "collective": False, "ends": ()})
-        for number, name in enumerate(names.split())
-    }
+    stages = {name: fake(name, number) for number, name in enumerate(names.split())}
     return Workflow("w", 4, stages, tuple(Edge(a, b, whole=False) for a, b in edges), **more)
 
 

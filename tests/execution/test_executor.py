@@ -1,32 +1,37 @@
-"""Every plan computes the same; only where and when differs."""
+"""What a plan computes is what plain loops compute, in as few calls as its places allow."""
 
-import os
 from collections.abc import Sequence
 
 import pytest
-from counted_runs import PLANS, by_hand, make, totals, workflow
+from any_plan import mixed, outcome, rollouts
 from placements import leaves
+from plan_cases import parse
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import Call, StepContext
 from rlinf_embodied.runtime.session import Ref, SerialSession, Session
 from rlinf_embodied.workflow.graph import Edge, StageSpec, Workflow
 
-
-@pytest.mark.parametrize("name", PLANS)
-def test_every_plan_gives_the_totals_computed_by_hand(name: str) -> None:
-    assert totals(make(name, SerialSession(), workflow()), 3) == by_hand(3)
+ENV, POLICY, ACTOR = range(3)  # numbers of the stages
 
 
-@pytest.mark.parametrize("name", ["collocated on 2", "disaggregated on 2", "hybrid on 2"])
-def test_a_repeated_loop_runs_until_its_judge_has_enough(name: str) -> None:
-    executor = make(name, SerialSession(), workflow(rounds=2))
-    result = executor.run(StepContext(0))
-    assert result.reports["actor"][0][0] == {"total": by_hand(1, rounds=2)[0], "message": "after 2"}
-    assert len(result.reports["env"]) == 2
+def by_hand(iterations: int) -> list[dict[int, int]]:
+    """What the actor of `rollouts` makes of each block, written as plain loops."""
+    weight, found = 0, []
+    for i in range(iterations):
+        made = {}
+        for block in range(4):
+            policy, env = 0, mixed(ENV, block, i, 0, 0, 0)
+            for step in range(3):
+                policy = mixed(POLICY, block, i, 0, weight, policy, step, env)
+                env = mixed(ENV, block, i, 0, 0, env, step, policy)
+            policy = mixed(POLICY, block, i, 0, weight, policy, env)  # which sees the last one, too
+            made[block] = mixed(ACTOR, block, i, 0, weight, 0, policy, mixed(ENV, block, i, 0, 0, env, 0))
+        found.append(made)
+        weight = mixed(ACTOR, sum(made.values()))
+    return found
 
 
 class Listening(SerialSession):
@@ -42,35 +47,17 @@ class Listening(SerialSession):
 
 
 @pytest.mark.parametrize(
-    ("plan", "methods"), [("collocated on 2", {"loop"}), ("one env, policy on all", {"open", "step", "close"})]
+    ("plan", "methods"),
+    [
+        ("env+policy on 0-1 > actor on 0-1", {"loop"}),
+        ("env on 0 | policy on 0-1 > actor on 0-1", {"open", "step", "close"}),
+    ],
 )
-def test_a_loop_within_workers_is_one_call(plan: str, methods: set[str]) -> None:
-    session = Listening()
-    assert totals(make(plan, session, workflow()), 2) == by_hand(2)
+def test_values_are_those_computed_by_hand_and_a_loop_within_workers_is_one_call(plan: str, methods: set[str]) -> None:
+    session, work = Listening(), rollouts()
+    found = outcome(work, parse(plan, 2, work), session, 3)
+    assert [iteration["actor"] for iteration in found] == by_hand(3)
     assert session.methods & {"loop", "open", "step", "close"} == methods
-
-
-@pytest.mark.ray
-@pytest.mark.parametrize("name", ["collocated on 2", "disaggregated on 2"])
-def test_ray_gives_the_same_in_processes_of_their_own(name: str, ray_session: Session) -> None:
-    executor = make(name, ray_session, workflow())
-    assert totals(executor, 2) == by_hand(2)
-    pids = {pid for pid, _ in executor.facts["env"]} | set(executor.facts["policy"])
-    assert os.getpid() not in pids
-    assert len(pids) == 2
-
-
-@pytest.mark.ray
-def test_a_failing_stage_names_itself_its_worker_and_the_reason(ray_session: Session) -> None:
-    executor = make("collocated on 2", ray_session, workflow(env={"fail_at": 1}))
-    with pytest.raises(WorkerError, match=r"worker \d .* failed in env.loop .*ValueError: the fake failed"):
-        executor.run(StepContext(0))
-
-
-def test_spans_cover_every_stage() -> None:
-    result = make("disaggregated on 2", SerialSession(), workflow()).run(StepContext(0))
-    assert {span.stage for span in result.spans} == {"env", "policy", "actor"}
-    assert all(span.end_s >= span.start_s for span in result.spans)
 
 
 @pytest.mark.ray

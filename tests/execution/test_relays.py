@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from counted_runs import CHUNK_STEPS, by_hand, make, totals, workflow
+from any_plan import alone, outcome, rollouts
+from plan_cases import parse
 from threads import ThreadSession
 
 from rlinf_embodied.cluster.hardware import EMULATED, Cluster
@@ -20,6 +21,8 @@ from rlinf_embodied.runtime.session import Ref
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 EVEN, ODD = {0, 2}, {1, 3}
+WORK = rollouts()
+APART = parse("env on 0 | policy on 1 in 2 shards > actor on 1", 2, WORK)
 
 
 class Counting(ThreadSession):
@@ -62,22 +65,24 @@ def test_a_call_arrives_as_it_was_sent() -> None:
 @pytest.mark.parametrize("relays", [True, False])
 def test_the_driver_makes_a_call_per_worker_instead_of_one_per_chunk_step(relays: bool) -> None:
     session = Counting(relays)
-    assert totals(make("disaggregated on 2", session, workflow()), 1) == by_hand(1)
+    assert outcome(WORK, APART, session, 1) == alone(WORK)[:1]
     loop = [call for call in session.calls if call.stage != "actor" and not call.publishes and call.blocks]
     shards, ends = 2, 3  # open, and close of both sides
-    assert len(loop) == shards * ends + (1 if relays else 2 * CHUNK_STEPS * shards)
+    assert len(loop) == shards * ends + (1 if relays else 2 * 3 * shards)
 
 
 def test_spans_and_reports_are_those_of_calls_by_the_driver() -> None:
-    results = [make("disaggregated on 2", Counting(relays), workflow()).run(StepContext(0)) for relays in (True, False)]
+    cores = Cluster("test", "cpu", 2, 2, 0)
+    results = [Executor(WORK, APART, Counting(relays), cores).run(StepContext(0)) for relays in (True, False)]
     seen = [sorted((span.name, span.worker, str(span.args), span.stage) for span in result.spans) for result in results]
     assert seen[0] == seen[1]
+    assert {stage for *_, stage in seen[0]} == set(WORK.stages)
     assert results[0].reports == results[1].reports
 
 
 def test_a_shard_to_which_nothing_is_shown_is_over() -> None:
-    stages = {name: StageSpec(name, "counted_runs.Sparing", last) for name, last in (("env", 0), ("policy", 9))}
-    small = Workflow("small", 4, stages, (), (), workflow().loops)
+    stages = {name: StageSpec(name, "fakes.Sparing", last) for name, last in (("env", 0), ("policy", 9))}
+    small = Workflow("small", 4, stages, (), (), WORK.loops)
     plan = Plan("apart", 2, (Item((Place("env", (0,)), Place("policy", (1,))), shards=2),))
     result = Executor(small, plan, Counting(), Cluster("test", "cpu", 2, 2, 0)).run(StepContext(0))
     assert result.reports == {side: [[2, 2]] for side in ("env", "policy")}  # a step per shard, of three
@@ -90,7 +95,7 @@ STAR = Item((Place("env", (0, 1)), Place("policy", (2,))), shards=2)  # worker 2
 def executor(session: RaySession, fates: dict[int, str]) -> Executor:
     """Workers without torch, which start soon."""
     stages = {name: StageSpec(name, "troubled.Turns", fates) for name in ("env", "policy")}
-    graph = Workflow("turns", 4, stages, (), (), workflow().loops)
+    graph = Workflow("turns", 4, stages, (), (), WORK.loops)
     return Executor(graph, Plan("star", 3, (STAR,)), session, Cluster("test", EMULATED, 3, 3, 0, emulated=True))
 
 

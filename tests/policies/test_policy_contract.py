@@ -8,7 +8,6 @@ env of `--env=<yaml>` shows, or else on random observations of PickCube's sizes,
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +31,6 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy
 SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
 KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", "soft_actor"]
 KINDS += [pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE)]
-
-Make = Callable[[int], Policy]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -15,7 +15,6 @@ from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from tests.observations import env_spec, observed
 
 ENV = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ())
-SEES = env_spec("PushCube-v1", 16, 2, 50, 3, 19, 12, 64, ("base_camera",))
 CONFIG = PolicyConfig(
     _target_="policies.state_policy.StatePolicy", name="state", options={"hidden_size": 16, "num_bins": 9}
 )
@@ -31,10 +30,6 @@ def observe(seed: int = 0) -> Observation:
     drawn = torch.Generator().manual_seed(seed)
     state = torch.randn(ROWS, 12, generator=drawn)
     return observed(torch.randn(ROWS, 19, generator=drawn), ("push",) * ROWS, None, state)
-
-
-def noise() -> torch.Tensor:
-    return torch.rand(SHAPE, generator=torch.Generator().manual_seed(1)).clamp(1e-6, 1 - 1e-6)
 
 
 def test_new_actions_are_spread_about_zero_as_far_as_was_asked_for() -> None:

@@ -46,11 +46,6 @@ def noise(rows: int = ROWS, seed: int = 1) -> torch.Tensor:
     return torch.rand(rows, CHUNK, ACTION, generator=torch.Generator().manual_seed(seed)).clamp(1e-6, 1 - 1e-6)
 
 
-def state_of(policy: TinyVLA) -> dict[str, torch.Tensor]:
-    return policy.module.state_dict()
-
-
-# ------------------------------------------------------------------------------------------------------------- protocol
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from any_plan import Fake
+from any_plan import Fake, fake
 
 from rlinf_embodied.errors import PlanError
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerHost, WorkerSpec, solo_context
@@ -13,10 +13,9 @@ from rlinf_embodied.workflow.graph import StageSpec
 def host(**exclusive: set[str]) -> WorkerHost:
     worker = WorkerHost(WorkerSpec(0, "cpu"))
     for number, (name, others) in enumerate(exclusive.items()):
-        config = {"name": name, "number": number, "collective": False, "ends": ()}
         context = solo_context(range(2))
         context.exclusive = frozenset(others)
-        worker.add_stage(StageSpec(name, "any_plan.Fake", config), context)
+        worker.add_stage(fake(name, number), context)
     return worker
 
 
@@ -43,13 +42,12 @@ def test_a_call_makes_room_and_comes_back() -> None:
 
 def test_a_stage_that_was_replaced_is_not_offloaded() -> None:
     worker = host(a={"b"}, b={"a"})
-    config = {"name": "a", "number": 0, "collective": False, "ends": ()}
-    worker.add_stage(StageSpec("a", "any_plan.Fake", config), solo_context(range(2)))
+    worker.add_stage(fake("a", 0), solo_context(range(2)))
     assert spans(worker, "a", "run") == ["a.run"]
 
 
 def test_a_plan_that_switches_what_cannot_be_switched_is_refused() -> None:
     context = solo_context(range(1))
     context.exclusive = frozenset({"actor"})
-    with pytest.raises(PlanError, match=r"takes env out of the memory of cpu for actor, but a Counter stays there"):
-        WorkerHost(WorkerSpec(0, "cpu")).add_stage(StageSpec("env", "fakes.Counter", None), context)
+    with pytest.raises(PlanError, match=r"takes env out of the memory of cpu for actor, but a Maker stays there"):
+        WorkerHost(WorkerSpec(0, "cpu")).add_stage(StageSpec("env", "fakes.Maker", None), context)
