@@ -50,7 +50,7 @@ class ReasoningJob:
         Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
     )
     speed = "charts/tokens_per_s"
-    learners = ("actor",)
+    learners: tuple[str, ...] = ("actor",)
     first_work = "generation.run"
     work = "RL"
 
