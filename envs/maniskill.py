@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EXPERT_TASKS = ("PickCube-v1", "PushCube-v1", "PullCube-v1", "StackCube-v1")
 CONTROL_MODE = "pd_ee_delta_pose"  # of the experts
+WORKER_IMPORTS = ("envs.maniskill_rows",)  # what a worker imports for its envs, which takes seconds
 
 
 @dataclass(kw_only=True, slots=True)

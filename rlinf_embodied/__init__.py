@@ -37,7 +37,7 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     if config.cluster.session == "ray" and config.cluster.address is None:
         from rlinf_embodied.runtime.ray_cluster import begin_ray
 
-        begin_ray(config.cluster.object_store_bytes)
+        begin_ray(config.cluster.object_store_bytes, _worker_modules(config))
     job = _job(config)
     from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
@@ -47,6 +47,22 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     if code:
         raise Stopped(code - 128)
     return json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
+
+
+def _worker_modules(config: TrainConfig | MathConfig) -> list[str]:
+    """Returns what workers import for a config; code of a user's own stays with them, who then tell its errors."""
+    import importlib
+    from dataclasses import asdict
+
+    from rlinf_embodied.config import MathConfig
+    from rlinf_embodied.plug_ins import targets_of
+
+    parts = {target.rpartition(".")[0] for target in targets_of(asdict(config))}
+    own = sorted(part for part in parts if part.startswith(("envs.", "policies.")))
+    envs = [importlib.import_module(part) for part in own if part.startswith("envs.")]
+    needed = [name for env in envs for name in getattr(env, "WORKER_IMPORTS", ())]
+    kind = "reasoning" if isinstance(config, MathConfig) else "embodied"
+    return [f"rlinf_embodied.{kind}.job", *own, *needed]
 
 
 def _job(config: TrainConfig | MathConfig) -> Job:

@@ -35,7 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Hears Ctrl-C, and lets child processes hear it, where a runner in the background ignores it."""
+    """Hears Ctrl-C, and lets child processes hear it, where a runner in the background ignores it.
+
+    Before torch is imported: one thread per process, as the Makefile has it, on which bits and speed depend.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -128,6 +132,27 @@ def clones_of_their_own(tmp_path_factory):
         yield
 
 
+@pytest.fixture
+def nothing_starts(monkeypatch):
+    """Fails if a session is opened: with it Ray would start."""
+
+    def refuse(config: object) -> None:
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr("rlinf_embodied.runtime.session.make_session", refuse)
+    monkeypatch.setattr("rlinf_embodied.training.trainer.make_session", refuse)
+
+
+@pytest.fixture
+def no_group_stays():
+    """Removes the process group of torch that sharding makes."""
+    import torch.distributed as dist
+
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def ray_cluster():
     """One Ray for all `ray` tests of this process."""
@@ -141,10 +166,27 @@ def ray_cluster():
 
 
 @pytest.fixture
-def ray_session(ray_cluster):
-    """A session of its own on the shared Ray."""
+def new_ray_session(ray_cluster):
+    """A session on the shared Ray, for workers that are not on cores."""
     from rlinf_embodied.runtime.ray_session import RaySession
 
     session = RaySession()
     yield session
     session.close()
+
+
+@pytest.fixture(scope="session")
+def workers_on_cores(ray_cluster):
+    """A session whose workers start once for all tests of this process: each imports torch for seconds."""
+    from rlinf_embodied.runtime.ray_session import RaySession
+
+    session = RaySession()
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def ray_session(workers_on_cores):
+    """The session of workers on cores, without stages."""
+    yield workers_on_cores
+    workers_on_cores.clear()

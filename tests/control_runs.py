@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 from pathlib import Path
 
 from placements import looped
+from runs import cluster, digest, executor_for
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import AlgorithmConfig, PolicyConfig, TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.runtime.host import StepContext, solo_context
+from rlinf_embodied.runtime.host import solo_context
 from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
-from rlinf_embodied.training.trainer import Trainer
 
 SMALL = {
     "env": "gymnasium",
@@ -79,40 +74,20 @@ def _composed(overrides: tuple[str, ...]) -> TrainConfig:
     return compose_train(overrides)
 
 
-def train(config: TrainConfig, code: int = 0) -> dict:
-    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    assert Trainer(EmbodiedJob(config)).run() == code
-    path = Path(config.run.dir or "") / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
 def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
     """Returns a plan that places the four stages."""
     return looped(env, policy, shards, replay=replay, actor=learner)
 
 
-def starting_folder(config: TrainConfig) -> Path:
-    """Returns the folder of the policy that a run starts from."""
-    one = Cluster("test", "cpu", 1, 1, 0)
-    return EmbodiedJob(config).starting_policy(SerialSession(), one, lambda *progress: None)
-
-
-def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> Executor:
-    """Returns the workflow of `config` under a plan."""
-    workflow = training_workflow(config, str(starting_folder(config)))
-    return Executor(
-        workflow, resolve("test", plan, devices, workflow), session, Cluster("test", "cpu", devices, devices, 0)
-    )
-
-
-def trained(config: TrainConfig, plan: list[dict], devices: int, session: Session, iterations: int = 4) -> tuple:
-    """Returns the digest of all weights and the metrics of some iterations."""
-    executor, job, progress, metrics = executor_for(config, plan, devices, session), EmbodiedJob(config), Progress(), []
-    for _ in range(iterations):
+def trained(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> tuple:
+    """Returns the digest of all weights and the metrics of four iterations."""
+    job, progress, metrics = EmbodiedJob(config), Progress(), []
+    start = job.starting_policy(SerialSession(), cluster(1), lambda *progress: None)
+    executor = executor_for(config, plan, devices, session, start)
+    for _ in range(4):
         metrics.append(job.run_iteration(executor, progress)[1])
         progress.iteration += 1
-    (digest,) = set(executor.call("actor", "weights_digest", StepContext(iterations)))
-    return digest, metrics
+    return digest(executor), metrics
 
 
 def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):

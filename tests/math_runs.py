@@ -88,15 +88,17 @@ def warm(config: MathConfig, session: Session | None = None, devices: int = 1) -
     return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
-def math_executor(config: MathConfig, plan: list[dict], devices: int, session: Session) -> Executor:
-    """Returns the training workflow of `config` under a plan, started from its fine-tuned model."""
-    workflow = training_workflow(config, str(warm(config)))
+def math_executor(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
+    """Returns the training workflow of `config` under a plan, started from a folder or its fine-tuned model."""
+    workflow = training_workflow(config, folder or str(warm(config)))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
-def iterate_math(config: MathConfig, executor: Executor, iterations: int) -> list[dict[str, float]]:
-    """Runs iterations as a training does and returns their metrics."""
-    job, progress, found = ReasoningJob(config), Progress(), []
+def iterate_math(
+    config: MathConfig, executor: Executor, iterations: int, progress: Progress | None = None
+) -> list[dict[str, float]]:
+    """Runs iterations as a training does, from where it is, and returns their metrics."""
+    job, progress, found = ReasoningJob(config), progress or Progress(), []
     for _ in range(iterations):
         found.append(job.run_iteration(executor, progress)[1])
         progress.iteration += 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 BOS, EOS, PAD = "<|begin|>", "<|end|>", "<|pad|>"
@@ -15,6 +17,12 @@ CHAT = (
     "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
 )
 _NAMES = ("Ada", "Ben", "Cleo", "Dan")
+
+
+def shapes_sha256(module: nn.Module) -> str:
+    """Returns the SHA-256 of the names and shapes of all tensors, by which published ones are known."""
+    lines = sorted((name, list(tensor.shape)) for name, tensor in module.state_dict().items())
+    return hashlib.sha256("\n".join(f"{name} {shape}" for name, shape in lines).encode()).hexdigest()
 
 
 def gsm8k_rows(first: int, count: int) -> list[dict[str, str]]:

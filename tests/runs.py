@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from placements import looped
+from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
@@ -24,6 +25,7 @@ from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.options import NoOptions
+from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
@@ -173,6 +175,18 @@ def digest(executor: Executor) -> str:
     """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
     (value,) = set(executor.call("actor", "weights_digest", StepContext(0)))
     return str(value)
+
+
+def exported_weights(executor: Executor) -> dict[str, Tensor]:
+    """Returns copies of the weights that the actor sends."""
+    message = executor.call("actor", "export_weights", StepContext(0))[0]
+    assert isinstance(message, WeightsMessage)
+    return {name: value.clone() for name, value in message.tensors.items()}
+
+
+def weights_of(folder: Path) -> str:
+    """Returns the SHA-256 of the weights that a run ended with."""
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
 
 
 def metric_rows(folder: Path) -> list[dict]:

@@ -22,7 +22,7 @@ def fall(fate: object) -> None:
     if fate == "stop":
         os.kill(os.getpid(), 19)
     if fate == "work":
-        for _ in range(100):
+        for _ in range(30):
             time.sleep(0.1)
             report_progress()
     if fate == "livelock":

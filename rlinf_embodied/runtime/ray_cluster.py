@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import ray
+from ray._private import ray_constants
 from ray._private.node import Node
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -40,6 +41,7 @@ from rlinf_embodied.cluster.hardware import (
 from rlinf_embodied.cluster.nodes import NodeFacts, RayNode, require_alike
 from rlinf_embodied.device import is_accelerator, kind_of
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.runtime import fork_server
 from rlinf_embodied.runtime.host import WorkerSpec
 from rlinf_embodied.telemetry.run_folder import library_versions
 
@@ -87,16 +89,23 @@ def _in_thread(start: Callable[[], None]) -> Future[None]:
     return done
 
 
-def begin_ray(object_store_bytes: int | None = None) -> None:
-    """Has Ray start while this process imports what takes as long; `start_ray` waits for it."""
+def begin_ray(object_store_bytes: int | None = None, modules: Sequence[str] = ()) -> None:
+    """Has Ray start while this process imports what takes as long; `start_ray` waits for it.
+
+    Args:
+        object_store_bytes: of Ray's store; None: by this machine's memory.
+        modules: what its workers will import, which is done once for all of them.
+    """
     if not ray.is_initialized() and not _BEGUN:
+        if not os.environ.get("RAY_ADDRESS"):
+            fork_server.start(modules, worker_variables(1))
         _BEGUN.append(_in_thread(lambda: _start(object_store_bytes)))
         atexit.register(lambda: wait(_BEGUN))  # Ray can be ended only when it is up
 
 
-def start_ray(object_store_bytes: int | None = None) -> None:
+def start_ray(object_store_bytes: int | None = None, modules: Sequence[str] = ()) -> None:
     """Starts Ray in this process, quietly; or joins the cluster that RAY_ADDRESS names."""
-    begin_ray(object_store_bytes)
+    begin_ray(object_store_bytes, modules)
     _BEGUN.pop().result()
 
 
@@ -110,7 +119,10 @@ def _start(object_store_bytes: int | None) -> None:
         return _init()
     for attempt in range(_START_ATTEMPTS):
         try:
-            with patch.multiple(Node, create=True, **dict.fromkeys(_UNUSED, lambda self, **options: None)):
+            with (
+                patch.multiple(Node, create=True, **dict.fromkeys(_UNUSED, lambda self, **options: None)),
+                patch.object(ray_constants, "SETUP_WORKER_FILENAME", fork_server.__file__),  # an absolute path
+            ):
                 return _init(
                     address="local",  # never one that somebody started here, or that a killed run left a note of
                     num_cpus=max(num_cores(), 8),  # Ray's CPUs are book-keeping here: workers are placed by the plan

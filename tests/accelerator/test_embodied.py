@@ -5,6 +5,7 @@ The accelerator's kernels are the CPU's, so with sums in the same order the weig
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import shutil
@@ -55,19 +56,13 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def of_the_cpu() -> dict[str, str]:
-    """Digest of the weights after two iterations on a core, by variant."""
-    return {}
-
-
-def on_the_cpu(known: dict[str, str], variant: str) -> str:
-    if variant not in known:
-        config = tiny(*EXACT, *VARIANTS[variant])
-        executor = executor_for(config, PLANS["collocated"][1], 1, SerialSession(), clone(config))
-        iterate(executor, 2)
-        known[variant] = digest(executor)
-    return known[variant]
+@functools.cache
+def on_the_cpu(variant: str) -> str:
+    """Returns the digest of the weights after two iterations on a core."""
+    config = tiny(*EXACT, *VARIANTS[variant])
+    executor = executor_for(config, PLANS["collocated"][1], 1, SerialSession(), clone(config))
+    iterate(executor, 2)
+    return digest(executor)
 
 
 def same_policy(config: TrainConfig, a: Path, b: Path) -> bool:
@@ -130,14 +125,14 @@ def test_a_policy_call_has_all_rows_of_a_worker_unless_it_is_bounded() -> None:
 
 
 @pytest.mark.parametrize(("variant", "plan"), CASES)
-def test_two_iterations_give_the_weights_of_the_cpu(of_the_cpu, sim, variant: str, plan: str) -> None:
+def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str, plan: str) -> None:
     config, (devices, tree) = tiny(*EXACT, *VARIANTS[variant]), PLANS[plan]
     executor = executor_on_sim(config, tree, devices, clone(config))
     before = sim.operations()
     metrics = iterate(executor, 2)
     assert sim.operations() > before + 1000
     assert metrics[-1]["losses/policy_steps"] > 0
-    assert digest(executor) == on_the_cpu(of_the_cpu, variant)
+    assert digest(executor) == on_the_cpu(variant)
 
 
 def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
@@ -226,9 +221,9 @@ def test_a_stage_that_does_not_fit_the_device_is_refused_with_what_to_do(sim, ro
 
 # --------------------------------------------------------------------------------------------------- worker to worker
 @pytest.mark.ray
-def test_workers_of_their_own_process_each_have_their_accelerator(of_the_cpu, ray_session) -> None:
+def test_workers_of_their_own_process_each_have_their_accelerator(new_ray_session) -> None:
     config, (devices, tree) = tiny(*EXACT), PLANS["hybrid"]
     workflow = training_workflow(config, str(clone(config)))
-    executor = Executor(workflow, resolve("test", tree, devices, workflow), ray_session, accelerators(devices))
+    executor = Executor(workflow, resolve("test", tree, devices, workflow), new_ray_session, accelerators(devices))
     iterate(executor, 2)
-    assert digest(executor) == on_the_cpu(of_the_cpu, "ppo")
+    assert digest(executor) == on_the_cpu("ppo")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from control_runs import small, train
-from runs import metric_rows
+from control_runs import small
+from runs import metric_rows, train
 
 YAML = "_target_: own_algorithm.FilteredCloningConfig\nthreshold: -0.5\n"
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from control_runs import DAGGER, RLPD, reach, recorded, small, train
-from runs import metric_rows
+from control_runs import DAGGER, RLPD, reach, recorded, small
+from runs import metric_rows, train, weights_of
 from training_faults import lost, once
 
 from rlinf_embodied.embodied.learner import PolicyLearner
@@ -22,10 +21,6 @@ def straight(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
     train(small(f"run.dir={folder}"))
     return folder
-
-
-def digest(folder: Path) -> str:
-    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
 
 
 def test_a_run_warms_up_then_learns_and_forgets_the_oldest(straight) -> None:
@@ -53,7 +48,7 @@ def test_a_checkpoint_holds_transitions_networks_and_moments(straight) -> None:
 def test_a_resumed_run_ends_as_an_uninterrupted_one_under_another_plan(straight, tmp_path) -> None:
     train(small(f"run.dir={tmp_path}", "run.num_iterations=2"))
     train(small(f"run.dir={tmp_path}", "plan=disaggregated", "cluster.num_devices=2"))
-    assert digest(tmp_path) == digest(straight)
+    assert weights_of(tmp_path) == weights_of(straight)
     assert metric_rows(tmp_path) == metric_rows(straight)
 
 
@@ -72,7 +67,7 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
     train(make(straight, f"run.dir={whole}"))
     train(make(straight, f"run.dir={parts}", "run.num_iterations=2"))
     train(make(straight, f"run.dir={parts}"))
-    assert digest(whole) == digest(parts)
+    assert weights_of(whole) == weights_of(parts)
     assert metric_rows(whole) == metric_rows(parts)
 
 
@@ -88,7 +83,7 @@ def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind,
     calls = once(monkeypatch, kind, method, call, lost(), after)
     train(small(f"run.dir={tmp_path}"))
     assert len(calls) > call + 1
-    assert digest(tmp_path) == digest(straight)
+    assert weights_of(tmp_path) == weights_of(straight)
     assert metric_rows(tmp_path) == metric_rows(straight)
 
 

@@ -38,11 +38,13 @@ def seeds(info: dict) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
-    """A run of two iterations with a checkpoint after each."""
-    folder = tmp_path_factory.mktemp("trained")
-    train(tiny(f"run.dir={folder}", "run.num_iterations=2", "checkpoint.every=1", "eval.num_episodes=7"))
-    return folder
+def trained(tmp_path_factory) -> tuple[Path, list[int]]:
+    """A run of two iterations with a checkpoint after each, and the seeds of all its episodes."""
+    folder, seen, begin = tmp_path_factory.mktemp("trained"), [], EpisodeEnv.reset
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EpisodeEnv, "reset", lambda self, new, rows=None: seen.extend(new) or begin(self, new, rows))
+        train(tiny(f"run.dir={folder}", "run.num_iterations=2", "checkpoint.every=1", "eval.num_episodes=7"))
+    return folder, seen
 
 
 # ---------------------------------------------------------------------------------------------------------- episodes
@@ -75,12 +77,9 @@ def test_where_rows_have_several_tasks_each_is_counted_by_itself(tmp_path, capsy
         assert f"of {len(solved)}" in next(line for line in printed.splitlines() if line.startswith(name))
 
 
-def test_evaluation_never_sees_a_training_seed(tmp_path, monkeypatch) -> None:
-    seeds, begin = [], EpisodeEnv.reset
-    monkeypatch.setattr(EpisodeEnv, "reset", lambda self, new, rows=None: seeds.extend(new) or begin(self, new, rows))
-    train(tiny(f"run.dir={tmp_path}", "run.num_iterations=1", "eval.num_episodes=5"))
-    assert {seed for seed in seeds if seed < TRAINING_SEED_BIT} == {9000, 9001, 9002, 9003, 9004}
-    assert any(seed >= TRAINING_SEED_BIT for seed in seeds)
+def test_evaluation_never_sees_a_training_seed(trained) -> None:
+    assert {seed for seed in trained[1] if seed < TRAINING_SEED_BIT} == set(range(9000, 9007))
+    assert any(seed >= TRAINING_SEED_BIT for seed in trained[1])
 
 
 # ---------------------------------------------------------------------------------------------------- what is written
@@ -118,10 +117,15 @@ def test_the_first_episodes_are_filmed_one_file_each(tmp_path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
-def test_training_checkpoints_and_the_link_to_the_latest_can_be_evaluated(trained, tmp_path) -> None:
-    by_name = evaluate(tmp_path / "a", f"checkpoint={trained / 'checkpoints/step_000002'}", "eval.num_episodes=7")
-    by_link = evaluate(tmp_path / "b", f"checkpoint={trained / 'checkpoints/latest'}", "eval.num_episodes=7")
-    summary = json.loads((trained / "summary.json").read_text())
+def test_training_checkpoints_and_the_link_to_the_latest_can_be_evaluated(trained, tmp_path, capsys) -> None:
+    checkpoints = trained[0] / "checkpoints"
+    by_name = evaluate(tmp_path / "a", f"checkpoint={checkpoints / 'step_000002'}", "eval.num_episodes=7")
+    out = capsys.readouterr().out
+    assert "episodes 4/7" in out
+    assert "episodes 7/7" in out
+    assert "at_end: solved when the episode's 12 steps are over" in out
+    by_link = evaluate(tmp_path / "b", f"checkpoint={checkpoints / 'latest'}", "eval.num_episodes=7")
+    summary = json.loads((trained[0] / "summary.json").read_text())
     assert by_name["episodes"] == by_link["episodes"]
     assert by_name["success_once"] == summary["after"]["success_once"]
     assert by_name["return"] == pytest.approx(summary["after"]["return"])
@@ -204,12 +208,3 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     assert (just.episodes, just.score) == (whole.episodes, whole.score)
     assert strict.score is None
     assert whole.score == pytest.approx(1 - unsolved / 24)
-
-
-def test_progress_is_told(trained, tmp_path, capsys) -> None:
-    chosen = ["eval.num_episodes=7", f"checkpoint={trained}/checkpoints/latest"]
-    evaluate(tmp_path, *chosen)
-    out = capsys.readouterr().out
-    assert "episodes 4/7" in out
-    assert "episodes 7/7" in out
-    assert "at_end: solved when the episode's 12 steps are over" in out

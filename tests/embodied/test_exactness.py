@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from placements import switching
 from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
 
-from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.runtime.session import SerialSession, Session
 
 PLANS = {
@@ -71,35 +72,28 @@ CASES = [
 ]
 
 
-def trained(config: TrainConfig, plan: str, session: Session) -> tuple[str, list[dict[str, float]]]:
-    devices, tree = PLANS[plan]
+def trained(variant: str, plan: str, session: Session) -> tuple[str, list[dict[str, float]]]:
+    config, (devices, tree) = tiny(*VARIANTS[variant][0]), PLANS[plan]
     executor = executor_for(config, tree, devices, session, clone(config))
     metrics = iterate(executor, 3)
     return digest(executor), metrics
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, tuple[str, list[dict[str, float]]]]:
-    """What one worker gives, by variant."""
-    return {}
-
-
-def by_one_worker(alone: dict, variant: str) -> tuple[str, list[dict[str, float]]]:
-    if variant not in alone:
-        alone[variant] = trained(tiny(*VARIANTS[variant][0]), "collocated on 1", SerialSession())
-    return alone[variant]
+@functools.cache
+def by_one_worker(variant: str) -> tuple[str, list[dict[str, float]]]:
+    return trained(variant, "collocated on 1", SerialSession())
 
 
 @pytest.mark.parametrize(("variant", "plan"), CASES)
-def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
-    expected, metrics = by_one_worker(alone, variant)
-    found, found_metrics = trained(tiny(*VARIANTS[variant][0]), plan, SerialSession())
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(variant)
+    found, found_metrics = trained(variant, plan, SerialSession())
     assert found == expected
     assert found_metrics == metrics
 
 
-def test_grpo_fills_groups_up_by_further_rollouts(alone) -> None:
-    _, metrics = by_one_worker(alone, "grpo")
+def test_grpo_fills_groups_up_by_further_rollouts() -> None:
+    _, metrics = by_one_worker("grpo")
     assert max(m["rollout/rounds"] for m in metrics) > 1
     assert all(m["rollout/useful_groups"] == 4 for m in metrics)  # those beyond the four that a round has are left out
 
@@ -113,8 +107,8 @@ def test_grpo_fills_groups_up_by_further_rollouts(alone) -> None:
         ("grpo", "disaggregated on 2"),
     ],
 )
-def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
-    expected, metrics = by_one_worker(alone, variant)
-    found, found_metrics = trained(tiny(*VARIANTS[variant][0]), plan, ray_session)
+def test_ray_workers_give_the_weights_of_one_process(ray_session, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(variant)
+    found, found_metrics = trained(variant, plan, ray_session)
     assert found == expected
     assert found_metrics == metrics

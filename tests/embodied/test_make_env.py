@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from runs import tiny_overrides
 from scripts import call
 
@@ -13,32 +10,20 @@ import json
 
 class Arm:
     def __init__(self, port):
-        self.calibration = {load}
+        self.calibration = open(port + 1)
 
 def make_env(config, num_envs, device="cpu", render_final=False):
     return Arm("/dev/arm0")
 """
-LIBRARY = "json.loads('{port:')"
 
 
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch):
-    """Returns what writes the module of an env whose constructor does something."""
+def test_a_training_says_in_one_error_what_the_env_raised_and_where(monkeypatch, capsys, tmp_path) -> None:
+    (module := tmp_path / "arm_without_port.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name: str, load: str) -> str:
-        (tmp_path / f"{name}.py").write_text(BROKEN.format(load=load))
-        return f"env._target_={name}.make_env"
-
-    return write
-
-
-def test_a_training_says_in_one_error_what_the_env_raised_and_where(broken, monkeypatch, capsys, tmp_path) -> None:
-    chosen = [broken("arm_without_port", "open(port + 1)"), f"run.dir={tmp_path / 'run'}"]
+    chosen = ["env._target_=arm_without_port.make_env", f"run.dir={tmp_path / 'run'}"]
     code, _, err = call(monkeypatch, capsys, "train_vla", *tiny_overrides(*chosen))
     assert code == 2
     first, *frames, action = err.splitlines()
-    module = tmp_path / "arm_without_port.py"
     assert first.startswith("error: env._target_ is 'arm_without_port.make_env', but building its")
     assert 'raised TypeError: can only concatenate str (not "int") to str' in first
     assert "(env.task=PointReach-v0)" in first

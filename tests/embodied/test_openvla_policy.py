@@ -10,9 +10,9 @@ import numpy as np
 import openvla_folders as toys
 import pytest
 import torch
-import torch.distributed as dist
-from runs import GRPO, tiny_overrides, train
+from runs import GRPO, tiny_overrides, train, weights_of
 from safetensors.torch import load_file, save_file
+from stopped_runs import straight_runs
 
 from policies.openvla.actions import ActionTokens, range_of
 from policies.openvla.decoding import TokenDistribution, decode
@@ -28,6 +28,8 @@ from rlinf_embodied.learning.checkpoint import weights_sha256
 from tests.observations import env_spec, observed, stacked
 from tests.policy_contract import require_contract
 
+pytestmark = pytest.mark.usefixtures("no_group_stays")
+
 ROWS = 3
 ENV = env_spec("PointReach-v0", ROWS, 4, 12, 2, 5, 9, 16, ("base_camera",))
 LORA = {"rank": 4, "alpha": 8.0}
@@ -39,15 +41,7 @@ ONE_BY_ONE = {"decoding": "autoregressive", "prompt_length": 24}
 @pytest.fixture(scope="module")
 def published(tmp_path_factory) -> Path:
     """An OpenVLA folder that others wrote, for a robot of two dimensions."""
-    torch.set_num_threads(1)
     return toys.write_published(tmp_path_factory.mktemp("published"), action=2, proprio=5)
-
-
-@pytest.fixture(autouse=True)
-def _no_group_stays():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def config_of(options: dict, critic: Critic = Critic.privileged) -> PolicyConfig:
@@ -138,43 +132,38 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     return OpenVLAPolicy.from_folder(folder).module.state_dict()
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("ppo", ["policy.options.lora.rank=4"]),
-        pytest.param(
-            "ppo, a critic on the network",
-            ["policy.options.lora.rank=4", "policy.critic=observation"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("grpo", [*GRPO, "policy.options.lora.rank=4"], marks=pytest.mark.slow),
-        pytest.param("all weights", ["algorithm.rows_per_microbatch=2"], marks=pytest.mark.slow),
-        pytest.param(
-            "in slices",
-            ["policy.options.lora.rank=4", "algorithm.sharding=fsdp2", "run.exact=false"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("in bfloat16", ["policy.options.lora.rank=4", *LOW], marks=pytest.mark.slow),
-        pytest.param(
-            *("in slices, in bfloat16", ["algorithm.sharding=fsdp2", "run.exact=false", *LOW]), marks=pytest.mark.slow
-        ),
-    ],
-)
-def test_a_published_folder_is_trained_saved_and_goes_on(published, tmp_path, name: str, options: list[str]) -> None:
+ADAPTERS, SLICES = "policy.options.lora.rank=4", ["algorithm.sharding=fsdp2", "run.exact=false"]
+VARIANTS = {
+    "ppo": [ADAPTERS],
+    "ppo, a critic on the network": [ADAPTERS, "policy.critic=observation"],
+    "grpo": [*GRPO, ADAPTERS],
+    "all weights": ["algorithm.rows_per_microbatch=2"],
+    "in slices": [ADAPTERS, *SLICES],
+    "in bfloat16": [ADAPTERS, *LOW],
+    "in slices, in bfloat16": [*SLICES, *LOW],
+}
+
+
+@pytest.fixture(scope="module")
+def straight(published, tmp_path_factory):
+    """Returns what gives the folder of a variant's uninterrupted run."""
+    return straight_runs(tmp_path_factory, lambda to, variant: train(run(published, to, VARIANTS[variant])), "ppo")
+
+
+@pytest.mark.parametrize("variant", [v if v == "ppo" else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS])
+def test_a_published_folder_is_trained_saved_and_goes_on(published, straight, tmp_path, variant: str) -> None:
     before = {path.name: path.read_bytes() for path in published.iterdir()}
-    summary = train(run(published, tmp_path / "run", options))
-    latest = tmp_path / "run/checkpoints/latest"
-    assert weights_sha256(state_of(latest)) == summary["weights_sha256"]
+    digest, options = weights_of(straight(variant)), VARIANTS[variant]
+    assert weights_sha256(state_of(straight(variant) / "checkpoints/latest")) == digest
+    one = train(run(published, tmp_path, options, "run.num_iterations=1"))
+    assert one["weights_sha256"] != digest
+    more = train(run(published, tmp_path, options, "resume=auto"))
+    assert more["weights_sha256"] == digest
     assert {path.name: path.read_bytes() for path in published.iterdir()} == before
-    one = train(run(published, tmp_path / "stopped", options, "run.num_iterations=1"))
-    assert one["weights_sha256"] != summary["weights_sha256"]
-    more = train(run(published, tmp_path / "stopped", options, "resume=auto"))
-    assert more["weights_sha256"] == summary["weights_sha256"]
 
 
-def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, tmp_path) -> None:
-    train(run(published, tmp_path / "run", ["policy.options.lora.rank=4"]))
-    latest = tmp_path / "run/checkpoints/latest"
+def test_adapters_leave_the_base_as_it_was_and_link_to_it(published, straight) -> None:
+    latest = straight() / "checkpoints/latest"
     assert (latest / "model.safetensors").read_bytes() == (published / "model.safetensors").read_bytes()
     assert os.stat(latest / "model.safetensors").st_nlink > 1
     trained, fresh = state_of(latest), OpenVLAPolicy.from_folder(published, ENV, config_of({**PARALLEL, "lora": LORA}))
@@ -222,16 +211,14 @@ def test_adapters_of_another_part_are_refused(published, tmp_path) -> None:
 
 
 def test_a_critic_on_the_network_is_refused_where_the_network_is_in_slices(published, tmp_path) -> None:
-    options = ["policy.critic=observation", "algorithm.sharding=fsdp2", "run.exact=false"]
+    options = ["policy.critic=observation", *SLICES]
     with pytest.raises(ConfigError, match=r"algorithm.sharding is 'fsdp2', but the critic shares parameters"):
         train(run(published, tmp_path / "run", options))
 
 
-def test_a_plan_of_two_workers_gives_the_same_weights(published, tmp_path) -> None:
-    options = ["policy.options.lora.rank=4"]
-    one = train(run(published, tmp_path / "one", options))
-    two = train(run(published, tmp_path / "two", options, "plan=disaggregated", "cluster.num_devices=2"))
-    assert two["weights_sha256"] == one["weights_sha256"]
+def test_a_plan_of_two_workers_gives_the_same_weights(published, straight, tmp_path) -> None:
+    two = train(run(published, tmp_path, [ADAPTERS], "plan=disaggregated", "cluster.num_devices=2"))
+    assert two["weights_sha256"] == weights_of(straight())
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -277,7 +264,6 @@ def test_what_does_not_fit_is_named(published, options: dict, env: EnvSpec, word
         OpenVLAPolicy.from_folder(published, env, config_of(options)).encode(shown())
 
 
-def test_a_checkpoint_of_other_options_is_refused(published, tmp_path) -> None:
-    train(run(published, tmp_path / "run", ["policy.options.lora.rank=4"], "run.num_iterations=0"))
+def test_a_checkpoint_of_other_options_is_refused(straight) -> None:
     with pytest.raises(CheckpointError, match=r"options.lora is LoraSettings\(rank=0, .* LoraSettings\(rank=4"):
-        OpenVLAPolicy.from_folder(tmp_path / "run/checkpoints/latest", config=config_of(PARALLEL))
+        OpenVLAPolicy.from_folder(straight() / "checkpoints/latest", config=config_of(PARALLEL))

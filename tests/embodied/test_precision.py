@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from runs import clone, executor_for, iterate, tiny, trees
+from runs import clone, executor_for, exported_weights, iterate, tiny, trees
 from torch import Tensor
 
 from policies.flow_vla import FlowVLA
@@ -18,13 +15,12 @@ from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
-from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
+
+pytestmark = pytest.mark.usefixtures("no_group_stays")
 
 ROWS = 8
 SMALL = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
@@ -32,13 +28,6 @@ LOW = "algorithm.precision=bfloat16"
 SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
 ONE_STEP = ["algorithm.epochs=1", "algorithm.num_minibatches=1", "algorithm.critic_warmup_iterations=0"]
 POLICIES = {"tiny": TinyVLA, "flow": FlowVLA, "state": StatePolicy}
-
-
-@pytest.fixture(autouse=True)
-def _no_group_stays():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def pair(kind: str, critic: Critic = Critic.privileged) -> tuple[Policy, Policy, Observation]:
@@ -70,27 +59,16 @@ def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
     assert (again - chosen.log_probs).abs().max() <= 1e-5
 
 
-def started(*overrides: str) -> tuple[Executor, Path]:
-    config = tiny(LOW, *ONE_STEP, *overrides)
-    folder = clone(config)
-    return executor_for(config, trees("all", "all", "all"), 1, SerialSession(), folder), folder
-
-
-def weights(executor: Executor) -> dict[str, Tensor]:
-    (message,) = executor.call("actor", "export_weights", StepContext(0))
-    assert isinstance(message, WeightsMessage)
-    return {name: value.clone() for name, value in message.tensors.items()}
-
-
 def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_or_not() -> None:
     norms = []
     for variant in ([], SHARDED):
-        executor, _ = started(*variant)
-        before = weights(executor)
+        config = tiny(LOW, *ONE_STEP, *variant)
+        executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
+        before = exported_weights(executor)
         (row,) = iterate(executor, 1)
         assert row["losses/initial_log_ratio"] <= 1e-5
         norms.append(row["losses/grad_norm"])
-        after = weights(executor)
+        after = exported_weights(executor)
         assert {value.dtype for value in after.values() if value.is_floating_point()} == {torch.float32}
         moved = max(float((after[name] - before[name]).abs().max()) for name in after)
         assert 0 < moved < 2e-3  # a step of Adam is as large as its rate, which bfloat16 would round away

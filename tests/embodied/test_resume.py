@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from runs import four, train, trainer_of
+from conftest import REPOSITORY
+from runs import clone, four, metric_rows, tiny_overrides, train, trainer_of, weights_of
 from stopped_runs import straight_runs
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
-from rlinf_embodied.training import trainer as trainer_module
+from rlinf_embodied.learning import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -26,24 +29,10 @@ def copied(straight, tmp_path) -> Path:
     return shutil.copytree(straight, tmp_path / "moved", symlinks=True)
 
 
-@pytest.fixture
-def nothing_starts(monkeypatch):
-    """Fails if a session is opened."""
-
-    def refuse(config):
-        raise AssertionError("a session was opened")
-
-    monkeypatch.setattr(trainer_module, "make_session", refuse)
-
-
 def break_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def digest(folder: Path) -> str:
-    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
 
 
 # ------------------------------------------------------------------------------------------------------- the same run
@@ -75,7 +64,7 @@ def test_what_a_run_is_cannot_change_on_the_way(straight, nothing_starts, overri
 
 def test_how_long_where_and_what_is_looked_at_may_change(copied) -> None:
     changed = ["run.num_iterations=5", "plan=disaggregated", "cluster.num_devices=2", "checkpoint.keep=1"]
-    changed += ["eval.every=1", "warm_start.cache_dir=elsewhere", "run.until_success=1.0"]
+    changed += ["eval.every=1", "warm_start.cache_dir=elsewhere", "run.until_success=1.0", "eval.check_episodes=4"]
     assert train(four(copied, *changed))["iterations"] == 5
 
 
@@ -96,3 +85,23 @@ def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothin
     with pytest.raises(CheckpointError, match=r"step_000004 is incomplete \(manifest.json: No .* use another run.dir"):
         trainer_of(four(copied))
     assert sorted((copied / "checkpoints").rglob("*")) == before
+
+
+# ------------------------------------------------------------------------------------------------------ a killed driver
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_driver_with_ray_workers_that_is_killed_takes_them_along_and_its_run_goes_on(straight, tmp_path) -> None:
+    start = f"warm_start.checkpoint={clone(four(tmp_path))}"
+    shown = ["cluster=local", "cluster.num_devices=2", "plan=disaggregated", start]
+    given = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
+    words = tiny_overrides(f"run.dir={tmp_path}", *given, *shown)
+    script = str(REPOSITORY / "experiments/train_vla.py")
+    process = subprocess.Popen([sys.executable, "-u", script, *words], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any("iteration 3/4" in line for line in process.stdout)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=120)  # its workers have its output, too: they are gone when that ends
+    assert checkpoint.find_latest(tmp_path / "checkpoints") == tmp_path / "checkpoints/step_000002"
+    train(four(tmp_path, start, "cluster.num_devices=4"))
+    assert weights_of(tmp_path) == weights_of(straight)
+    assert metric_rows(tmp_path) == metric_rows(straight)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
-from runs import clone, cluster, executor_for, iterate, tiny, trees
+from runs import clone, executor_for, exported_weights, iterate, tiny, trees
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.session import SerialSession
+
+pytestmark = pytest.mark.usefixtures("no_group_stays")
 
 SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
 TOGETHER = trees("all", "all", "all")
@@ -25,31 +21,13 @@ def config_of(*overrides: str) -> TrainConfig:
     return tiny("algorithm.critic_warmup_iterations=0", "policy.options.num_layers=2", *overrides)
 
 
-def executor_of(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:
-    workflow = training_workflow(config, str(folder))
-    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
-
-
-def weights(executor: Executor) -> dict[str, torch.Tensor]:
-    message = executor.call("actor", "export_weights", StepContext(0))[0]
-    assert isinstance(message, WeightsMessage)
-    return message.tensors
-
-
 def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Tensor], limit: float) -> None:
     """The weights are apart by no more than a part of the way that they have come."""
-    first, second = weights(one), weights(other)
+    first, second = exported_weights(one), exported_weights(other)
     flat = lambda tensors: torch.cat([tensors[name].double().reshape(-1) for name in sorted(start)])  # noqa: E731
     way = (flat(second) - flat(start)).norm()
     assert way > 0
     assert (flat(first) - flat(second)).norm() < limit * way
-
-
-@pytest.fixture(autouse=True)
-def _no_group_stays():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.ray
@@ -57,9 +35,9 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     """A plan of three workers: one acts in the simulator, two hold halves of the policy and rows of other blocks."""
     plain, config = config_of(), config_of(*SHARDED)
     start = clone(plain)
-    executor = executor_of(config, trees([0], [0], [1, 2]), 3, ray_session, start)
-    expected = executor_of(plain, TOGETHER, 1, SerialSession(), start)
-    before = weights(expected)
+    executor = executor_for(config, trees([0], [0], [1, 2]), 3, ray_session, start)
+    expected = executor_for(plain, TOGETHER, 1, SerialSession(), start)
+    before = exported_weights(expected)
     metrics = iterate(executor, 2)
     iterate(expected, 2)
     assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in metrics)

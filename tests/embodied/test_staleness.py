@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,9 @@ def trained(
     return digest(executor), metrics
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[tuple[str, int], tuple[str, list[dict[str, float]]]]:
-    """What one worker gives."""
-    return {}
+@functools.cache
+def by_one_worker(variant: str, staleness: int) -> tuple[str, list[dict[str, float]]]:
+    return trained(variant, "collocated on 1", staleness)
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,19 @@ def alone() -> dict[tuple[str, int], tuple[str, list[dict[str, float]]]]:
         pytest.param("grpo", "hybrid on 2", 2, marks=pytest.mark.slow),
     ],
 )
-def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, plan, staleness) -> None:
-    if (variant, staleness) not in alone:
-        alone[variant, staleness] = trained(variant, "collocated on 1", staleness)
-    expected, metrics = alone[variant, staleness]
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(variant, plan, staleness) -> None:
+    expected, metrics = by_one_worker(variant, staleness)
     assert [row["rollout/staleness"] for row in metrics] == [float(min(n, staleness)) for n in range(4)]
     assert metrics[-1]["losses/initial_log_ratio"] > 1e-3  # other weights sampled than were trained
     assert trained(variant, plan, staleness) == (expected, metrics)
-    assert expected != trained(variant, "collocated on 1", 0)[0]
+    assert expected != by_one_worker(variant, 0)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 def test_real_workers_give_the_weights_of_one_process(ray_session) -> None:
     found = trained("ppo, carried over", "learner apart", 1, ray_session)
-    assert found == trained("ppo, carried over", "collocated on 1", 1)
+    assert found == by_one_worker("ppo, carried over", 1)
 
 
 SHORT = [

@@ -134,7 +134,6 @@ def build(name: str, num_envs: int = N, render_final: bool = False, **changes: o
 
 @pytest.fixture(scope="module")
 def name(request: pytest.FixtureRequest) -> str:
-    torch.set_num_threads(1)
     return request.param
 
 

@@ -27,7 +27,6 @@ def env():
     """Rows whose controller keeps targets between steps."""
     from device_tasks import make_env
 
-    torch.set_num_threads(1)
     made = make_env(CONFIG, ROWS)
     yield made
     made.close()

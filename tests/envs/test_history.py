@@ -32,7 +32,6 @@ def clumsy_rollout(env: VectorEnv) -> torch.Tensor:
 def test_an_episode_does_not_depend_on_what_was_hit_or_carried_before_it():
     from envs.maniskill import make_env
 
-    torch.set_num_threads(1)
     env = make_env(EnvConfig(cameras=[]), NUM_ENVS)
     first, again = clumsy_rollout(env), clumsy_rollout(env)
     env.close()

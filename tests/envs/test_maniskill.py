@@ -21,7 +21,6 @@ BLIND = replace(SMALL, cameras=[])
 def make(config: EnvConfig, num_envs: int = 1, **kwargs: object):
     from envs.maniskill import make_env
 
-    torch.set_num_threads(1)
     return make_env(config, num_envs, **kwargs)
 
 

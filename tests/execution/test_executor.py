@@ -61,19 +61,18 @@ def test_values_are_those_computed_by_hand_and_a_loop_within_workers_is_one_call
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("maker", "taker", "other", "stays"),
-    [([0, 1], [0, 1], [0, 1], {0, 1, 2, 3}), ([1], [0, 1], [0, 1], {2, 3}), ([0], [0], [1], set())],
-)
-def test_what_is_consumed_only_where_it_was_made_is_the_object_itself(
-    maker: list[int], taker: list[int], other: list[int], stays: set[int], ray_session: Session
-) -> None:
+def test_what_is_consumed_only_where_it_was_made_is_the_object_itself(ray_session: Session) -> None:
     kinds = {"maker": "Maker", "taker": "Taker", "other": "Taker"}
     stages = {name: StageSpec(name, f"fakes.{kind}", None) for name, kind in kinds.items()}
     graph = Workflow("pair", 4, stages, (Edge("maker", "taker"), Edge("maker", "other")))
-    plan = resolve("test", leaves(maker=maker, taker=taker, other=other), 2, graph)
-    executor = Executor(graph, plan, ray_session, Cluster("test", "cpu", 2, 2, 0))
-    result = executor.run(StepContext(5))
-    for stage in ("taker", "other"):
-        got = {block: value for report in result.all_of(stage, dict) for block, value in report.items()}
-        assert got == {block: (block in stays, [block, 5]) for block in range(4)}
+    for maker, taker, other, stays in (
+        ([0, 1], [0, 1], [0, 1], {0, 1, 2, 3}),
+        ([1], [0, 1], [0, 1], {2, 3}),
+        ([0], [0], [1], set()),
+    ):
+        plan = resolve("test", leaves(maker=maker, taker=taker, other=other), 2, graph)
+        executor = Executor(graph, plan, ray_session, Cluster("test", "cpu", 2, 2, 0))
+        result = executor.run(StepContext(5))
+        for stage in ("taker", "other"):
+            got = {block: value for report in result.all_of(stage, dict) for block, value in report.items()}
+            assert got == {block: (block in stays, [block, 5]) for block in range(4)}

@@ -43,8 +43,8 @@ def test_what_a_stage_publishes_another_gets_without_the_driver() -> None:
 
 
 @pytest.mark.ray
-def test_the_driver_never_holds_the_weights(ray_session: Session, monkeypatch) -> None:
-    made = executor(ray_session)
+def test_the_driver_never_holds_the_weights(new_ray_session: Session, monkeypatch) -> None:
+    made = executor(new_ray_session)
     seen: list[int] = []
 
     def counted(function):

@@ -113,9 +113,3 @@ def test_links_lead_somewhere(page: Path) -> None:
             heads = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
             assert anchor in slugs, f"{page.name} links to {link}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_files_that_are_named_exist(page: Path) -> None:
-    named = re.findall(r"\b(?:tests|experiments|configs|rlinf_embodied)/[\w/]+\.(?:py|yaml)\b", page.read_text())
-    assert [path for path in named if not (ROOT / path).exists()] == []

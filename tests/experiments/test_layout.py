@@ -36,10 +36,11 @@ def test_only_what_users_run_lies_at_the_top() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_printed_command_is_one(page: Path) -> None:
+def test_every_printed_command_is_one_and_every_named_file_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     modules = set(re.findall(r"python -m ((?:experiments|tests)\.[\w.]+\w)(?![\w.]*[<{])", text))  # but bench.<name>
     modules |= set(re.findall(r"`(experiments\.(?:bench|examples|setup)\.[\w.]*\w)", text))
     missing = [name for name in modules if not file_of(name).exists() or "__main__" not in file_of(name).read_text()]
-    missing += [name for name in re.findall(r"experiments/[\w/]+\.py", text) if not (REPOSITORY / name).exists()]
+    named = re.findall(r"\b(?:tests|experiments|configs|rlinf_embodied)/[\w/]+\.(?:py|yaml)\b", text)
+    missing += [name for name in named if not (REPOSITORY / name).exists()]
     assert missing == []

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from sharding import Job, Worker, alone, net, take_steps, together
 
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
@@ -15,11 +14,9 @@ from rlinf_embodied.learning.learner import Step
 
 
 @pytest.fixture
-def solo():
-    """A group of one; torch's default group is left as it was found."""
-    yield SoloGroup()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+def solo(no_group_stays) -> SoloGroup:
+    """A group of one."""
+    return SoloGroup()
 
 
 def assert_close(one: dict, other: dict) -> None:

@@ -151,7 +151,6 @@ def of_oft_discrete(oracle: Oracle) -> dict[str, object]:
     [("openvla", of_openvla), ("openvla_oft_l1", of_oft_l1), ("openvla_oft_discrete", of_oft_discrete)],
 )
 def test_the_networks_give_the_goldens(tmp_path, name, computed):
-    torch.set_num_threads(1)
     oracle = Oracle(name, tmp_path)
     found = {golden: torch.as_tensor(value) for golden, value in computed(oracle).items()}
     assert set(found) == {golden for golden in oracle.goldens if not re.fullmatch(INPUTS, golden)}

@@ -24,14 +24,6 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture
 def policy() -> CausalLM:
     return CausalLM.tiny(TinyLMConfig(), seed=3)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from policies.flow_vla import FlowVLA
 from rlinf_embodied.config import PolicyConfig, TrainConfig
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
@@ -104,10 +103,3 @@ def test_plans_give_the_same_weights_from_the_same_clone() -> None:
         digests.add(digest(executor))
         assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in metrics)
     assert len(digests) == 1
-
-
-def test_options_are_checked_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"policy.options.stepz is 4, but"):
-        policy_of(stepz=4)
-    with pytest.raises(ConfigError, match=r"policy.options.steps is 0, but it must be at least 1"):
-        policy_of(steps=0)

@@ -16,7 +16,6 @@ ACTIONS = slice(31744, 32000)
 
 @pytest.fixture(scope="module")
 def network():
-    torch.set_num_threads(1)
     return toys.network()
 
 

@@ -9,7 +9,6 @@ NUM_SLOTS = toys.CHUNK_LEN * toys.ACTION_DIM
 
 @pytest.fixture(scope="module")
 def model():
-    torch.set_num_threads(1)
     return toys.oft()
 
 

@@ -44,7 +44,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="module")
 def config(request: pytest.FixtureRequest) -> PolicyConfig:
     """The section of a policy."""
-    torch.set_num_threads(1)
     if request.param == str(EXAMPLE):
         sys.path.append(str(EXAMPLE.parent))
     section = compose_train([f"policy={request.param}", "warm_start.from_nothing=true"]).policy

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from language_models import MODELS, language_model
 
 from policies.causal_lm import CausalLM
@@ -18,6 +17,8 @@ from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.sharded import ShardedLearner
 from rlinf_embodied.reasoning.objective import zero_loss
+
+pytestmark = pytest.mark.usefixtures("no_group_stays")
 
 ADAM = AdamSettings(1e-3, (0.9, 0.99), 0.5)
 WEIGHT = 16.0  # of a pass; a backward pass in bfloat16 rounds alike before and after a division by a power of two
@@ -45,13 +46,6 @@ def passes_of(policy: CausalLM) -> Passes:
         return Pass(WEIGHT, run)
 
     return lambda block, index: [one(BATCHES[block])]
-
-
-@pytest.fixture(autouse=True)
-def _no_group_stays():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,14 +19,6 @@ ENV = env_spec("PickCube-v1", 16, 5, 50, 7, 19, 45, 64, ("base_camera", "hand_ca
 ROWS, CHUNK, ACTION, BINS = 8, 5, 7, 33
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def policy() -> TinyVLA:
     return TinyVLA(PolicyConfig(), ENV, seed=3)
@@ -149,14 +141,6 @@ def test_the_imitation_loss_is_a_sum_over_rows(policy: TinyVLA) -> None:
         for rows in (slice(0, 3), slice(3, ROWS))
     ]
     assert torch.allclose(whole, halves[0] + halves[1], rtol=1e-5)
-
-
-def test_soft_labels_peak_at_the_action_and_sum_to_one(policy: TinyVLA) -> None:
-    labels = policy._soft_labels(torch.tensor([[[-1.0], [0.0], [1.0], [7.0]]]))[0, :, 0]
-    assert labels.argmax(-1).tolist() == [0, 16, 32, 32]
-    assert torch.allclose(labels.sum(-1), torch.ones(4))
-    # a normal half a bin wide: its neighbour's share is exp(-2) of the peak's
-    assert torch.allclose(labels[1, 15] / labels[1, 16], torch.tensor(-2.0).exp())
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, math_executor, tiny_math
 from placements import leaves, switching
@@ -66,28 +68,21 @@ def trained(variant: str, plan: str, session: Session) -> Trained:
     return digest(executor), metrics
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, Trained]:
-    """What one worker gives, by variant."""
-    return {}
-
-
-def by_one_worker(alone: dict[str, Trained], variant: str) -> Trained:
-    if variant not in alone:
-        alone[variant] = trained(variant, "collocated on 1", SerialSession())
-    return alone[variant]
+@functools.cache
+def by_one_worker(variant: str) -> Trained:
+    return trained(variant, "collocated on 1", SerialSession())
 
 
 @pytest.mark.parametrize(("variant", "plan"), CASES)
-def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant: str, plan: str) -> None:
-    expected, metrics = by_one_worker(alone, variant)
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(variant)
     found, found_metrics = trained(variant, plan, SerialSession())
     assert found_metrics == metrics
     assert found == expected
 
 
-def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
-    _, metrics = by_one_worker(alone, "dapo")
+def test_dynamic_sampling_fills_the_batch_up_by_further_rounds() -> None:
+    _, metrics = by_one_worker("dapo")
     assert max(m["rollout/rounds"] for m in metrics) > 2
     for m in metrics:
         full = m["rollout/rounds"] < 5  # those beyond the 8 that an iteration trains on are left out
@@ -103,8 +98,8 @@ def test_dynamic_sampling_fills_the_batch_up_by_further_rounds(alone) -> None:
         pytest.param("dapo", "disaggregated on 2", marks=pytest.mark.slow),
     ],
 )
-def test_ray_workers_give_the_weights_of_one_process(alone, ray_session, variant: str, plan: str) -> None:
-    expected, metrics = by_one_worker(alone, variant)
+def test_ray_workers_give_the_weights_of_one_process(ray_session, variant: str, plan: str) -> None:
+    expected, metrics = by_one_worker(variant)
     found, found_metrics = trained(variant, plan, ray_session)
     assert found_metrics == metrics
     assert found == expected

@@ -34,14 +34,6 @@ ARCHITECTURES = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def block_of(lengths: list[int], group_size: int = 3, first_id: int = 40) -> GenerationBlock:
     prompts = [
         Prompt(first_id + i, tuple(2 + (7 * i + 3 * j + j * j) % 23 for j in range(length)))

@@ -20,7 +20,6 @@ from rlinf_embodied.errors import ConfigError, RlinfError
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.prompt_stage import Prompts
-from rlinf_embodied.training import trainer as trainer_module
 from rlinf_embodied.training.trainer import Trainer
 
 NUM_TEST = 6
@@ -93,16 +92,6 @@ def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_pat
 
 
 # ----------------------------------------------------------------------------------------------------------- bad input
-@pytest.fixture
-def nothing_starts(monkeypatch):
-    """Fails if a session is opened."""
-
-    def refuse(config):
-        raise AssertionError("a session was opened")
-
-    monkeypatch.setattr(trainer_module, "make_session", refuse)
-
-
 def refused(kind: type[RlinfError], *parts: str, config: MathConfig) -> None:
     """Checks that nothing starts, and that the message holds path, value, rule and next action."""
     with pytest.raises(kind) as caught:

@@ -6,46 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from math_runs import TWO_STEPS, tiny_math, warm
-from runs import cluster, digest
+from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math
+from runs import digest, exported_weights
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.learning.weights import WeightsMessage
-from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.workflow import training_workflow
-from rlinf_embodied.runtime.host import StepContext
-from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 
+pytestmark = pytest.mark.usefixtures("no_group_stays")
+
 SHARDED = ["algorithm.sharding=fsdp2", "run.exact=false"]
-Metrics = list[dict[str, float]]
 
 
 def config_of(*overrides: str) -> MathConfig:
     return tiny_math("policy.num_layers=2", "algorithm.tokens_per_microbatch=128", *overrides)
-
-
-def executor_of(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
-    workflow = training_workflow(config, folder or str(warm(config)))
-    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
-
-
-def iterate(config: MathConfig, executor: Executor, progress: Progress, iterations: int) -> Metrics:
-    job, found = ReasoningJob(config), []
-    for _ in range(iterations):
-        found.append(job.run_iteration(executor, progress)[1])
-        progress.iteration += 1
-    return found
-
-
-def weights(executor: Executor) -> dict[str, torch.Tensor]:
-    message = executor.call("actor", "export_weights", StepContext(0))[0]
-    assert isinstance(message, WeightsMessage)
-    return message.tensors
 
 
 def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Tensor]) -> None:
@@ -53,7 +30,7 @@ def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Te
 
     Adam makes whole steps of gradients that are no more than rounding, so single weights may be further apart.
     """
-    first, second = weights(one), weights(other)
+    first, second = exported_weights(one), exported_weights(other)
     moving = {name for name in start if ".lora_" in name} or set(start)  # of adapted models the adapters alone travel
     assert set(first) == set(second) == moving
     start = {name: start[name] for name in moving}
@@ -63,21 +40,14 @@ def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Te
     assert (flat(first) - flat(second)).norm() < 1e-3 * way
 
 
-@pytest.fixture(autouse=True)
-def _no_group_stays():
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view():
     options = ["algorithm.num_minibatches=2", "algorithm.epochs=2", "policy.lora.rank=4"]
     plain, sharded = config_of(*options), config_of(*options, *SHARDED)
-    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
-    executor = executor_of(sharded, sharded.plan.variants, 1, SerialSession())
-    before = weights(executor)
-    metrics = iterate(sharded, executor, Progress(), 2)
-    assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, Progress(), 2)]
+    expected = math_executor(plain, plain.plan.variants, 1, SerialSession())
+    executor = math_executor(sharded, sharded.plan.variants, 1, SerialSession())
+    before = exported_weights(executor)
+    metrics = iterate_math(sharded, executor, 2)
+    assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate_math(plain, expected, 2)]
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # generation had these very weights
     assert_moved_alike(executor, expected, before)
 
@@ -85,14 +55,14 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
 @pytest.mark.slow
 def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
     config = config_of("policy.lora.rank=4", *SHARDED)
-    through = executor_of(config, config.plan.variants, 1, SerialSession())
+    through = math_executor(config, config.plan.variants, 1, SerialSession())
     progress = Progress(before={})
-    iterate(config, through, progress, 2)
+    iterate_math(config, through, 2, progress)
     ReasoningJob(config).save(through, tmp_path, progress)
-    last = iterate(config, through, progress, 1)
+    last = iterate_math(config, through, 1, progress)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
-    assert iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1) == last
+    resumed = math_executor(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
+    assert iterate_math(config, resumed, 1, ReasoningJob(config).load(resumed, checkpoint)) == last
     assert digest(resumed) == digest(through)
 
 
@@ -102,39 +72,37 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
     config, plain = config_of(*SHARDED), config_of()
     plan = [{"items": ["prompts on 2", "generation on 2", "reward on 0-1", "actor on 0-1"]}]
-    executor = executor_of(config, plan, 3, ray_session)
+    executor = math_executor(config, plan, 3, ray_session)
     progress = Progress(before={})
-    metrics = iterate(config, executor, progress, 2)
+    metrics = iterate_math(config, executor, 2, progress)
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
     digest(executor)  # all views are equal
     ReasoningJob(config).save(executor, tmp_path, progress)
-    expected = executor_of(plain, plain.plan.variants, 1, SerialSession())
+    expected = math_executor(plain, plain.plan.variants, 1, SerialSession())
     going_on = Progress()
-    before = weights(expected)
-    iterate(plain, expected, going_on, 2)
+    before = exported_weights(expected)
+    iterate_math(plain, expected, 2, going_on)
     assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
-    resumed = executor_of(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
-    iterate(config, resumed, ReasoningJob(config).load(resumed, checkpoint), 1)
-    iterate(plain, expected, going_on, 1)
+    resumed = math_executor(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
+    iterate_math(config, resumed, 1, ReasoningJob(config).load(resumed, checkpoint))
+    iterate_math(plain, expected, 1, going_on)
     assert_moved_alike(resumed, expected, before)
 
 
 def test_exact_runs_refuse_more_than_one_worker():
     config = config_of("algorithm.sharding=fsdp2")
     with pytest.raises(ConfigError, match=r"sharding is .fsdp2., but run.exact needs.*2 sharded workers.*exact=false"):
-        executor_of(config, config.plan.variants, 2, SerialSession())
-    executor_of(config, config.plan.variants, 1, SerialSession())
+        math_executor(config, config.plan.variants, 2, SerialSession())
+    math_executor(config, config.plan.variants, 1, SerialSession())
 
 
 @pytest.mark.parametrize("variant", [TWO_STEPS, SHARDED], ids=["two steps", "in slices"])
 def test_an_iteration_corrects_for_float32_generation_and_moves_float32_weights(variant: list[str]) -> None:
     config = tiny_math("algorithm.precision=bfloat16", *variant)
-    executor = executor_of(config, config.plan.variants, 1, SerialSession())
+    executor = math_executor(config, config.plan.variants, 1, SerialSession())
     row = ReasoningJob(config).run_iteration(executor, Progress())[1]
     assert 1e-4 < row["losses/mismatch_max"] < 0.5  # generation's weights are the same, but nothing was rounded there
     assert row["losses/initial_log_ratio"] < (0.3 if variant == TWO_STEPS else 1e-6)  # other batches; the pass itself
     assert row["losses/grad_norm"] > 0
-    (message,) = executor.call("actor", "export_weights", StepContext(0))
-    assert isinstance(message, WeightsMessage)
-    assert {value.dtype for value in message.tensors.values()} == {torch.float32}
+    assert {value.dtype for value in exported_weights(executor).values()} == {torch.float32}

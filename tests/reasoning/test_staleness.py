@@ -26,12 +26,6 @@ def trained(variant: str, plan: str, devices: int, staleness: int) -> Trained:
     return digest(executor), metrics
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[tuple[str, int], Trained]:
-    """What one worker gives."""
-    return {}
-
-
 @pytest.mark.parametrize(
     ("variant", "plan", "devices", "staleness"),
     [
@@ -39,10 +33,8 @@ def alone() -> dict[tuple[str, int], Trained]:
         ("ppo", "disaggregated", 4, 2),
     ],
 )
-def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, variant, plan, devices, staleness) -> None:
-    if (variant, staleness) not in alone:
-        alone[variant, staleness] = trained(variant, "collocated", 1, staleness)
-    expected, metrics = alone[variant, staleness]
+def test_every_plan_gives_the_weights_and_metrics_of_one_worker(variant, plan, devices, staleness) -> None:
+    expected, metrics = trained(variant, "collocated", 1, staleness)
     assert [row["rollout/staleness"] for row in metrics] == [float(min(n, staleness)) for n in range(4)]
     assert metrics[-1]["losses/mismatch_max"] > 1e-3  # other weights sampled than were trained
     assert metrics[-1]["losses/initial_log_ratio"] < 1e-4  # the clip is around the weights that were trained

@@ -13,12 +13,12 @@ MOST_MB = 160  # measured: see docs; 64 of them and Ray fit into 16 GiB
 
 
 @pytest.mark.ray
-def test_a_worker_without_torch_stays_small(ray_session):
-    ray_session.start([WorkerSpec(0, "emulated")])
+def test_a_worker_without_torch_stays_small(new_ray_session):
+    new_ray_session.start([WorkerSpec(0, "emulated")])
     context = StageContext(0, "emulated", (0,), ((0,),), 1, (0,), SoloGroup(), {})
-    ray_session.add_stage(StageSpec("looker", "light_fakes.Looker", None), [context])
-    ((result, receipt),) = ray_session.submit([(0, Call("looker", "run", StepContext(0), (0,)), [])])
-    found, answer = ray_session.fetch([result, receipt], "looker")
+    new_ray_session.add_stage(StageSpec("looker", "light_fakes.Looker", None), [context])
+    ((result, receipt),) = new_ray_session.submit([(0, Call("looker", "run", StepContext(0), (0,)), [])])
+    found, answer = new_ray_session.fetch([result, receipt], "looker")
     assert found == {"seen": []}
     assert isinstance(answer, Receipt)
     modules, kilobytes = answer.report

@@ -119,7 +119,7 @@ def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
     pricer, draw = planning.with_memory(random_case(seed, 5, 6), 1e15), random.Random(seed)
     if seed % 3 == 0:
         stages = pricer.workflow.stages
-        last = next(name for name in reversed(stages) if name not in ("env", "policy"))
+        last = next(name for name in reversed([*stages]) if name not in ("env", "policy"))
         gang = {**stages, last: replace(stages[last], collective=True)}
         pricer = pricer.with_(workflow=replace(pricer.workflow, stages=gang))
     if seed % 2 and len(pricer.cluster.groups) == 1:
@@ -156,12 +156,12 @@ def test_a_plan_that_does_not_fit_is_found_out():
 
 
 @pytest.mark.ray
-def test_real_workers_keep_the_deadlines_of_the_simulation(ray_session):
+def test_real_workers_keep_the_deadlines_of_the_simulation(new_ray_session):
     work, profile = planning.embodied((1, 0.25), (0.5, 0.5), (2, 1), policy={"bootstrap_fraction": 0.5})
     pricer = emulated(Pricer(work, profile, planning.cluster(3)))
     for text in ("env+policy on all > actor on all", "env on 0 | policy on 1-2 in 2 shards > actor on 0-2"):
         plan = parse(text, 3, work)
-        result = emulate(pricer, ray_session, plan, 1, 0.01)
+        result = emulate(pricer, new_ray_session, plan, 1, 0.01)
         assert result.due_s[0] == pytest.approx(simulate(plan, pricer).iteration_s, rel=0.01)
         assert result.measured_s[0] >= result.due_s[0]  # nobody answers early
         assert result.wall_s >= 0.01 * result.due_s[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,6 @@ needs_trl = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
     """Sums of two or three small numbers and a model that gets some of them right: groups with a spread in reward."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("bench_llm") / "start"
     made = llm_work.Work(start=str(folder), level="sum1-2-3", worked=0.0, prompts=4, group=4, new_tokens=8)
     llm_work.make_start(made, steps=100, examples=2_000)
@@ -34,8 +32,7 @@ def work(tmp_path_factory):
 
 def run(module: str, *arguments: str) -> None:
     command = [sys.executable, "-m", f"experiments.bench.llm.{module}", *arguments]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,0 +1,156 @@
+"""Forks Ray's workers from a process that has imported what they need: torch and a simulator take seconds, a fork none.
+
+    driver --start--> server: imports, then waits at a socket
+    raylet --runs---> this file instead of Ray's setup_worker.py: hands a worker's command to the server, which forks
+
+A worker starts as Ray starts it where the server is gone, or was started with other variables than the worker's: those
+of a GPU, or of several threads.  Imports the standard library alone, since Ray runs this file once per worker; and the
+server must not import Ray, which reads the variables of its worker then.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.machinery import ModuleSpec
+from typing import Any, cast
+
+_ADDRESS = "RLINF_FORK_SERVER"  # the variable in which a worker finds the server
+_ANSWER_S = 50.0  # Ray gives a worker 60 s to start
+_REQUEST_S, _REQUEST_BYTES = 5.0, 1 << 18
+_BASE = ("torch", "google.protobuf.message", "jsonschema", "msgpack", "psutil", "yaml")  # the others are Ray's
+_STREAMS = 3
+_CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # Ray's words that are not the worker's own
+_OTHERS = ("RAY_", "SPT_NOENV")  # variables that Ray gives its workers, and that nothing imported here has read
+_RUNNING: list[int] = []  # the pipe whose end is the end of this process's server
+
+
+def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Starts the server of this process, in place of an earlier one; it ends with the process.
+
+    Args:
+        modules: what the workers will need; one that cannot be imported is left to the worker, which tells the error.
+        variables: those of the workers that it can fork, beside the ones of this process.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("")  # the kernel chooses an abstract name
+        listener.listen(128)
+        os.environ[_ADDRESS] = listener.getsockname().hex()
+        lifeline, held = os.pipe()
+        passed = (listener.fileno(), lifeline)
+        subprocess.Popen(
+            [sys.executable, __file__, *map(str, passed), *_BASE, *modules],
+            env={**os.environ, **variables},
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+        )
+    os.close(lifeline)
+    for old in _RUNNING:
+        os.close(old)
+    _RUNNING[:] = [held]
+
+
+# --------------------------------------------------------------------------------------------------------- the server
+def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> None:
+    """Answers until the driver is gone; returns in forked workers, too, when they are done."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the driver's terminal
+    for name in modules:
+        with suppress(Exception):
+            importlib.import_module(name)
+    gc.freeze()  # a collection in a worker would copy the pages of all that is imported
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
+    while True:
+        ready, _, _ = select.select([listener, lifeline], [], [])
+        if lifeline in ready:
+            return
+        connection, _ = listener.accept()
+        with connection:
+            command = _take(connection)
+            if command:
+                break
+    listener.close()
+    os.close(lifeline)
+    sys.argv, sys.path[0] = command, os.path.dirname(command[0])
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _take(connection: socket.socket) -> list[str]:
+    """Forks the worker that is asked for; returns its command in the worker, and nothing in the server."""
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if user != os.geteuid():  # anybody can connect to an abstract name
+        return []
+    connection.settimeout(_REQUEST_S)
+    try:
+        text, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _STREAMS)
+        request = json.loads(text)
+        if not _has_variables_of(request["variables"]):
+            connection.send(b"no")
+        elif os.fork():
+            connection.send(b"yes")
+        else:
+            _become(request, streams)
+            return request["command"]
+        for stream in streams:
+            os.close(stream)
+    except (OSError, ValueError):  # it gave up
+        pass
+    return []
+
+
+def _has_variables_of(wanted: Mapping[str, str]) -> bool:
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
+    return own == {name: value for name, value in wanted.items() if not name.startswith(_OTHERS)}
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    """Gives this forked process what the process that asked for it has: variables, folder, output, a process group."""
+    os.setsid()  # Ray ends the group of a worker with it
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["variables"])
+    os.chdir(request["folder"])
+
+
+# ------------------------------------------------------------------------------------------------- in place of a worker
+def _has_forked(words: Sequence[str]) -> bool:
+    """Asks the server for the worker of Ray's words to setup_worker.py; returns whether it made it."""
+    command = [word for word in words if not word.startswith((_CONTEXT, _LANGUAGE))]
+    context = next((json.loads(word.removeprefix(_CONTEXT)) for word in words if word.startswith(_CONTEXT)), {})
+    added = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
+    request = {"command": command, "variables": {**os.environ, **added}, "folder": os.getcwd()}
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(_ANSWER_S)
+            connection.connect(bytes.fromhex(os.environ[_ADDRESS]))
+            socket.send_fds(connection, [json.dumps(request).encode()], range(_STREAMS))
+            return connection.recv(16) == b"yes"
+    except (OSError, KeyError):  # no server, or not in time
+        return False
+
+
+def _main(words: Sequence[str]) -> None:
+    if words[0].isdigit():
+        return _serve(socket.socket(fileno=int(words[0])), int(words[1]), words[2:])
+    if not _has_forked(words):
+        packages = cast(ModuleSpec, importlib.util.find_spec("ray")).submodule_search_locations or []
+        runpy.run_path(os.path.join(packages[0], "_private/workers/setup_worker.py"), run_name="__main__")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
