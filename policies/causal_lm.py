@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, 
 from transformers.utils import logging as transformers_logging
 
 from policies.adapters import inject_adapters, merged_model
+from policies.checkpoint_folder import seeded
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
@@ -25,7 +26,6 @@ from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
-from rlinf_embodied.randomness import words
 
 
 class CausalLM:
@@ -76,8 +76,7 @@ class CausalLM:
             eos_token_id=EOS_ID,
             bos_token_id=None,
         )
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(words(seed, "language model")) >> 1)
+        with seeded(seed, "language model"):
             model = Qwen2ForCausalLM(shape)
             _initialise(model, config.num_layers)
         return cls(model, tokenizer, lora=lora, seed=seed)

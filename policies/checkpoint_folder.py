@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -30,29 +30,6 @@ _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `
 _ACTION = "give a policy checkpoint folder"
 _FREEZE = "options.freeze_stem"
 _FREE = ("temperature", "_target_", _FREEZE)  # settings of use, not of shape
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPolicy:
-    """What a folder holds."""
-
-    folder: Path
-    config: PolicyConfig
-    env: EnvSpec
-    tensors: dict[str, Tensor]
-
-    def restore(self, module: nn.Module) -> None:
-        """Overwrites a module's state.
-
-        Raises:
-            CheckpointError: tensors are missing, unknown, or of another shape.
-        """
-        try:
-            module.load_state_dict(self.tensors)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{self.folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
-            ) from error
 
 
 @contextlib.contextmanager
@@ -94,12 +71,7 @@ def write_folder(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Mo
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def read_folder(folder: Path, wanted: PolicyConfig | None = None, options_type: type = NoOptions) -> SavedPolicy:
-    """Returns what a folder holds, with the settings of use of `wanted` where it is given.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, or the policy differs from `wanted` in its shape.
-    """
+def _read_folder(folder: Path) -> tuple[PolicyConfig, EnvSpec, dict[str, Tensor]]:
     described = read_json(folder / CONFIG, _ACTION)
     try:
         env = EnvSpec.of(described["env"])
@@ -112,9 +84,7 @@ def read_folder(folder: Path, wanted: PolicyConfig | None = None, options_type: 
                 tensors[f"{column}{_SCALE}.{kind}"] = torch.tensor(values[kind], dtype=torch.float32)
     except (KeyError, TypeError, ValueError, ConfigError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} holds no usable policy ({error!r}): give another checkpoint folder") from error
-    if wanted is not None:
-        config = _adopt(folder, config, wanted, options_type)
-    return SavedPolicy(folder, config, env, tensors)
+    return config, env, tensors
 
 
 def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type) -> PolicyConfig:
@@ -163,9 +133,14 @@ class KeptInFolder:
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
         """
-        saved = read_folder(folder, config, cls.options_type)
-        policy = cls.unloaded(saved.config, saved.env)
-        saved.restore(policy.module)
+        saved, known, tensors = _read_folder(folder)
+        policy = cls.unloaded(saved if config is None else _adopt(folder, saved, config, cls.options_type), known)
+        try:
+            policy.module.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"
+            ) from error
         return policy
 
     @classmethod

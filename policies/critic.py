@@ -1,9 +1,14 @@
-"""Action-level value heads: V before each of the C actions of a chunk."""
+"""Action-level value heads: V before each of the C actions of a chunk; and what inputs are standardised with."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+
+_LIMIT = 10.0  # standard deviations: RL leaves the range of the demonstrations, where a frozen scale must not blow up
+_VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
 
 
 class Standardise(nn.Module):
@@ -12,15 +17,10 @@ class Standardise(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, size: int, limit: float = 10.0) -> None:
-        """Takes the number of columns, and how many standard deviations a value may lie off before it is clipped.
-
-        RL leaves the range of the demonstrations, and a frozen scale must not blow up there.
-        """
+    def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("std", torch.ones(size))
-        self.limit = limit
 
     @torch.no_grad()
     def set(self, mean: Tensor, std: Tensor, floor: float = 0.01) -> None:
@@ -30,7 +30,22 @@ class Standardise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Standardises [..., size]."""
-        return ((x - self.mean) / self.std).clamp(-self.limit, self.limit)
+        return ((x - self.mean) / self.std).clamp(-_LIMIT, _LIMIT)
+
+
+class Standardises:
+    """A policy whose module has a `Standardise` called <name>_scale for each input that it standardises."""
+
+    module: Any
+
+    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
+        """Sets what "proprio" [P], "vision" (see `pooled`) or "privileged" [Q] is standardised with.
+
+        They are statistics of the data that the policy starts from; what it does not see is ignored.
+        """
+        scale = getattr(self.module, f"{name}_scale", None)
+        if scale is not None and scale.mean.numel() > 0:
+            scale.set(mean, std, *([_VISION_FLOOR] if name == "vision" else []))
 
 
 class ValueHead(nn.Module):

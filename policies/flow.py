@@ -14,14 +14,22 @@ so that each of the K steps is a normal with a log-prob (Flow-GRPO, arXiv:2505.0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from rlinf_embodied.interfaces.policies import Distribution, Evaluation, Noise, PolicyOutput, PolicySpec
+from rlinf_embodied.interfaces.policies import (
+    Distribution,
+    Evaluation,
+    Features,
+    Noise,
+    PolicyOutput,
+    PolicySpec,
+    Record,
+)
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # v [B, C, A] of chunks x [B, C, A] and times [B] in [0, 1]
 
@@ -97,3 +105,30 @@ class Flow:
         time = Normal(0.0, 1.0).cdf(noise[:, -1])
         error = velocity(torch.lerp(start, actions, time[:, None, None]), time) - (actions - start)
         return error.square().mean((1, 2))
+
+
+class ActsByFlow:
+    """Acting, scoring and cloning of policies whose network gives a velocity: first in a class's bases.
+
+    Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
+    """
+
+    flow: Flow
+
+    def _velocity(self, features: Features) -> Velocity:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        """Follows the chain from `noise` [B, K + 1, C, A], of which the first is x_0; None: from 0, without noise."""
+        proprio = features["proprio"]
+        return self.flow.act(self._velocity(features), len(proprio), proprio.device, noise, temperature)
+
+    def evaluate(
+        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
+    ) -> Evaluation:
+        return self.flow.evaluate(self._velocity(features), record["chain"], temperature)
+
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns the summed `matching_loss` of B rows (scalar); targets["noise"] is [B, C * A + 1]."""
+        return self.flow.matching_loss(self._velocity(features), targets["noise"], actions).sum()

@@ -15,12 +15,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from policies.flow import Flow
+from policies.flow import ActsByFlow, Flow, Velocity
 from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
+from rlinf_embodied.interfaces.policies import Features
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
@@ -70,8 +70,8 @@ class FlowVLANet(TinyVLANet):
         self.head = ActionExpert(env.chunk, env.action_dim, options.hidden_size, options.expert_size)
 
 
-class FlowVLA(TinyVLA):
-    """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step."""
+class FlowVLA(ActsByFlow, TinyVLA):
+    """The tiny VLA with an expert."""
 
     _net = FlowVLANet
     options_type = FlowOptions
@@ -81,28 +81,11 @@ class FlowVLA(TinyVLA):
         self.flow = Flow(env.chunk, env.action_dim, cast(FlowOptions, self.options).steps)
         self.spec, self.imitation_noise = self.flow.spec(config.name), self.flow.imitation_noise()
 
-    # ------------------------------------------------------------------------------------------------------ inference
-    @torch.no_grad()
-    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Follows the chain from `noise` [B, K + 1, C, A], of which the first is x_0; None: from 0, without noise."""
-        hidden = self._hidden(features)
-        return self.flow.act(partial(self.module.head, hidden), len(hidden), hidden.device, noise, temperature)
+    def _velocity(self, features: Features) -> Velocity:
+        return partial(self.module.head, self._hidden(features))
 
-    def evaluate(
-        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
-    ) -> Evaluation:
-        """Returns log-probs [B, C, K] of the steps of a "chain"; the size of its noise is given, so no entropy is."""
-        return self.flow.evaluate(partial(self.module.head, self._hidden(features)), record["chain"], temperature)
-
-    # ------------------------------------------------------------------------------------------------------- training
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed flow-matching loss over the B rows (scalar): |v - (x_1 - x_0)|^2, a mean over C * A.
-
-        Args:
-            features: as of TinyVLA.
-            actions: x_1, float32 [B, C, A] in [-1, 1].
-            targets: helper targets as of TinyVLA, and "noise" [B, C * A + 1]: x_0, and what decides t in [0, 1].
-        """
+        """Adds the loss of helper targets, as of TinyVLA."""
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
         loss = self.flow.matching_loss(partial(self.module.head, hidden), targets["noise"], actions)

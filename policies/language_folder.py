@@ -32,7 +32,7 @@ def read_model(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         CheckpointError: files (shards by name) are missing or damaged, or parameters of the model are not in them.
     """
-    require_files(folder)
+    weight_files(folder)
     transformers_logging.disable_progress_bar()
     try:
         loaded = AutoModelForCausalLM.from_pretrained(
@@ -65,16 +65,16 @@ def read_context(folder: Path) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-def require_files(folder: Path) -> None:
-    """Checks that config and weights are there, each shard that the index lists included.
+def weight_files(folder: Path) -> list[Path]:
+    """Returns the files with a folder's weights: one, or each shard that the index lists.
 
     Raises:
-        CheckpointError: they are not; names the missing files.
+        CheckpointError: the config or one of them is missing; names the missing files.
     """
     if not (folder / CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {CONFIG}: give a folder that save_pretrained wrote")
     if (folder / WEIGHTS).is_file():
-        return
+        return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():
         raise CheckpointError(f"{folder} has neither {WEIGHTS} nor {INDEX}: copy the weights there, too")
@@ -88,6 +88,7 @@ def require_files(folder: Path) -> None:
             f"{folder} lacks {len(missing)} of {len(shards)} weight files that {INDEX} lists: {', '.join(missing)}; "
             "copy them there, too"
         )
+    return [folder / name for name in shards]
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

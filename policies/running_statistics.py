@@ -39,11 +39,7 @@ class RunningStatistics(nn.Module):
 
     @torch.no_grad()
     def absorb(self, total: Tensor) -> None:
-        """Takes the sums of an iteration's rows in (Chan, Golub and LeVeque 1979, equation 2.1).
-
-        Args:
-            total: of `sums` over all rows, float64 [1 + 2 D].
-        """
+        """Takes the `sums` of all of an iteration's rows in (Chan, Golub and LeVeque 1979, equation 2.1)."""
         number, first, second = total[0], total[1 : 1 + self.size], total[1 + self.size :]
         if number == 0:
             return

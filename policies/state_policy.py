@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder, seeded
-from policies.critic import Standardise, ValueHead
+from policies.critic import Standardise, Standardises, ValueHead
 from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs
 from rlinf_embodied.algorithms.log_probs import token_log_probs_and_entropy as log_probs_and_entropy
 from rlinf_embodied.config import Critic, PolicyConfig
@@ -80,7 +80,7 @@ class StateNet(nn.Module):
         return -0.5 * deviations.square()
 
 
-class StatePolicy(KeptInFolder, ImitationPolicy):
+class StatePolicy(KeptInFolder, Standardises, ImitationPolicy):
     """The policy behind the `Policy` protocol; features: "state" [B, Q], and "proprio" [B, P], which it ignores."""
 
     options_type: ClassVar[type[StateOptions]] = StateOptions
@@ -137,11 +137,6 @@ class StatePolicy(KeptInFolder, ImitationPolicy):
 
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.module.value.parameters())
-
-    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what the privileged state is standardised with; other inputs are not looked at."""
-        if name == "privileged":
-            self.module.privileged_scale.set(mean, std)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""

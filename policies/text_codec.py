@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from policies.language_folder import read_context, read_tokenizer, require_files
+from policies.language_folder import read_context, read_tokenizer, weight_files
 from rlinf_embodied.config import LanguagePolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
@@ -58,7 +58,7 @@ class TextCodec:
         if folder is None:
             codec = cls(char_tokenizer(config.characters), config.context_length)
         else:
-            require_files(folder)
+            weight_files(folder)
             codec = cls(read_tokenizer(folder), read_context(folder))
         codec.set_chat(config.system_prompt, config.chat_template_args)
         return codec

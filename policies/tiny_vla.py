@@ -155,9 +155,6 @@ class TinyVLA(VisionPolicy):
         logits = self._logits(self._hidden(features))
         return Evaluation(*log_probs_and_entropy(logits, record["tokens"], temperature, entropy_gradient))
 
-    def _read_by_critic(self, features: Features) -> Tensor:
-        return self._hidden(features)
-
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what the policy loss trains in RL: all but value head, helper head and a frozen stem."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder
+from policies.critic import Standardises
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.errors import ConfigError
@@ -24,7 +25,6 @@ from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 IMAGES, MAPS = "images.", "maps."  # how the names of cameras' features begin
 _STRIDES = (2, 2, 2, 1)
 _NORM_GROUPS = 8
-_VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
 
 
 def _tower(width: int) -> nn.Sequential:
@@ -52,7 +52,7 @@ def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
     return [value for name, value in features.items() if name.startswith(beginning)]
 
 
-class VisionPolicy(KeptInFolder, ImitationPolicy):
+class VisionPolicy(KeptInFolder, Standardises, ImitationPolicy):
     """What policies share whose eyes may be frozen and whose value head is `module.value`.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and what the eyes made of the images (frozen), or the raw
@@ -93,27 +93,15 @@ class VisionPolicy(KeptInFolder, ImitationPolicy):
             assert privileged is not None, "a privileged critic was handed no privileged state"
             return self.module.value(self.module.privileged_scale(privileged))
         with torch.no_grad():
-            hidden = self._read_by_critic(features)
+            hidden = self._hidden(features)
         return self.module.value(hidden)
 
-    def _read_by_critic(self, features: Features) -> Tensor:
-        """Returns the hidden states [B, C, d] that a critic on observations reads."""
+    def _hidden(self, features: Features) -> Tensor:
+        """Returns the hidden states [B, C, d] of a chunk's actions, which a critic on observations reads."""
         raise NotImplementedError
 
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.module.value.parameters())
-
-    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what inputs are standardised with.
-
-        Args:
-            name: "proprio" [P], "vision" (see `pooled`) or "privileged" [Q]; what the policy does not see is ignored.
-            mean: of the data that the policy starts from.
-            std: likewise.
-        """
-        scale = getattr(self.module, f"{name}_scale", None)
-        if scale is not None and scale.mean.numel() > 0:
-            scale.set(mean, std, *([_VISION_FLOOR] if name == "vision" else []))
 
 
 def require_seen(config: PolicyConfig, env: EnvSpec) -> None:

@@ -124,10 +124,12 @@ class Fake:
         self.weights[0] = weight
 
 
-def fake(name: str, number: int, collective: bool = False, ends: Sequence[str] = (), **more: bool) -> StageSpec:
+def fake(
+    name: str, number: int, collective: bool = False, ends: Sequence[str] = (), at_once: bool = False
+) -> StageSpec:
     """Returns a stage that is a Fake."""
     config = {"name": name, "number": number, "collective": collective, "ends": ends}
-    return StageSpec(name, "any_plan.Fake", config, collective=collective, **more)
+    return StageSpec(name, "any_plan.Fake", config, collective=collective, at_once=at_once)
 
 
 def rollouts() -> Workflow:
@@ -159,9 +161,7 @@ def random_workflow(seed: int) -> Workflow:
         loops = {"l": Loop("l", "env", "policy", draw.randint(1, 3))}
     edges = tuple(Edge(a, b, whole=draw.choice([False, False, True])) for a, b in pairs)
     learns = _weight_edge(draw, collective, pairs)
-    stages = {
-        name: fake(name, i, name in collective, learns, at_once=draw.random() < 0.2) for i, name in enumerate(everyone)
-    }
+    stages = {name: fake(name, i, name in collective, learns, draw.random() < 0.2) for i, name in enumerate(everyone)}
     weights = (WeightEdge(*learns),) if learns else ()
     workflow = Workflow(f"random {seed}", blocks, stages, edges, weights, loops)
     return _repeated(draw, _in_sets(draw, workflow))

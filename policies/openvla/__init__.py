@@ -4,7 +4,7 @@ images --images--> pixel_values [B, K * 6, S, S] --vision--> patches [B, K * P, 
 instruction --prompt--> token ids [B, L] --------------------embed--------------------+--> Llama --> hidden states
 proprioception --heads--> one token [B, 1, D]  (OFT only) ----------------------------'
 
-OpenVLA   autoregressive.py   causal attention, one token per action dimension, one after the other with a cache
+OpenVLA   decoding.py         causal attention, one token per action dimension, one after the other with a cache
 OFT       oft.py              every position sees every other, all tokens of C actions at once; tokens, or an L1 head
 
 K images, P patches per image, S pixels per side, L prompt tokens, D width of the language model, C actions per

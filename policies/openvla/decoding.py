@@ -51,16 +51,9 @@ def decode(
 ) -> tuple[Tensor, Tensor]:
     """Chooses action tokens one after the other; keys and values of what came before are kept.
 
-    Args:
-        network: the network.
-        rows: the prompts, which end in the empty token.
-        pixel_values: [B, 6, S, S].
-        num_tokens: how many tokens A to choose.
-        distribution: what they are drawn from.
-        uniforms: [B, A] in [0, 1) to draw by; None for the likeliest tokens.
-
-    Returns:
-        Tokens, int64 [B, A], and the final hidden states that predicted them, [B, A, D].
+    `rows` are the prompts, which end in the empty token, and pixel values are [B, 6, S, S].  Tokens are drawn by
+    `uniforms` [B, A] in [0, 1); None: the likeliest.  Returns `num_tokens` of them, int64 [B, A], and the final hidden
+    states that predicted them, [B, A, D].
     """
     sequence = network.sequence(rows, network.patches(pixel_values))
     embeddings, present, positions = sequence.embeddings, sequence.present, sequence.positions

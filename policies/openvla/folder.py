@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import read_json, write_json
-from policies.language_folder import INDEX, WEIGHTS, require_files
+from policies.language_folder import INDEX, weight_files
 from policies.openvla.actions import range_of
 from policies.openvla.config import CONFIG, OPTIONS, WHOLE, Head, OpenVLAConfig, OpenVLAOptions, config_of
 from policies.openvla.network import OpenVLA
@@ -72,12 +72,11 @@ def read_checkpoint(folder: Path, dtype: torch.dtype = torch.float32) -> Checkpo
         CheckpointError: a file is missing or damaged, the folder is of another model, a tensor is missing, unknown, of
             another shape, or not finite.
     """
-    require_files(folder)
+    files = weight_files(folder)
     config = config_of(read_json(folder / CONFIG, WHOLE), str(folder / CONFIG))
-    network, single, tensors = empty_network(config), folder / WEIGHTS, {}
-    names = [WEIGHTS] if single.is_file() else sorted(set(read_json(folder / INDEX, WHOLE)["weight_map"].values()))
-    for name in names:
-        tensors |= _read_tensors(folder / name)
+    network, tensors = empty_network(config), {}
+    for file in files:
+        tensors |= _read_tensors(file)
     _load(network, tensors, folder, dtype)
     network.renew_buffers()
     path = folder / STATISTICS
@@ -157,13 +156,10 @@ def _load(module: nn.Module, tensors: Mapping[str, Tensor], where: Path, dtype: 
 def write_checkpoint(
     checkpoint: Checkpoint, folder: Path, model: OpenVLAOFT | None = None, shard_bytes: int = _SHARD_BYTES
 ) -> None:
-    """Writes a checkpoint in the published layout, with the side files of a `model`; adapters are left out.
+    """Writes a checkpoint, with the present weights, in the published layout; adapters are left out.
 
-    Args:
-        checkpoint: what to write; its network's present weights count.
-        folder: is made where it does not exist; weights that it holds are replaced.
-        model: the network with OFT's parts.
-        shard_bytes: no weight file is larger, unless one tensor is.
+    Weights that the folder holds are replaced.  A `model` has OFT's parts, which become side files; no weight file is
+    larger than `shard_bytes`, unless one tensor is.
     """
     _write_described(checkpoint, folder)
     for stale in [*folder.glob("model*.safetensors"), *folder.glob("*--*_checkpoint.pt"), folder / INDEX]:
@@ -199,12 +195,9 @@ def _stored(tensor: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------ policies trained here
 def read_described(folder: Path, env: EnvSpec | None, config: PolicyConfig | None) -> tuple[PolicyConfig, EnvSpec]:
-    """Returns how a folder's policy is used, and in what it acts.
+    """Returns how a folder's policy is used, and in what it acts: of a published one `config` and `env`.
 
-    Args:
-        folder: of a policy that was trained here, or a published one.
-        env: for a published one.
-        config: for a published one; of others it may change what decides no shape.
+    Of one that was trained here `config` may change what decides no shape.
 
     Raises:
         CheckpointError: a published folder without `env` or `config`, or a policy of another shape than `config`.
@@ -259,13 +252,7 @@ def write_policy(
 ) -> None:
     """Writes a policy; weights below adapters are links to the files that they were read from.
 
-    Args:
-        folder: is made where it does not exist.
-        config: of the policy, for policy.json.
-        env: likewise.
-        checkpoint: what was read.
-        model: the network with its parts.
-        module: all of it, with critic and adapters.
+    `model` is the network with OFT's parts, `module` all of it, with critic and adapters.
     """
     lora = typed(config.options, OpenVLAOptions, OPTIONS).lora
     if lora.rank and checkpoint.folder.is_dir():

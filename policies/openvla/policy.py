@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import seeded
-from policies.critic import Standardise, ValueHead
+from policies.critic import Standardise, Standardises, ValueHead
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
 from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
@@ -46,7 +46,7 @@ class OpenVLAModule(nn.Module):
         self.privileged_scale = Standardise(privileged_dim)
 
 
-class OpenVLAPolicy(ImitationPolicy):
+class OpenVLAPolicy(Standardises, ImitationPolicy):
     """Features: "images" uint8 [B, K, S, S, 3], "ids" int64 and "present" bool [B, L], "proprio" [B, P] if it is read.
 
     The record holds "tokens", ids of the vocabulary, int64 [B, C, A].
@@ -234,11 +234,6 @@ class OpenVLAPolicy(ImitationPolicy):
         """Returns the critic, with the network where it reads that."""
         critic = list(self.module.critic.parameters())
         return critic if self.config.critic is Critic.privileged else [*self.policy_parameters(), *critic]
-
-    def set_statistics(self, name: str, mean: Tensor, std: Tensor) -> None:
-        """Sets what a critic's privileged state is standardised with; the network has its own statistics."""
-        if name == "privileged":
-            self.module.privileged_scale.set(mean, std)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed cross-entropy of demonstrated tokens among action tokens, a mean over a row's C * A."""

@@ -6,7 +6,6 @@ action's velocity depends on the actions up to its own, so that a chunk of C act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import seeded
 from policies.critic import Standardise, ValueHead
-from policies.flow import Flow
+from policies.flow import ActsByFlow, Flow, Velocity
 from policies.smolvla.network import Prefix, SmolVLANet
 from policies.smolvla.shape import SmolVLAOptions
 from policies.tokenizer import WordTokenizer
@@ -23,7 +22,7 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record
+from rlinf_embodied.interfaces.policies import Features
 
 
 class SmolVLAModule(nn.Module):
@@ -39,11 +38,8 @@ class SmolVLAModule(nn.Module):
         self.value = ValueHead(env.privileged_dim if privileged else options.expert_size, options.critic_hidden_size)
 
 
-class SmolVLA(VisionPolicy):
-    """Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
-
-    Frozen eyes give "vision" [B, K * T, d].
-    """
+class SmolVLA(ActsByFlow, VisionPolicy):
+    """The policy behind the `Policy` protocol; frozen eyes give "vision" [B, K * T, d]."""
 
     options_type = SmolVLAOptions
 
@@ -75,20 +71,10 @@ class SmolVLA(VisionPolicy):
             context = model.context(vision, features["tokens"])
         return model.prefix(context, self.module.proprio_scale(features["proprio"]))
 
-    @torch.no_grad()
-    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Follows the chain from `noise` [B, K + 1, C, A], of which the first is x_0; None: from 0, without noise."""
-        proprio, velocity = features["proprio"], partial(self.module.model.velocity, self._prefix(features))
-        return self.flow.act(velocity, len(proprio), proprio.device, noise, temperature)
+    def _velocity(self, features: Features) -> Velocity:
+        return partial(self.module.model.velocity, self._prefix(features))
 
-    def evaluate(
-        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
-    ) -> Evaluation:
-        """Returns log-probs [B, C, K] of the steps of a "chain"; the size of its noise is given, so no entropy is."""
-        velocity = partial(self.module.model.velocity, self._prefix(features))
-        return self.flow.evaluate(velocity, record["chain"], temperature)
-
-    def _read_by_critic(self, features: Features) -> Tensor:
+    def _hidden(self, features: Features) -> Tensor:
         """Returns the expert's hidden states of a chunk of zeros at the time of data."""
         proprio = features["proprio"]
         empty = proprio.new_zeros(len(proprio), self.spec.chunk, self.options.max_action_dim)
@@ -113,17 +99,6 @@ class SmolVLA(VisionPolicy):
     def _learns(self) -> bool:
         """Whether more than the expert does."""
         return not self.options.expert_only
-
-    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed flow-matching loss over the B rows (scalar): |v - (x_1 - x_0)|^2, a mean over C * A.
-
-        Args:
-            features: of B rows.
-            actions: x_1, float32 [B, C, A] in [-1, 1].
-            targets: "noise" [B, C * A + 1]: x_0, and what decides t in [0, 1].
-        """
-        velocity = partial(self.module.model.velocity, self._prefix(features))
-        return self.flow.matching_loss(velocity, targets["noise"], actions).sum()
 
 
 def _check(config: PolicyConfig, env: EnvSpec, options: SmolVLAOptions, tokenizer: WordTokenizer) -> None:

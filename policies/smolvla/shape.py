@@ -82,11 +82,6 @@ class SmolVLAOptions:
         require(divides, "policy.options.num_heads", self.num_heads, rule, "use a multiple")
 
     @property
-    def tokens_per_image(self) -> int:
-        """64 as published."""
-        return (self.image_size // self.patch_size // self.pixel_shuffle) ** 2
-
-    @property
     def expert_size(self) -> int:
         """The expert's hidden size, 720 as published."""
         return int(self.hidden_size * self.expert_width)

@@ -113,10 +113,8 @@ def chunk_steps(
     )
 
 
-def group_advantages(
-    returns: Float[Tensor, "K G"], eps: float = 1e-6, scale_by_std: bool = True
-) -> Float[Tensor, "K G"]:
-    """Returns (R - mean) / (std + eps) within each group, or R - mean where it is not scaled.
+def group_advantages(returns: Float[Tensor, "K G"], scale_by_std: bool = True) -> Float[Tensor, "K G"]:
+    """Returns (R - mean) / (std + 1e-6) within each group, or R - mean where it is not scaled.
 
     Groups of one and groups of equal returns get exactly 0: rounding in their mean would be scaled to a push.
 
@@ -127,7 +125,7 @@ def group_advantages(
         return torch.zeros_like(returns)
     differs = nonzero_variance_groups(returns)[:, None]
     centred = torch.where(differs, returns - returns.mean(dim=1, keepdim=True), 0.0)
-    return centred / (returns.std(dim=1, keepdim=True) + eps) if scale_by_std else centred
+    return centred / (returns.std(dim=1, keepdim=True) + 1e-6) if scale_by_std else centred
 
 
 def leave_one_out_advantages(returns: Float[Tensor, "K G"]) -> Float[Tensor, "K G"]:
@@ -145,14 +143,11 @@ def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, "
 def standardized(
     blocks: Mapping[int, tuple[Tensor, Tensor]],
     sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
-    eps: float = 1e-8,
 ) -> dict[int, Tensor]:
-    """Returns (A - mean) / (std + eps), with mean and standard deviation (of the population) over all blocks.
+    """Returns (A - mean) / (std + 1e-8), with mean and standard deviation (of the population) over all blocks.
 
-    Args:
-        blocks: advantages of each block of this worker, and which entries are valid, of one shape.
-        sum_blocks: sums over all workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
-        eps: keeps equal advantages from dividing by 0.
+    Blocks of this worker give their advantages, and which entries are valid, of one shape; `sum_blocks` sums over all
+    workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
     """
     kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}
     count, total = sum_blocks({b: torch.stack([v.sum().to(torch.float64), kept[b]]) for b, (_, v) in blocks.items()})
@@ -160,4 +155,4 @@ def standardized(
     mean = float(total) / number
     squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
     std = (float(sum_blocks(squares)[0]) / number) ** 0.5
-    return {b: (a - mean) / (std + eps) for b, (a, _) in blocks.items()}
+    return {b: (a - mean) / (std + 1e-8) for b, (a, _) in blocks.items()}

@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from rlinf_embodied.config import PolicyConfig
-from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.reduce import Reducer
@@ -39,10 +38,6 @@ class Training:
     context: StageContext
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
 
-    def require_policy(self, usable: bool, rule: str, action: str) -> None:
-        """Raises a ConfigError unless the policy is `usable`."""
-        require(usable, "policy._target_", self.settings._target_, rule, action)
-
 
 class Algorithm(ABC):
     """The learning of one worker; all workers make the same calls."""
@@ -57,8 +52,6 @@ class Algorithm(ABC):
     def update(self, step_context: StepContext, data: Mapping[int, Any]) -> dict[str, float]:
         """Makes the updates of an iteration and returns metrics by name.
 
-        Args:
-            step_context: of the iteration.
-            data: of this worker's blocks: where the algorithm learns from rollouts [(PolicyColumns, EnvColumns)] of
-                all rounds; where it learns from transitions the batches of all updates, columns [U, R, ...].
+        What each of this worker's blocks gives is [(PolicyColumns, EnvColumns)] of all rounds where the algorithm
+        learns from rollouts, and the batches of all updates, columns [U, R, ...], where it learns from transitions.
         """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
-from rlinf_embodied.algorithms.log_probs import mask_at_level, to_level, weights_at_level
+from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
 from rlinf_embodied.config import Level, OnPolicyConfig
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
@@ -43,7 +43,8 @@ class Objective:
         algorithm, level = self.algorithm, self.algorithm.ratio_level
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
         choices, counted = found.log_probs.shape[-1], rows.weights > 0
-        old, mask = to_level(rows.old_log_probs, rows.valid, level), mask_at_level(counted, level, choices)
+        old, weights = to_level(rows.old_log_probs, rows.valid, level), weights_at_level(rows.weights, level, choices)
+        mask = weights > 0
         importance = None  # nothing corrects for the sampler
         if algorithm.tis_cap is not None:
             assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
@@ -56,7 +57,7 @@ class Objective:
             mask,
             algorithm.clip_low,
             algorithm.clip_high,
-            weights_at_level(rows.weights, level, choices),
+            weights,
             importance,
         )
         entropy = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)

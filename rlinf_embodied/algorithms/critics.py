@@ -15,6 +15,7 @@ from torch.nn import functional
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns
 from rlinf_embodied.config import CriticsConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
@@ -29,11 +30,7 @@ class Ensemble(nn.Module):
     def __init__(self, num: int, sizes: Sequence[int], layer_norm: bool, seed: int) -> None:
         """Draws weights and biases uniformly within 1 / sqrt(inputs of the layer), as torch's linear layers do.
 
-        Args:
-            num: E.
-            sizes: D, the widths of hidden layers, 1.
-            layer_norm: whether hidden layers are normalised.
-            seed: of the draws; the global generator is left as it was.
+        `sizes` are D, the widths of hidden layers, and 1; the global generator is left as it was.
         """
         super().__init__()
         generator = torch.Generator().manual_seed(int(words(seed, "critics")) >> 1)
@@ -73,7 +70,8 @@ class CriticsAlgorithm(Algorithm):
         """Makes critics that are a function of the seed, and targets that equal them."""
         super().__init__(training)
         usable = isinstance(training.policy, ReparameterizedPolicy)
-        training.require_policy(usable, self._needs, "use policy=soft_actor (docs/control.md)")
+        target, action = training.settings._target_, "use policy=soft_actor (docs/control.md)"
+        require(usable, "policy._target_", target, self._needs, action)
         self._policy = policy = cast(ReparameterizedPolicy, training.policy)
         self._device = next(policy.module.parameters()).device
         self._dims = policy.spec.chunk * policy.spec.action_dim

@@ -23,12 +23,13 @@ from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import SFTConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.optimizer import one_cycle
-from rlinf_embodied.learning.update import Fitted, Shuffle, minibatches
+from rlinf_embodied.learning.update import Fitted, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
 
@@ -66,7 +67,8 @@ class _Imitating(Algorithm):
     def __init__(self, training: Training) -> None:
         super().__init__(training)
         usable = isinstance(training.policy, ImitationPolicy)
-        training.require_policy(usable, "it has no imitation_loss", "use policy=soft_actor or policy=tiny_vla")
+        target, action = training.settings._target_, "use policy=soft_actor or policy=tiny_vla"
+        require(usable, "policy._target_", target, "it has no imitation_loss", action)
         self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
 
     def _noise(self, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
@@ -160,7 +162,7 @@ class FineTuning(_Imitating):
             if not self._features:
                 self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
         number = max(1, sum(self.sizes(data).values()) // size)
-        shuffle = Shuffle(self.training.seed, "clone/whole" if whole else "clone/head", epoch)
+        shuffle = (self.training.seed, "clone/whole" if whole else "clone/head", epoch)
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
         passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
@@ -198,10 +200,8 @@ class FineTuning(_Imitating):
     def held_out(self, data: Mapping[int, Demonstrations | None]) -> dict[str, float]:
         """Returns how well the policy imitates other chunks, without jitter and helper targets; {} without any.
 
-        The loss is per chunk, the action error mean |greedy action - demonstrated action|, in [-1, 1].
-
-        Args:
-            data: of every block of this worker; None where it has none.
+        The loss is per chunk, the action error mean |greedy action - demonstrated action|, in [-1, 1].  A block without
+        such chunks has None.
         """
         sums = {}
         for block, part in data.items():

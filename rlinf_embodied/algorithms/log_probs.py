@@ -34,12 +34,8 @@ def token_log_probs_and_entropy(
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
     """Returns (log p(token), entropy -sum_v p_v log p_v in nats), sharing one softmax.
 
-    Args:
-        logits: unnormalised log-probabilities; a value with -inf adds nothing to the entropy.
-        tokens: whose log-probs are asked for.
-        temperature: divides the logits.
-        entropy_gradient: false where the entropy is only looked at: V values per token less are kept for the backward
-            pass, several times over.
+    A value with a logit of -inf adds nothing to the entropy.  Without `entropy_gradient`, where it is only looked at, V
+    values per token less are kept for the backward pass, several times over.
     """
     every = log_softmax(logits, temperature)
     kept = every if entropy_gradient else every.detach()
@@ -109,15 +105,11 @@ def to_level(
     return kept.sum(-1) if level is Level.action else kept.sum((-2, -1))
 
 
-def mask_at_level(valid: Bool[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Bool[Tensor, "..."]:
-    """Returns which entries of `to_level` count; a chunk does if any of its actions is valid."""
-    if level is Level.token:
-        return valid[..., None].expand(*valid.shape, tokens_per_action)
-    return valid if level is Level.action else valid.any(-1)
-
-
 def weights_at_level(weights: Float[Tensor, "*batch C"], level: Level, tokens_per_action: int) -> Float[Tensor, "..."]:
-    """Returns weights of actions for the entries of `to_level`; their sum stays what it was."""
+    """Returns weights of actions for the entries of `to_level`; their sum stays what it was.
+
+    Those that are 0 do not count; a chunk does if any of its actions does.
+    """
     if level is Level.token:
         return (weights / tokens_per_action)[..., None].expand(*weights.shape, tokens_per_action)
     return weights if level is Level.action else weights.sum(-1)

@@ -50,15 +50,9 @@ def policy_loss(
 
     (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)
 
-    Args:
-        log_probs: log pi at the ratio's level (`log_probs.to_level`), with gradient.
-        old_log_probs: log pi_old when the actions were sampled.
-        advantages: A, at the ratio's level or a coarser one; so are mask and weights.
-        mask: which entries count.
-        clip_low: how far r may fall below 1.
-        clip_high: how far r may rise above 1.
-        weights: w of each entry, for example so that each trajectory weighs the same.
-        importance: u (`truncated_importance_weights`), which adds nothing to the weights' sum; None: 1.
+    Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask of
+    what counts, and weights w, for example so that each trajectory weighs the same, are at that level or a coarser one.
+    The importance u (`truncated_importance_weights`; None: 1) adds nothing to the weights' sum.
     """
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
@@ -148,9 +142,7 @@ def explained_variance(
 ) -> float:
     """Returns 1 - Var(R - V) / Var(R) over all blocks; NaN where the returns do not vary.
 
-    Args:
-        blocks: values V, returns R and which entries count, of each block of this worker, of one shape.
-        sum_blocks: adds up what each block gives over all workers (`Reducer.sum_blocks`).
+    A block gives values V, returns R and which entries count, of one shape; `sum_blocks` is that of the Reducer.
     """
     sums = {}
     for block, (values, returns, mask) in blocks.items():

@@ -37,7 +37,7 @@ from rlinf_embodied.learning import update
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, linear_decay
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS, Fitted, Shuffle
+from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS, Fitted
 from rlinf_embodied.runtime.host import StepContext
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
@@ -101,7 +101,7 @@ class OnPolicy(Algorithm):
 
     def _minibatches(self, purpose: str, epochs: int) -> Iterator[dict[int, Tensor]]:
         sizes = {block: len(rows) for block, rows in self._blocks.items()}
-        shuffle = Shuffle(self.training.seed, purpose, self._iteration)
+        shuffle = (self.training.seed, purpose, self._iteration)
         return update.minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
 
     def _fit_critic(self) -> dict[str, float]:
@@ -110,7 +110,8 @@ class OnPolicy(Algorithm):
             return {}
         batches = self._minibatches("value", self.algorithm.value_epochs)
         passes = lambda block, index: self._objective.value_passes(self._blocks[block], index)  # noqa: E731
-        return update.value_metrics(update.fit(self.learners[VALUE], batches, passes), self._explained_variance())
+        loss = update.fit(self.learners[VALUE], batches, passes).loss
+        return {"losses/value_loss": loss, "losses/explained_variance": self._explained_variance()}
 
     def _fit_policy(self) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
@@ -245,9 +246,7 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
 def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learners:
     """Returns learners of which that of the policy holds slices of a second copy.
 
-    Args:
-        training: of the policy that other stages read.
-        zero_loss: a loss of 0 from a forward pass: a worker takes part in every pass of the others.
+    `zero_loss` makes a loss of 0 from a forward pass: a worker takes part in every pass of the others.
 
     Raises:
         ConfigError: several workers whose bits are to be equal; or the policy cannot be trained in slices.

@@ -27,14 +27,6 @@ _CRITICS, _POLICY = "critics_optimizer", "policy_optimizer"  # in a checkpoint
 _NOISE = "noise"  # a column of a batch, [2, R, C, A]: of the next state's action, of the state's
 
 
-class EntropyCoefficient(nn.Module):
-    """The logarithm of alpha."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.tensor(math.log(value)))
-
-
 class SAC(CriticsAlgorithm):
     """Critics with targets, a policy whose actions are differentiable, and the entropy coefficient."""
 
@@ -46,18 +38,19 @@ class SAC(CriticsAlgorithm):
         algorithm = self.algorithm
         self._target_entropy = algorithm.entropy_per_dimension * self._dims
         fixed = algorithm.entropy_coef
-        self._entropy = EntropyCoefficient(algorithm.initial_entropy_coef).to(self._device)
+        initial = torch.tensor(math.log(algorithm.initial_entropy_coef), device=self._device)
+        self._log_coef = nn.Parameter(initial)  # the logarithm of alpha
         self._fixed = None if fixed is None else torch.tensor(fixed, device=self._device)
-        trained = self._policy.policy_parameters() + ([self._entropy.log] if fixed is None else [])
+        trained = self._policy.policy_parameters() + ([self._log_coef] if fixed is None else [])
         self.learners = {
             _CRITICS: self._learner(self._critics.parameters(), algorithm.value_lr, "values"),
             _POLICY: self._learner(trained, algorithm.lr, "log_probs"),
         }
-        self.modules["entropy_coef"] = self._entropy
+        self.modules["entropy_coef"] = nn.ParameterDict({"log": self._log_coef})
 
     @property
     def _coef(self) -> Tensor:
-        return self._entropy.log.detach().exp() if self._fixed is None else self._fixed
+        return self._log_coef.detach().exp() if self._fixed is None else self._fixed
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         algorithm, iteration, fitted = self.algorithm, step_context.iteration, self._fitted()
@@ -115,5 +108,5 @@ class SAC(CriticsAlgorithm):
         loss = (alpha * log_probs - best).sum()
         reported = loss.detach()
         if self._fixed is None:
-            loss = loss - (self._entropy.log * (log_probs.detach() + self._target_entropy)).sum()
+            loss = loss - (self._log_coef * (log_probs.detach() + self._target_entropy)).sum()
         return loss_sums(loss, len(log_probs), log_probs.detach().sum(), reported)

@@ -16,6 +16,7 @@ from rlinf_embodied.config import EnvConfig, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
+from rlinf_embodied.embodied.env_stage import Controller
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
 from rlinf_embodied.errors import DataError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
@@ -25,24 +26,18 @@ from rlinf_embodied.telemetry.progress import report_progress
 ROWS = 16  # env rows per worker while demonstrating
 _MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
 
-Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
-# numbers of episodes -> what each demonstrates, None for one that does not solve the task
-Demonstrator = Callable[[Sequence[int]], list[Demonstrations | None]]
-
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:
     """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 
-def demonstrator(source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int) -> Demonstrator:
-    """Returns what makes a source's demonstrations.
+def demonstrator(
+    source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int
+) -> Callable[[Sequence[int]], list[Demonstrations | None]]:
+    """Returns what makes a source's demonstrations of numbered episodes, None of one that does not solve the task.
 
-    Args:
-        source: whose.
-        env: see `for_demonstrations`; of ROWS rows, or of one for a LeRobot dataset.
-        start: how an expert acts.
-        seed: of the run.
+    The env is one `for_demonstrations`, of ROWS rows, or of one for a LeRobot dataset; `start` says how an expert acts.
 
     Raises:
         DataError: vectors of a file have other sizes than those of the env.
@@ -87,14 +82,9 @@ def run_episodes(
 ) -> list[tuple[bool, Demonstrations]]:
     """Runs one episode in each of the first rows until it has stayed solved for `hold` chunks, or for `lengths` chunks.
 
-    Args:
-        env: at the beginning of all episodes.
-        observation: what it shows there.
-        act: is given the number of the chunk-step, what all rows show, and a list; returns a controller, which adds to
-            that list the demonstrated action [N, A] of every sub-step.
-        number: of episodes.
-        lengths: of the episodes, in chunks; these are solved if they are at any time, others if they end so.
-        hold: chunks.
+    The env is at the beginning of all episodes, where it shows `observation`.  `act` is given the number of the
+    chunk-step, what all rows show, and a list; it returns a controller, which adds to that list the demonstrated action
+    [N, A] of every sub-step.  Episodes of given lengths are solved if they are at any time, others if they end so.
     """
     seen: list[list[Demonstrations]] = [[] for _ in range(number)]
     held, solved = [0] * number, [False] * number
@@ -128,7 +118,10 @@ def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence
             noise = torch.zeros_like(clean)
             moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
             drawn = normal(seed, "demonstration", list(numbers), step, shape=(moved,))
-            levels = torch.tensor(noise_levels(start, numbers, step)).to(noise)[:, None]
+            chosen = [start.noise[number % len(start.noise)] for number in numbers]
+            if step >= start.noise_steps and len(start.noise) > 1:  # the largest one disturbs beginnings
+                chosen = [0.0 if level == max(start.noise) else level for level in chosen]
+            levels = torch.tensor(chosen).to(noise)[:, None]
             noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * levels
             return (clean + noise).clamp(-1.0, 1.0)
 
@@ -156,13 +149,6 @@ def _reset(env: VectorEnv, region: Sequence[float] | None, seed: int, numbers: S
         f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
         "draws: use a larger region, in metres"
     )
-
-
-def noise_levels(start: WarmStartConfig, numbers: Sequence[int], step: int) -> list[float]:
-    """Returns the standard deviation of each episode's noise in an env step; the largest one disturbs beginnings."""
-    levels, late = start.noise, step >= start.noise_steps
-    chosen = [levels[number % len(levels)] for number in numbers]
-    return [0.0 if late and len(levels) > 1 and level == max(levels) else level for level in chosen]
 
 
 def _replay(

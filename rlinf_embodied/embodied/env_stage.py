@@ -11,19 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.batch import EnvColumns, Episode, RolloutReport
-from rlinf_embodied.algorithms.transitions import (
-    ACTION,
-    EXPERT_ACTION,
-    IMAGES,
-    INSTRUCTION,
-    NEXT_STATE,
-    REWARD,
-    STATE,
-    TERMINATED,
-    Columns,
-    text_column,
-)
+from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
@@ -199,12 +189,12 @@ class EnvStage:
         if not wanted:
             return {}
         assert observation is not None
-        columns = {STATE: observation.proprio}
-        columns |= {IMAGES + name: images for name, images in observation.images.items()}
-        if INSTRUCTION in wanted:
-            columns[INSTRUCTION] = text_column(observation.instruction)
-        if EXPERT_ACTION in wanted:
-            columns[EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
+        columns = {transitions.STATE: observation.proprio}
+        columns |= {transitions.IMAGES + name: images for name, images in observation.images.items()}
+        if transitions.INSTRUCTION in wanted:
+            columns[transitions.INSTRUCTION] = transitions.text_column(observation.instruction)
+        if transitions.EXPERT_ACTION in wanted:
+            columns[transitions.EXPERT_ACTION] = shard.env.expert_actions().clamp(-1.0, 1.0)
         return columns
 
     def _transition(self, before: Columns, actions: Tensor, result: ChunkResult) -> Columns:
@@ -213,10 +203,10 @@ class EnvStage:
         if result.final_observation is not None:
             after[list(result.final_rows)] = result.final_observation.proprio
         columns = before | {
-            ACTION: actions[:, 0],
-            REWARD: result.rewards[:, 0],
-            NEXT_STATE: after,
-            TERMINATED: result.terminated[:, 0].to(torch.float32),
+            transitions.ACTION: actions[:, 0],
+            transitions.REWARD: result.rewards[:, 0],
+            transitions.NEXT_STATE: after,
+            transitions.TERMINATED: result.terminated[:, 0].to(torch.float32),
         }
         return {name: columns[name] for name in self._config.transitions}
 
@@ -320,6 +310,5 @@ class EnvStage:
         return self.export_state(step_context) if self._config.env.carry_over else None
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Brings every row to where it was."""
         if parts:
             self.import_state(step_context, {name: tensor for part in parts for name, tensor in part.items()})

@@ -9,19 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig
-from rlinf_embodied.embodied.evaluation import (
-    Acting,
-    Evaluation,
-    EvaluationEnvConfig,
-    NoPolicyStage,
-    file_name,
-    held_out,
-    policy_stage,
-)
+from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult
-from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import USE_ITS_OWN, differences, fingerprint, trained_under
+from rlinf_embodied.embodied.policy_folder import (
+    USE_ITS_OWN,
+    differences,
+    fingerprint,
+    require_policy_class,
+    trained_under,
+)
 from rlinf_embodied.embodied.starting_point import require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, make_session
@@ -43,7 +40,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
     where = Path(config.run.dir or default)
     videos = str(where / "videos") if config.eval.record_video else None
-    acting: Acting = config.policy if config.policy in ("expert", "random") else "policy"
+    acting = config.policy if config.policy in ("expert", "random") else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
     stage = _policy_stage(config, asked, cluster.kind)
     require_env_target(config.env)
@@ -74,7 +71,7 @@ def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str)
             )
         return policy_stage(name, _SB3, checkpoint, asked)
     if config.policy != "checkpoint":
-        return StageSpec(name, f"{NoPolicyStage.__module__}.NoPolicyStage", None)
+        return policy_stage(name, None, "", asked)
     trained = trained_under(checkpoint)
     found = differences(trained.fingerprint, fingerprint(config.env, trained.policy, kind))
     if found and not config.allow_mismatch:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.batch import Episode, RolloutReport
+from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
@@ -118,13 +118,15 @@ class EvaluationEnvStage(EnvStage):
 
 def policy_stage(
     name: str,
-    policy: PolicyConfig,
+    policy: PolicyConfig | None,
     folder: str,
     asked: EvaluationEnvConfig,
     hierarchy: HierarchyConfig | None = None,
     high_folder: str = "",
 ) -> StageSpec:
     """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
+    if policy is None:
+        return StageSpec(name, f"{__name__}.NoPolicyStage", None)
     exact, greedy = asked.exact, asked.eval.greedy
     low = PolicyStageConfig(
         *(policy, folder, asked.env, asked.seed), exact=exact, greedy=greedy, records=False, evaluates=True
@@ -164,20 +166,14 @@ class Evaluation:
         target: float | None = None,
         progress: ShowProgress | None = None,
     ) -> None:
-        """Builds the stages.
+        """Builds the stages for episodes that `held_out` gives.
 
-        Args:
-            asked: the episodes, as `held_out` gives them.
-            policy: the stage that answers.
-            session: where they run.
-            cluster: its devices.
-            target: share of episodes that have to end solved; once too many did not, the rest is not run.
-            progress: called after each round with ("episodes", done, total, how many are solved).
+        With a `target`, the share of episodes that have to end solved, the rest is not run once too many did not.
+        `progress` is called after each round with ("episodes", done, total, how many are solved).
         """
         env = asked.env
         self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
         self._num_episodes, self._target, self._progress = asked.eval.num_episodes, target, progress
-        self._max_failures = self._num_episodes
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
         again = Repeat("evaluation", None, self._opener, self._decide, -(-self._num_episodes // env.num_envs))
         kinds = CORES if cluster.cores_beside else ()
@@ -196,7 +192,8 @@ class Evaluation:
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
             self._progress("episodes", len(episodes), self._num_episodes, remark)
-        return RepeatDecision(_num_unsolved(episodes) > self._max_failures)
+        failures = sum(e.metrics.get("success_at_end", 1.0) <= 0 for e in episodes)  # none where there is no success
+        return RepeatDecision(failures > self._max_failures)
 
     def run(self, step: int, best: float | None = None) -> EvaluationResult:
         """Evaluates every episode; `step` labels the videos.
@@ -204,8 +201,8 @@ class Evaluation:
         With a target the rest is not run once neither it nor `best`, the highest score so far, can be reached any more.
         """
         number, known = self._num_episodes, self.env_spec.has_success
-        wanted = max_failures(number, self._target or 0.0)
-        self._max_failures = number if best is None or not self._target else max(wanted, max_failures(number, best))
+        reach = 0.0 if best is None or not self._target else min(best, self._target)
+        self._max_failures = max_failures(number, reach)
         result = self.executor.run(StepContext(step))
         reports = result.all_of(self._opener, RolloutReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
@@ -229,7 +226,3 @@ def file_name(task: str) -> str:
 def max_failures(num_episodes: int, target: float) -> int:
     """Returns how many episodes may fail if a share of `target` is to succeed: 6 of 200 for 0.97."""
     return math.floor(num_episodes * (1 - target) + 1e-9)
-
-
-def _num_unsolved(episodes: Sequence[Episode]) -> int:
-    return sum(e.metrics.get("success_at_end", 1.0) <= 0 for e in episodes)  # where there is no success, nothing fails

@@ -15,12 +15,12 @@ from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations, run_episodes
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.policy_check import require_policy_class
 from rlinf_embodied.embodied.policy_folder import (
     PHYSICS,
     load_policy,
     require_conditions,
     require_fitting,
+    require_policy_class,
     trained_under,
 )
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
@@ -36,11 +36,8 @@ _Acting = Callable[[int, Observation], Tensor]  # (env step, what all rows show)
 def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -> dict[str, int]:
     """Runs `num_episodes` episodes, writes those that are asked for, and counts those `run`, `solved` and `written`.
 
-    Initial states are those of the warm start's demonstrations, drawn by `run.seed`: never those of an evaluation.
-
-    Args:
-        config: env, who acts, and the new folder, which gets a frame per env step.
-        progress: called with (done, total).
+    Initial states are those of the warm start's demonstrations, drawn by `run.seed`: never those of an evaluation.  The
+    new folder gets a frame per env step; `progress` is called with (done, total).
 
     Raises:
         ConfigError: a setting that means nothing here, or an `out` that holds something already.

@@ -18,7 +18,7 @@ from rlinf_embodied.config import SFTConfig, TrainConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR
-from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport, PolicyLearner
+from rlinf_embodied.embodied.learner import LearnerConfig, PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, DemonstrationSource, Kind
 from rlinf_embodied.errors import DataError, SimulatorError
@@ -49,11 +49,6 @@ class FineTuningConfig(LearnerConfig):
         order = permutation(self.model.seed, "held out", block, size=len(mine)).tolist()
         apart = set(order[: min(wanted, len(mine) - 1)])
         return [(*episode, k in apart) for k, episode in enumerate(mine)]
-
-    @property
-    def num_held_out(self) -> int:
-        """Episodes of all blocks."""
-        return sum(out for block in range(NUM_DATA_BLOCKS) for *_, out in self.episodes(block))
 
 
 def fine_tuning_stage(
@@ -146,7 +141,8 @@ class FineTuningLearner(PolicyLearner):
         self._data = {block: join(parts) for block, parts in blocks.items()}
         out = {block: self._found.pop((block, True), []) for block in self._blocks}
         self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
-        if config.num_held_out and not sum(self._made.sizes(out).values()):
+        wanted = any(apart for block in range(NUM_DATA_BLOCKS) for *_, apart in config.episodes(block))
+        if wanted and not sum(self._made.sizes(out).values()):
             raise DataError(
                 f"algorithm.held_out is {config.algorithm.held_out}, but none of the episodes that are held out "
                 f"solves {config.model.env.task} here: give more episodes, or use algorithm.held_out=0"
@@ -158,4 +154,4 @@ class FineTuningLearner(PolicyLearner):
         """Makes the epoch `step_context.iteration`, counted over both phases, and imitates the held-out episodes."""
         metrics = self._made.update(step_context, self._data) | self._made.held_out(self._held_out)
         self.shared.version = step_context.iteration + 1
-        return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
+        return Output(dict.fromkeys(inputs), metrics)

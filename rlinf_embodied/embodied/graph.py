@@ -1,14 +1,8 @@
-"""The embodied workflow's graph; imports nothing heavy, as planning uses it alone.
-
-env <-> policy -> [replay] -> actor
-
-Without env and policy where all transitions are recorded.  Of a policy with a high-level policy in it: actor (unless
-the low-level policy is frozen) and high_actor.
-"""
+"""The embodied workflow's graph (pictured in workflow.py); imports nothing heavy, as planning uses it alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rlinf_embodied.planning.profile import Workload
@@ -16,13 +10,14 @@ from rlinf_embodied.workflow.graph import CORES, Edge, Loop, Repeat, RepeatDecis
 
 ENV, POLICY, REPLAY, ACTOR, HIGH_ACTOR = "env", "policy", "replay", "actor", "high_actor"
 _PACKAGE = __name__.rpartition(".")[0]
-_NO_CONFIGS: Mapping[str, object] = {}
+ROLLOUT = Loop("rollout", ENV, POLICY, 1)  # its chunk-steps are those of a configuration or profile
+RESAMPLE = Repeat("resample", ACTOR, ENV, lambda rounds: RepeatDecision(True), 1)  # until the env's reports suffice
 
 
 def embodied_graph(
     num_blocks: int,
     loop: Loop | None,
-    configs: Mapping[str, object] = _NO_CONFIGS,
+    configs: Mapping[str, object] | None = None,
     *,
     on_cores: bool = False,
     robots: bool = False,
@@ -41,7 +36,7 @@ def embodied_graph(
         replay: whether transitions are kept, and the learner gets batches of them.
     """
     acting = "hierarchy.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
-    spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", configs.get(name), **more)  # noqa: E731
+    spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", (configs or {}).get(name), **more)  # noqa: E731
     stages: list[StageSpec] = []
     if loop is not None:
         kinds = CORES if on_cores else ()
@@ -64,24 +59,13 @@ def embodied_graph(
     )
 
 
-def rollout(chunk_steps: int) -> Loop:
-    """Returns the loop with this number of chunk-steps, once."""
-    return Loop("rollout", ENV, POLICY, chunk_steps)
-
-
-def resample(decide: Callable[[Sequence[Sequence[object]]], RepeatDecision], max_rounds: int) -> Repeat:
-    """Returns the repeat in which rollouts are made until the env's reports suffice."""
-    return Repeat("resample", ACTOR, ENV, decide, max_rounds)
-
-
 def of_workload(work: Workload, stages: Collection[str]) -> Workflow:
     """Returns the graph that a profile was measured for; all of it, whichever stages the profile has."""
     acts = {ENV, POLICY} & set(stages) or REPLAY not in stages
-    loop = rollout(work.chunk_steps) if acts else None
+    loop = replace(ROLLOUT, chunk_steps=work.chunk_steps) if acts else None
     learners = [actor for actor in (HIGH_ACTOR, ACTOR) if actor in stages] or [ACTOR]
     graph = embodied_graph(work.num_items // work.items_per_block, loop, learners=learners, replay=REPLAY in stages)
     graph = replace(graph, items_per_block=work.items_per_block)
     if work.max_rounds == 1:
         return graph
-    again = resample(lambda rounds: RepeatDecision(True), work.max_rounds)
-    return replace(graph, repeat=again).with_rounds(work.expected_rounds)
+    return replace(graph, repeat=replace(RESAMPLE, max_rounds=work.max_rounds)).with_rounds(work.expected_rounds)

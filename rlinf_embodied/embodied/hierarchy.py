@@ -47,10 +47,7 @@ def choice_spec(env: EnvSpec, hierarchy: HierarchyConfig) -> EnvSpec:
 def guided(hierarchy: HierarchyConfig, observation: Observation, choice: Tensor) -> Observation:
     """Returns what the low-level policy sees: a choice in place of the task's goal or instruction.
 
-    Args:
-        hierarchy: what there is to choose from.
-        observation: of B rows.
-        choice: float32 [B, D] as the high-level policy gave it, in [-1, 1]; of instructions, the largest entry counts.
+    The choice is float32 [B, D] as the high-level policy gave it, in [-1, 1]; of instructions the largest entry counts.
     """
     if hierarchy.instructions:
         chosen = choice.argmax(1).tolist()
@@ -75,7 +72,10 @@ class TwoLevelConfig:
 
 
 class TwoLevelStage:
-    """Two policies of which the low-level one sees the choices of the other; each has its own weights and noise."""
+    """Two policies of which the low-level one sees the choices of the other; each has its own weights and noise.
+
+    Methods are those of `RolloutStage`, for both.
+    """
 
     def __init__(self, config: TwoLevelConfig) -> None:
         self._hierarchy = config.hierarchy
@@ -84,14 +84,12 @@ class TwoLevelStage:
         self._choices: dict[int, list[Tensor]] = {}  # by block, one for each chunk-step
 
     def setup(self, context: StageContext) -> None:
-        """Loads both policies, or takes the ones that this worker's learners use."""
         for level in self._by_name.values():
             level.setup(context)
 
     def step(
         self, step_context: StepContext, observations: Mapping[int, Observation | None]
     ) -> dict[int, Tensor | None]:
-        """Returns an action chunk [B, C, A] per block; None where the block has nothing to show."""
         if step_context.chunk_step == 0:
             self._choices |= {block: [] for block in observations}
         decides = step_context.chunk_step % self._hierarchy.every == 0
@@ -106,7 +104,6 @@ class TwoLevelStage:
         return self._low.step(step_context, shown)
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
-        """Returns each block's columns; they are heavy and stay here if the learners do."""
         low, high = (level.close(step_context, observations).blocks for level in (self._low, self._high))
         found: dict[int, TwoLevelColumns | None] = {}
         for block in observations:
@@ -120,67 +117,53 @@ class TwoLevelStage:
         self._by_name[message.policy].install_weights(step_context, message)
 
     def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory with both policies."""
         for level in self._by_name.values():
             level.offload(step_context)
 
     def onload(self, step_context: StepContext) -> None:
-        """Brings both policies to the device's memory."""
         for level in self._by_name.values():
             level.onload(step_context)
 
 
-@dataclass(frozen=True, slots=True)
-class LowLevel:
-    """Columns for a low-level policy's learner: the last observations as that policy would have seen them."""
-
-    hierarchy: HierarchyConfig
-
-    def __call__(self, policy: TwoLevelColumns, env: EnvColumns) -> tuple[PolicyColumns, EnvColumns]:
-        """Returns the env's columns of a rollout with the choices in its last and final observations."""
-        assert policy.low is not None, "a frozen policy has no learner"
-        last, final = guided(self.hierarchy, env.last, policy.choices[-1]), env.final
-        if final is not None:
-            choices = policy.choices[env.final_index[:, 0], env.final_index[:, 1]]
-            final = guided(self.hierarchy, final, choices)
-        return policy.low, replace(env, last=last, final=final)
+def low_level_columns(
+    hierarchy: HierarchyConfig, policy: TwoLevelColumns, env: EnvColumns
+) -> tuple[PolicyColumns, EnvColumns]:
+    """Returns a low-level policy's columns, with the choices in the env's last and final observations."""
+    assert policy.low is not None, "a frozen policy has no learner"
+    last, final = guided(hierarchy, env.last, policy.choices[-1]), env.final
+    if final is not None:
+        final = guided(hierarchy, final, policy.choices[env.final_index[:, 0], env.final_index[:, 1]])
+    return policy.low, replace(env, last=last, final=final)
 
 
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """Columns for a high-level policy's learner: a decision, and all chunk-steps until the next one, as one step."""
+def decision_columns(
+    every: int, gamma: float, policy: TwoLevelColumns, env: EnvColumns
+) -> tuple[PolicyColumns, EnvColumns]:
+    """Returns a high-level policy's columns, where a decision and the chunk-steps until the next one are one step.
 
-    every: int  # chunk-steps
-    gamma: float  # per env step
+    The env's are [ceil(H / every), B, 1]; gamma is per env step.  Steps of the next episode, where one begins within a
+    decision, are left out.
+    """
 
-    def __call__(self, policy: TwoLevelColumns, env: EnvColumns) -> tuple[PolicyColumns, EnvColumns]:
-        """Returns the env's columns [H, B, C] as [ceil(H / every), B, 1].
-
-        Steps of the next episode, where one begins within a decision, are left out.
-        """
-        columns = {"rewards": env.rewards, "terminated": env.terminated, "truncated": env.truncated}
-        joined = {name: self._joined(column) for name, column in (columns | {"valid": env.valid}).items()}
-        ends = self._joined((env.terminated | env.truncated) & env.valid)
-        joined["valid"] &= (ends.cumsum(-1) - ends.to(torch.int64)) == 0
-        steps = chunk_steps(**joined, gamma=self.gamma)
-        first: dict[tuple[int, int], int] = {}  # of each decision and row, the first end of an episode: it is known
-        for place, (step, row) in enumerate(env.final_index.tolist()):
-            first.setdefault((step // self.every, row), place)
-        index = torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2)
-        return policy.high, replace(
-            env,
-            rewards=steps.rewards[..., None],
-            terminated=steps.terminated[..., None],
-            truncated=steps.truncated[..., None],
-            valid=steps.valid[..., None],
-            privileged=None if env.privileged is None else env.privileged[:: self.every, :, :1],
-            final_index=index,
-            final=None if env.final is None else env.final.rows(list(first.values())),
-            discounts=steps.discount[..., None],
-        )
-
-    def _joined(self, column: Tensor) -> Tensor:
+    def joined(column: Tensor) -> Tensor:
         """Returns a column [H, B, C] as [decisions, B, every * C], with zeros behind the end of the rollout."""
-        missing = -len(column) % self.every
-        whole = functional.pad(column, (0, 0, 0, 0, 0, missing))
-        return whole.unflatten(0, (-1, self.every)).transpose(1, 2).flatten(2)
+        whole = functional.pad(column, (0, 0, 0, 0, 0, -len(column) % every))
+        return whole.unflatten(0, (-1, every)).transpose(1, 2).flatten(2)
+
+    ends = joined((env.terminated | env.truncated) & env.valid)
+    valid = joined(env.valid) & ((ends.cumsum(-1) - ends.to(torch.int64)) == 0)
+    steps = chunk_steps(joined(env.rewards), joined(env.terminated), joined(env.truncated), valid, gamma)
+    first: dict[tuple[int, int], int] = {}  # of each decision and row, the first end of an episode: it is known
+    for place, (step, row) in enumerate(env.final_index.tolist()):
+        first.setdefault((step // every, row), place)
+    return policy.high, replace(
+        env,
+        rewards=steps.rewards[..., None],
+        terminated=steps.terminated[..., None],
+        truncated=steps.truncated[..., None],
+        valid=steps.valid[..., None],
+        privileged=None if env.privileged is None else env.privileged[::every, :, :1],
+        final_index=torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2),
+        final=None if env.final is None else env.final.rows(list(first.values())),
+        discounts=steps.discount[..., None],
+    )

@@ -12,12 +12,7 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import (
-    AlgorithmConfig,
-    CriticsConfig,
-    Source,
-    TrainConfig,
-)
+from rlinf_embodied.config import AlgorithmConfig, CriticsConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithms import require_correction
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import require_precision
@@ -26,8 +21,13 @@ from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, f
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult, shown
-from rlinf_embodied.embodied.policy_check import require_policy_class
-from rlinf_embodied.embodied.policy_folder import PHYSICS, is_published, require_conditions, require_policy_folder
+from rlinf_embodied.embodied.policy_folder import (
+    PHYSICS,
+    is_published,
+    require_conditions,
+    require_policy_class,
+    require_policy_folder,
+)
 from rlinf_embodied.embodied.replay_stage import require_recorded
 from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of
 from rlinf_embodied.embodied.starting_point import require_env_target, require_start
@@ -36,7 +36,7 @@ from rlinf_embodied.embodied.workflow import learners_of, run_iteration, trainin
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.learning.checkpoint import load_state, load_tensors
+from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
@@ -65,7 +65,7 @@ class EmbodiedJob:
         self.work = "fine-tuning" if self._fine_tunes else "RL"
         self.columns = _columns(config.algorithm)
         self._begun_with: tuple[str, str] | None = None  # folders of both policies; None: they are one checkpoint
-        self.learner = self.learners[0]
+        self.learners = learners_of(config.hierarchy)
         self.name = file_name(config.env.task)
         self.eval_every = config.eval.every
         self.goal, self.check_every = config.run.until_success, config.eval.check_every
@@ -79,7 +79,6 @@ class EmbodiedJob:
         return fine_tuning_stage(self.config, self._sources, policy_folder)
 
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        """Has the demonstrations of fine-tuning made."""
         if self._fine_tunes:
             demonstrate(executor, self._stage(), progress)
 
@@ -183,10 +182,6 @@ class EmbodiedJob:
         parts: dict[str, object] = {n: asdict(getattr(self.config, n)) for n in ("env", "policy", "algorithm")}
         return parts | ({"hierarchy": asdict(self.config.hierarchy)} if self.config.hierarchy.on else {})
 
-    def launch_notes(self) -> list[str]:
-        """Returns nothing; `config.yaml` has all settings."""
-        return []
-
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
         if self._fine_tunes:
@@ -199,10 +194,6 @@ class EmbodiedJob:
             return ""
         low, high = self._begun_with or ("", "")
         return high if policy_folder == low else str(Path(policy_folder) / HIGH_FOLDER)
-
-    @property
-    def learners(self) -> tuple[str, ...]:
-        return learners_of(self.config.hierarchy)
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
         """Returns the configured checkpoint, a behaviour-cloned policy, or a new policy.
@@ -233,10 +224,10 @@ class EmbodiedJob:
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
         argument = (str(root), progress.iteration, self.config.checkpoint.keep, part)
-        more = [] if executor.ahead is None else executor.ahead.messages(self.learner)
+        more = [] if executor.ahead is None else executor.ahead.messages(self.learners[0])
         for other in (*self.learners[1:], *({REPLAY} & set(executor.workflow.stages))):
             more += executor.publish(other, "state_part", step_context)
-        executor.call(self.learner, "save", step_context, argument, more)
+        executor.call(self.learners[0], "save", step_context, argument, more)
 
     def load(self, executor: Executor, checkpoint: Path) -> Progress:
         progress = saved_progress(checkpoint)
@@ -248,9 +239,7 @@ class EmbodiedJob:
         if carry_over := load_tensors(checkpoint, _CARRY_OVER):
             executor.call(ENV, "import_state", step_context, carry_over)
         if executor.ahead is not None:
-            executor.ahead.begin_again_from(
-                self.learner, checkpoint, earlier_versions(load_state(checkpoint)), step_context
-            )
+            executor.ahead.begin_again_from(self.learners[0], checkpoint, earlier_versions(checkpoint), step_context)
         return progress
 
 

@@ -19,8 +19,7 @@ from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, computed_in
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.weights import require_version
+from rlinf_embodied.learning.weights import SharedPolicy, require_version
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
@@ -38,14 +37,6 @@ class LearnerConfig:
     num_iterations: int
     view: View | None = None  # of two levels of policies: which columns are this one's
     both: TwoLevelConfig | None = None  # of the high level: its checkpoints hold the low-level policy, too
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerReport:
-    """What the driver learns of an update."""
-
-    metrics: dict[str, float]
-    version: int
 
 
 class PolicyLearner(LearnerStage):
@@ -87,12 +78,10 @@ class PolicyLearner(LearnerStage):
         self.hold(shared, context.group.rank, context.device, learners, made.modules, policy=model.name)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
-        """Makes one iteration's update.
+        """Makes one iteration's update and reports its metrics.
 
-        Args:
-            step_context: of the iteration.
-            inputs: payloads of this worker's blocks: (policy columns of all rounds, env columns of all rounds), or
-                from the replay buffer one payload with batches, empty while it fills.
+        A block's payloads are (policy columns of all rounds, env columns of all rounds), or from the replay buffer one
+        payload with batches, empty while it fills.
 
         Raises:
             ObjectiveError: samples come from another version of the weights, or do not fit those of now.
@@ -106,7 +95,7 @@ class PolicyLearner(LearnerStage):
             metrics = self._made.update(step_context, batches) if learns else {}
             metrics["losses/updates"] = float(length(next(iter(batches.values())))) if learns else 0.0
         self.shared.version = step_context.iteration + 1
-        return Output(dict.fromkeys(inputs), LearnerReport(metrics, self.shared.version))
+        return Output(dict.fromkeys(inputs), metrics)
 
     def _rollouts(self, step_context: StepContext, found: Mapping[int, list[Any]]) -> dict[int, Rollouts]:
         """Splits payloads [policy columns of each round, env columns of each round] into pairs."""

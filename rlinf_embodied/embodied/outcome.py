@@ -82,11 +82,11 @@ def episode_means(episodes: Sequence[Episode]) -> dict[str, float]:
     return {key: sum(e.metrics[key] for e in episodes) / len(episodes) for key in keys}
 
 
-def write_mp4(path: Path, frames: Sequence[np.ndarray], fps: int = 20) -> None:
+def write_mp4(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Writes frames, uint8 [S, S, 3] with S even, as H.264."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=fps)
+        stream = container.add_stream("libx264", rate=20)
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.options = {"crf": "20", "preset": "veryfast"}

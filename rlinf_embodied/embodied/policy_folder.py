@@ -17,9 +17,10 @@ from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
-from rlinf_embodied.interfaces.policies import Policy
-from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.plug_ins import env_options, load_target
+from rlinf_embodied.interfaces.options import typed
+from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
+from rlinf_embodied.learning.weights import SharedPolicy, move
+from rlinf_embodied.plug_ins import env_options, load_plug_in, load_target, named_when_raised
 from rlinf_embodied.telemetry.run_folder import library_versions
 
 _FILE = "evaluation.json"
@@ -27,17 +28,21 @@ _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
 USE_ITS_OWN = "Use its own settings (env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda)"
 _CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
+_PACKAGE = "policies."
+_NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "from_folder")
+_CLONED = ("imitation_loss",)
+_SEE = "see docs/own_policy.md"
 
 
-def load_policy(config: PolicyConfig, folder: str, device: str) -> SharedPolicy[Policy]:
-    """Returns the policy in a folder, on its device.
+def load_policy(config: PolicyConfig, folder: str, device: str, env: EnvSpec | None = None) -> SharedPolicy[Policy]:
+    """Returns the policy in a folder, on its device; a published folder does not know its env.
 
     Raises:
         CheckpointError: the folder is missing, or made for other settings.
     """
     if not Path(folder).is_file():  # a published policy may be one file
         require_policy_folder("checkpoint", folder)
-    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), config=config)
+    policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), env, config)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 
@@ -152,13 +157,7 @@ def require_conditions(
 ) -> None:
     """Checks that training can go on from a folder; versions of libraries may differ, what was learned stays useful.
 
-    Args:
-        path: the config path to name.
-        folder: of the policy.
-        env: section of the config.
-        policy: section of the config.
-        kind: of the devices, torch's name.
-        free: fields of the fingerprint that may differ.
+    `path` is the config path to name; fields of the fingerprint that are `free` may differ.
 
     Raises:
         CheckpointError: the folder is missing, foreign or damaged, or was made under other conditions.
@@ -205,3 +204,52 @@ def trained_under(folder: str) -> TrainedUnder:
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         rule = "it is damaged, or was written by another version of this project"
         raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error
+
+
+def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
+    """Checks that policy._target_ is a class with the methods of `Policy`, and policy.options those that it has.
+
+    What its methods return is looked at by tests/policies/test_policy_contract.py.
+
+    Raises:
+        ConfigError: it cannot be imported or called, is no class, lacks a method, or has other options.
+    """
+    kind = load_plug_in(config._target_, "policy._target_", "config", "env", "seed")
+    declared = getattr(kind, "options_type", None)  # a dataclass
+    if declared is not None:
+        typed(config.options, declared, "policy.options")
+    if config._target_.startswith(_PACKAGE):
+        return
+    if not isinstance(kind, type):
+        raise _wrong(config, "it is no class, by whose `from_folder` checkpoints are read", "name a class")
+    plain = lambda owner, name: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
+    # a method of the protocol that a class does not override does nothing
+    missing = [n for n in (*_NEEDED, *_CLONED[: int(cloned)]) if plain(kind, n) in (None, plain(ImitationPolicy, n))]
+    if missing:
+        action = f"write what is missing ({_SEE})"
+        if missing == [*_CLONED]:
+            action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_nothing=true"
+        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", action)
+
+
+def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Policy:
+    """Returns a new policy on its device.
+
+    Raises:
+        ConfigError: it cannot be made for this env; names the line of the user's that raised.
+    """
+    make = load_target(config._target_)
+    with named_when_raised(lambda error: _wrong(config, f"making it for {env.task} raised {error}\n", "Fix it there")):
+        policy = make(config, env, seed)
+    for name in ("spec", "module"):
+        if not hasattr(policy, name):
+            raise _wrong(config, f"{type(policy).__name__} has no attribute {name}", f"set it in __init__ ({_SEE})")
+    made = cast(Policy, policy)
+    move(made.module, device)
+    return made
+
+
+def _wrong(config: PolicyConfig, rule: str, action: str) -> ConfigError:
+    return ConfigError(
+        f"policy._target_ is {config._target_!r}, but {rule}{'' if rule.endswith(chr(10)) else ': '}{action}"
+    )

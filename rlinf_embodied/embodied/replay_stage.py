@@ -87,7 +87,6 @@ class ReplayBuffer:
         self._columns: Columns = {}
 
     def __len__(self) -> int:
-        """Returns how many transitions it holds."""
         return self._size
 
     def add(self, columns: Columns) -> None:
@@ -150,14 +149,6 @@ class ReplayStageConfig:
     demonstration_rows: int = 0  # of `rows`, as long as there are both
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayReport:
-    """What the driver learns: how many transitions the worker's blocks hold."""
-
-    size: int
-    demonstrations: int
-
-
 class ReplayStage:
     """Keeps and draws transitions, block by block."""
 
@@ -165,12 +156,13 @@ class ReplayStage:
         self._config = config
 
     def setup(self, context: StageContext) -> None:
-        """Starts with empty buffers."""
         self._num_blocks, self._blocks = context.num_blocks, context.blocks
         self._import({})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Takes each block's transitions in and returns its part of every batch, columns [U, R, ...]; {} in warm-up.
+
+        The report is how many transitions the worker's blocks hold.
 
         Raises:
             DataError: recorded transitions cannot be used.
@@ -186,7 +178,7 @@ class ReplayStage:
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731
-        return Output(batches, ReplayReport(size(REPLAY), size(DEMONSTRATIONS)))
+        return Output(batches, {"rollout/replay_size": size(REPLAY), "rollout/demonstrations": size(DEMONSTRATIONS)})
 
     def _batches(self, block: int, iteration: int) -> Columns:
         config = self._config
@@ -212,7 +204,6 @@ class ReplayStage:
         }
 
     def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Resumes from what all workers held."""
         self._import({name: tensor for part in parts for name, tensor in part.items()})
 
     def state_part(self, step_context: StepContext) -> StagePart:
@@ -221,7 +212,6 @@ class ReplayStage:
         return StagePart({REPLAY: held} if held else {})
 
     def load(self, step_context: StepContext, folder: str) -> None:
-        """Restores the worker's blocks from a checkpoint."""
         self._import(load_tensors(Path(folder), REPLAY))
 
     def _import(self, tensors: Mapping[str, Tensor]) -> None:

@@ -24,8 +24,7 @@ from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsMessage, install_weights
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -111,7 +110,6 @@ class RolloutStage:
         return actions
 
     def _act(self, step_context: StepContext, blocks: Sequence[int], observation: Observation) -> dict[int, Tensor]:
-        """Returns the actions of some blocks, by one policy call."""
         policy, config = self._policy, self._config
         assert len(observation) == len(blocks) * config.env.block_size
         if not self._fits:

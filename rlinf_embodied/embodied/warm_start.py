@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 import numpy as np
 import torch
@@ -20,8 +19,7 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
-from rlinf_embodied.embodied.policy_check import new_policy
-from rlinf_embodied.embodied.policy_folder import is_published, save_policy
+from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
 from rlinf_embodied.embodied.sources import sources_of
 from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.errors import ConfigError, SimulatorError
@@ -29,8 +27,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
-from rlinf_embodied.learning.shared_policy import move
-from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
+from rlinf_embodied.plug_ins import source_digest, targets_of
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
@@ -52,12 +49,6 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
     """Returns the checkpoint that a training starts from: the given one, a behaviour-cloned policy, or a new one.
 
     A published folder is made one of this project first, which says what it acts in.
-
-    Args:
-        config: of the training.
-        session: where the work runs.
-        cluster: its devices.
-        progress: called with (what, done, total, remark).
 
     Raises:
         ConfigError: the cache cannot be written.
@@ -142,10 +133,7 @@ class NewPolicyStage:
                 return new_policy(config.policy, choice_spec(env, config.hierarchy), config.seed, self._device)
         if config.published is None:
             return new_policy(config.policy, env, config.seed, self._device)
-        kind = cast(type[Policy], load_target(config.policy._target_))
-        policy = kind.from_folder(Path(config.published), env, config.policy)
-        move(policy.module, self._device)
-        return policy
+        return load_policy(config.policy, config.published, self._device, env).policy
 
     @torch.no_grad()
     def _seen(self, env: VectorEnv, policy: ImitationPolicy) -> Mapping[str, Tensor]:

@@ -27,16 +27,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
+from rlinf_embodied.config.algorithms import Resampling
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
-from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, embodied_graph, resample, rollout
-from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, Decisions, LowLevel, TwoLevelConfig
-from rlinf_embodied.embodied.learner import LearnerConfig, LearnerReport
+from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, RESAMPLE, ROLLOUT, embodied_graph
+from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, decision_columns, low_level_columns
+from rlinf_embodied.embodied.learner import LearnerConfig
 from rlinf_embodied.embodied.outcome import episode_means
-from rlinf_embodied.embodied.replay_stage import ReplayReport, ReplayStageConfig
+from rlinf_embodied.embodied.replay_stage import ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -46,13 +48,7 @@ from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
 def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:
-    """Returns the graph.
-
-    Args:
-        config: of the training.
-        policy_folder: the checkpoint that every copy of the policy starts from.
-        high_folder: the same of the high-level policy, where there is one.
-    """
+    """Returns the graph; every copy of the policy, and of a high-level one, starts from its folder."""
     env, algorithm, hierarchy = config.env, config.algorithm, config.hierarchy
     replay = algorithm.learns_from is Source.transitions
     configs = _replay_configs(config, policy_folder) if replay else _rollout_configs(config, policy_folder, high_folder)
@@ -61,15 +57,16 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     if algorithm.acts:
         steps = env.chunks_per_rollout
         # rows that are reset one by one do the same from one episode's length on; frozen ones do less and less
-        loop = replace(rollout(steps), typical_steps=min(env.chunks_per_episode, steps) if env.auto_reset else 0)
+        typical_steps = min(env.chunks_per_episode, steps) if env.auto_reset else 0
+        loop = replace(ROLLOUT, chunk_steps=steps, typical_steps=typical_steps)
     graph = embodied_graph(env.num_blocks, loop, configs, **where, learners=learners_of(hierarchy), replay=replay)
     typical = 0 if hierarchy.on and hierarchy.frozen else algorithm.typical_iteration(env)
     if hierarchy.on:
         typical = max(typical, hierarchy.algorithm.typical_iteration(env))
     again = algorithm.resampling(env)
     if again is not None:
-        decide = DynamicSamplingFilter(again.num_groups, again.min_groups, again.drop)
-        graph = replace(graph, repeat=resample(decide, again.max_rounds))
+        repeat = replace(RESAMPLE, decide=partial(kept_groups, again), max_rounds=again.max_rounds)
+        graph = replace(graph, repeat=repeat)
     return replace(graph, typical_iteration=typical)
 
 
@@ -89,14 +86,16 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
         POLICY: model,
-        ACTOR: LearnerConfig(model, algorithm, number, view=LowLevel(hierarchy) if hierarchy.on else None),
+        ACTOR: LearnerConfig(
+            model, algorithm, number, view=partial(low_level_columns, hierarchy) if hierarchy.on else None
+        ),
     }
     if hierarchy.on:
         learns, folder = hierarchy.algorithm, high_folder
         high = PolicyStageConfig(
             *(hierarchy.policy, folder, env, seed), exact=exact, precision=learns.precision, name=HIGH_POLICY
         )
-        both, view = TwoLevelConfig(model, high, hierarchy), Decisions(hierarchy.every, learns.gamma)
+        both, view = TwoLevelConfig(model, high, hierarchy), partial(decision_columns, hierarchy.every, learns.gamma)
         configs[POLICY], configs[HIGH_ACTOR] = both, LearnerConfig(high, learns, number, view=view, both=both)
     return configs
 
@@ -141,25 +140,16 @@ def learners_of(hierarchy: HierarchyConfig) -> tuple[str, ...]:
     return (HIGH_ACTOR, *(() if hierarchy.frozen else (ACTOR,))) if hierarchy.on else (ACTOR,)
 
 
-class DynamicSamplingFilter:
+def kept_groups(again: Resampling, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
     """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
 
     The message to the actor is the (round, group) pairs to train on: the first `num_groups` with nonzero variance.
     """
-
-    def __init__(self, num_groups: int, min_groups: int, drop_zero_variance: bool) -> None:
-        """Takes how many groups a round has, how many suffice, and whether any are dropped at all."""
-        self._num_groups, self._min_groups, self._drop = num_groups, min_groups, drop_zero_variance
-
-    def __call__(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-        """Returns whether enough groups have nonzero variance, and which to train on."""
-        kept: list[tuple[int, int]] = []
-        for number, reports in enumerate(rounds):
-            success = {
-                g: found for report in of_type(reports, RolloutReport) for g, found in report.group_success.items()
-            }
-            kept += [(number, group) for group in sorted(success) if not self._drop or len(set(success[group])) > 1]
-        return RepeatDecision(len(kept) >= self._min_groups, tuple(kept[: self._num_groups]))
+    kept: list[tuple[int, int]] = []
+    for number, reports in enumerate(rounds):
+        success = {g: found for report in of_type(reports, RolloutReport) for g, found in report.group_success.items()}
+        kept += [(number, group) for group in sorted(success) if not again.drop or len(set(success[group])) > 1]
+    return RepeatDecision(len(kept) >= again.min_groups, tuple(kept[: again.num_groups]))
 
 
 def run_iteration(
@@ -184,12 +174,10 @@ def run_iteration(
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if REPLAY in stages:
-        held = result.all_of(REPLAY, ReplayReport)
-        metrics["rollout/replay_size"] = float(sum(report.size for report in held))
-        metrics["rollout/demonstrations"] = float(sum(report.demonstrations for report in held))
+        held = result.all_of(REPLAY, dict)
+        metrics |= {name: float(sum(report[name] for report in held)) for name in held[0]}
     learners = [stage for stage in (ACTOR, HIGH_ACTOR) if stage in stages]
     for stage in learners:
         start = "" if stage == learners[0] else "high/"
-        learned = result.all_of(stage, LearnerReport)[0].metrics
-        metrics |= {f"{start}{name}": value for name, value in learned.items()}
+        metrics |= {f"{start}{name}": value for name, value in result.all_of(stage, dict)[0].items()}
     return result, metrics

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -220,38 +221,35 @@ def load_tensors(path: Path, name: str) -> dict[str, Tensor]:
 
 def complete(root: Path) -> list[tuple[Path, Manifest]]:
     """Returns the complete checkpoints below a root, oldest first."""
-    found = [(path, _manifest_of(path)) for path in root.glob("step_*")]
-    return sorted(((p, m) for p, m in found if isinstance(m, Manifest)), key=lambda item: item[1].sequence)
+    found: list[tuple[Path, Manifest]] = []
+    for path in root.glob("step_*"):
+        with suppress(CheckpointError):
+            found.append((path, _read_manifest(path)))
+    return sorted(found, key=lambda item: item[1].sequence)
 
 
 def _read_manifest(path: Path) -> Manifest:
-    found = _manifest_of(path)
-    if isinstance(found, str):
-        raise _refusal(path, found)
-    return found
-
-
-def _manifest_of(path: Path) -> Manifest | str:
-    """Returns what manifest.json says, or what is wrong with the checkpoint."""
     if not path.is_dir():
-        return "does not exist or is no folder"
+        raise _refusal(path, "does not exist or is no folder")
     try:
         content = json.loads((path / MANIFEST).read_bytes())
         written = content.get("format", "of no checkpoint")
         if written != FORMAT:
-            return f"has the format {written!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
+            raise _refusal(
+                path, f"has the format {written!r}, but {FORMAT!r} is needed (that of the version that wrote it)"
+            )
         files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in content["files"].items()}
         manifest = Manifest(int(content["step"]), int(content["sequence"]), files)
     except OSError as error:
         kind = "is incomplete" if (path / STATE).exists() else "is not a training checkpoint of this project"
-        return f"{kind} ({MANIFEST}: {error.strerror})"
+        raise _refusal(path, f"{kind} ({MANIFEST}: {error.strerror})") from error
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        return f"is damaged ({MANIFEST} is not as it was written: {error!r})"
+        raise _refusal(path, f"is damaged ({MANIFEST} is not as it was written: {error!r})") from error
     for name in files:
         # in its plain form, below the folder, and a name that a file can have
         parts = PurePosixPath(name).parts
         if name != "/".join(parts) or {"..", "/"} & set(parts) or not name or not name.isprintable():
-            return f"is damaged ({MANIFEST} names {name!r}, which leads out of the checkpoint)"
+            raise _refusal(path, f"is damaged ({MANIFEST} names {name!r}, which leads out of the checkpoint)")
     return manifest
 
 

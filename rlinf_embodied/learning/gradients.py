@@ -103,13 +103,9 @@ def block_sums(
     num_statistics: int,
     differentiate: Differentiate = differentiated,
 ) -> Tensor:
-    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, statistics.
+    """Returns what a block adds to a minibatch, [D + 1 + S]: gradient of its summed loss, weight, S statistics.
 
-    Args:
-        passes: over the block's rows.
-        parameters: with D entries in all.
-        num_statistics: S.
-        differentiate: what makes a pass with its gradient.
+    The parameters have D entries in all; `differentiate` makes a pass with its gradient.
     """
     size = sum(p.numel() for p in parameters)
     total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)

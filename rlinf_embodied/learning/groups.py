@@ -91,16 +91,13 @@ class ThreadGroup:
         self._slots[self.rank] = tensors
         try:
             self._barrier.wait(self._timeout_s)
-            everything = [[_copied(value, tensors[0]) for value in slot] for slot in self._slots]
+            # plain numbers (of emulated stages) nobody can change
+            copied = lambda v: v if isinstance(v, (float, int)) else v.to(tensors[0].device, copy=True)  # noqa: E731
+            everything = [[copied(value) for value in slot] for slot in self._slots]
             self._barrier.wait(self._timeout_s)
         except threading.BrokenBarrierError:
             raise HangError(
                 f"rank {self.rank} of {self.size} waited {self._timeout_s:g} s for the others in {operation}: "
                 "one of them failed, hangs, or makes other calls; look for its error"
             ) from None
-        return everything
-
-
-def _copied(value: Tensor | float, like: Tensor) -> Tensor:
-    # plain numbers (of emulated stages) nobody can change
-    return cast("Tensor", value) if isinstance(value, (float, int)) else value.to(like.device, copy=True)
+        return cast("list[list[Tensor]]", everything)

@@ -21,21 +21,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.learning import checkpoint, weights
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
 from rlinf_embodied.learning.learner import Learner
-from rlinf_embodied.learning.shared_policy import SharedPolicy, move
-from rlinf_embodied.learning.weights import (
-    WHOLE_STAGE,
-    Groups,
-    StageState,
-    WeightsMessage,
-    checksum,
-    earlier_to_save,
-    export_weights,
-    install_weights,
-    read_earlier,
-)
+from rlinf_embodied.learning.weights import WHOLE_STAGE, Groups, SharedPolicy, StageState, WeightsMessage
 
 
 class Moment(Protocol):
@@ -98,14 +87,14 @@ class LearnerStage:
     def move_training(self, device: str) -> None:
         """Moves everything except the model to a device."""
         for module in self.modules.values():
-            move(module, device)
+            weights.move(module, device)
         for learner in self.learners.values():
             learner.move_state(device)
 
     def export_weights(self, step_context: Moment) -> WeightsMessage:
         """Returns the weights that training may change, or all, with their version and checksum."""
         shared, whole = self.shared, self.sends_frozen
-        return export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
+        return weights.export_weights(shared.policy.module, shared.version, whole=whole, policy=self.policy_name)
 
     def weights_digest(self, step_context: Moment) -> str:
         """Returns the SHA-256 of all weights: the model's, and those of networks that only training uses."""
@@ -115,7 +104,7 @@ class LearnerStage:
     def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
         """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
         folder, number, version = asked
-        return read_earlier(Path(folder), number, version) if self.rank == 0 else None
+        return weights.read_earlier(Path(folder), number, version) if self.rank == 0 else None
 
     def export_training(self) -> Groups:
         """Returns networks and moments by name; learners' are {} in workers but the first, and all take part."""
@@ -128,18 +117,16 @@ class LearnerStage:
         argument: tuple[str, int, int, StagePart],
         *parts: StagePart | WeightsMessage | None,
     ) -> None:
-        """Writes a checkpoint; the first worker does.
+        """Writes a checkpoint before an iteration that is to come; the first worker does.
 
-        Args:
-            step_context: of the iteration that is to come.
-            argument: (root, step, how many are kept, what the driver adds).
-            parts: what other stages add, and the weights that rollouts under way were begun with.
+        The argument is (root, step, how many are kept, what the driver adds); further parts are what other stages add,
+        and the weights that rollouts under way were begun with.
         """
         tensors = self.export_training()  # all take part
         if self.rank != 0:
             return
         root, step, keep, first = argument
-        earlier = earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
+        earlier = weights.earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
         added = [first, *(part for part in parts if isinstance(part, StagePart)), StagePart(*earlier)]
         state: dict[str, object] = {}
         for part in added:
@@ -186,7 +173,7 @@ class LearnerStage:
             for name, module in self.modules.items():
                 groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
         module, whole, share = self.shared.policy.module, self.sends_frozen, (self.rank, shares)
-        return StageState(export_weights(module, self.shared.version, whole, share=share), groups)
+        return StageState(weights.export_weights(module, self.shared.version, whole, share=share), groups)
 
     def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
         """Restores in every worker what `export_snapshot` returned in all of them.
@@ -195,8 +182,9 @@ class LearnerStage:
             ObjectiveError: the weights belong to another module.
         """
         found = [part for part in parts if part is not None]
-        weights = {name: tensor for part in found for name, tensor in part.weights.tensors.items()}
-        install_weights(self.shared.policy.module, WeightsMessage(0, weights, checksum(weights)))
+        tensors = {name: tensor for part in found for name, tensor in part.weights.tensors.items()}
+        message = WeightsMessage(0, tensors, weights.checksum(tensors))
+        weights.install_weights(self.shared.policy.module, message)
         groups = [part.groups for part in found]
         for learner in self.learners.values():
             learner.adopt()

@@ -74,11 +74,9 @@ class FlatOptimizer:
 
     @torch.no_grad()
     def step(self, gradient: Tensor, only: Collection[str] | None = None) -> float:
-        """Makes one step and returns the gradient's norm before clipping.
+        """Makes one step, of all groups or of `only` some neighbours, and returns the gradient's norm before clipping.
 
-        Args:
-            gradient: float32 [D], in the order of the parameters; it is clipped in place.
-            only: the groups that make the step, neighbours; None: all.
+        The gradient is float32 [D], in the order of the parameters; it is clipped in place.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -88,11 +86,7 @@ class FlatOptimizer:
         own = list(groups.values())
         stepping, bound = gradient[own[0].span.start : own[-1].span.stop], own[0].settings.max_grad_norm
         norm = float(torch.linalg.vector_norm(stepping, dtype=torch.float64))
-        if not math.isfinite(norm):
-            raise ObjectiveError(
-                f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
-                "smaller learning rate (nothing was changed)"
-            )
+        require_finite(norm)
         if norm > bound:
             stepping.mul_(bound / norm)
         for name, group in groups.items():
@@ -139,6 +133,15 @@ class FlatOptimizer:
             group.steps = steps
         self._mean.copy_(state["mean"])
         self._square.copy_(state["square"])
+
+
+def require_finite(norm: float) -> None:
+    """Checks the norm of a gradient, before anything is changed."""
+    if not math.isfinite(norm):
+        raise ObjectiveError(
+            f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
+            "smaller learning rate (nothing was changed)"
+        )
 
 
 def require_state(state: Mapping[str, Tensor], size: int, groups: int = 1) -> None:

@@ -70,7 +70,6 @@ class Reducer:
         return {block: found[block] for block in range(self.num_blocks)}
 
     def require_own(self, blocks: Collection[int]) -> None:
-        """Checks that these are the blocks of this worker."""
         own = self._by_rank[self.group.rank]
         assert sorted(blocks) == own, f"rank {self.group.rank} owns blocks {own} but passes {sorted(blocks)}"
 

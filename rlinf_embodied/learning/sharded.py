@@ -33,11 +33,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from rlinf_embodied.config import Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import has_nccl, kind_of, use
-from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.learning.gradients import Pass, Passes
 from rlinf_embodied.learning.groups import Group
 from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Learner, Step
-from rlinf_embodied.learning.optimizer import require_state
+from rlinf_embodied.learning.optimizer import require_finite, require_state
 from rlinf_embodied.telemetry.progress import report_progress
 
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq"}  # in a checkpoint -> in torch's optimizer
@@ -184,12 +184,8 @@ class ShardedLearner(Learner):
         norm = float(_whole(nn.utils.clip_grad_norm_(self._parameters, self._max_norm)))
         if norm == 0 or not math.isfinite(norm):
             self._optimizer.zero_grad()
-            if norm == 0:
-                return None
-            raise ObjectiveError(
-                f"the gradient's norm is {norm}, so the weights would be lost: go back to a checkpoint and use a "
-                "smaller learning rate (nothing was changed)"
-            )
+            require_finite(norm)
+            return None
         self._optimizer.param_groups[0]["lr"] = self.lr
         self._optimizer.step()
         self._optimizer.zero_grad()

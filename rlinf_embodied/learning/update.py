@@ -30,18 +30,12 @@ POLICY_STATISTICS = ("loss", "approx_kl", "clipped", "ratios", "entropy", "choic
 VALUE_STATISTICS = ("loss",)
 
 
-@dataclass(frozen=True, slots=True)
-class Shuffle:
-    """What the order of rows is keyed by, as Shuffle(0, "policy", 17)."""
-
-    seed: int
-    purpose: str
-    iteration: int
+Shuffle = tuple[int, str, int]  # seed, purpose and iteration, by which the order of rows is keyed
 
 
 def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches: int) -> list[Tensor]:
     """Returns `num_minibatches` nearly equal slices of a permutation of a block's `size` rows, int64."""
-    order = permutation(shuffle.seed, shuffle.purpose, shuffle.iteration, epoch, block, size=size)
+    order = permutation(*shuffle, epoch, block, size=size)
     ends = [size * k // num_minibatches for k in range(num_minibatches + 1)]
     return [torch.from_numpy(order)[a:b] for a, b in pairwise(ends)]
 
@@ -65,7 +59,6 @@ class Fitted:
     stopped: bool = False  # by an early stop
 
     def add(self, step: Step) -> None:
-        """Adds the result of a minibatch."""
         for name, value in step.sums.items():
             self.sums[name] += value
         self.weight += step.weight
@@ -111,8 +104,3 @@ def policy_metrics(fitted: Fitted) -> dict[str, float]:
         "losses/entropy": fitted.mean("entropy", "choices"),
         "losses/grad_norm": sum(fitted.norms) / max(len(fitted.norms), 1),
     }
-
-
-def value_metrics(fitted: Fitted, explained_variance: float) -> dict[str, float]:
-    """Returns what every critic's update reports."""
-    return {"losses/value_loss": fitted.loss, "losses/explained_variance": explained_variance}

@@ -1,24 +1,72 @@
-"""Weights between stages, nodes and iterations: messages with a version and a checksum that the receiver verifies."""
+"""Weights in a worker, which has one copy for all stages, and between stages, nodes and iterations.
+
+They travel in messages with a version and a checksum that the receiver verifies.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.learning.checkpoint import load_tensors
+from rlinf_embodied.learning.checkpoint import load_state, load_tensors
 
 Groups = dict[str, dict[str, Tensor]]  # tensors by the name of their group, such as an optimizer, and their own
 WHOLE_STAGE = ""  # whose weights they are where a stage holds one model
 _PAGE = 4096  # bytes
 _EARLIER, _VERSIONS = "earlier_weights", "earlier_versions"  # in a checkpoint: a group of tensors, a plain value
+
+
+def move(module: nn.Module, device: str) -> None:
+    """Moves a module to a device; its parameters stay the objects that learners hold and that its parts share.
+
+    `nn.Module.to` alone would put new ones in their place where torch does not exchange data between the two kinds of
+    device, as for every kind that a plug-in brings: a learner would keep training the old ones, and an embedding that
+    is the head's weight too would become two.
+    """
+    there = torch.device(device)
+    for parameter in module.parameters():
+        if parameter.device != there:
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().to(there), parameter.requires_grad))
+    module.to(there)  # what are no parameters
+
+
+class _HasModule(Protocol):
+    module: nn.Module
+
+
+_Policy = TypeVar("_Policy", bound=_HasModule)
+
+
+@dataclass(slots=True)
+class SharedPolicy(Generic[_Policy]):
+    """A worker's one copy of a policy, with the version of its weights.
+
+    It is on its device as long as one of its users is.
+    """
+
+    policy: _Policy
+    version: int = 0
+    device: str = "cpu"
+    users: set[str] = field(default_factory=set)
+
+    def enter(self, user: str) -> None:
+        """Notes that a stage works with it, and brings it to its device."""
+        self.users.add(user)
+        move(self.policy.module, self.device)
+
+    def leave(self, user: str) -> None:
+        """Notes that a stage no longer does; the last one sends it to the CPU's memory."""
+        self.users.discard(user)
+        if not self.users:
+            move(self.policy.module, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +163,9 @@ def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[st
     return groups, {_VERSIONS: [message.version for message in messages]}
 
 
-def earlier_versions(state: Mapping[str, object]) -> list[int]:
-    """Returns the versions of what a checkpoint holds, from its plain values."""
-    return [int(version) for version in cast("list[int]", state.get(_VERSIONS, []))]
+def earlier_versions(folder: Path) -> list[int]:
+    """Returns the versions of the older weights that a checkpoint holds."""
+    return [int(version) for version in cast("list[int]", load_state(folder).get(_VERSIONS, []))]
 
 
 def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:

@@ -27,7 +27,7 @@ from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.update import Fitted, Shuffle, fit, minibatches, policy_metrics
+from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import Groups, StageState, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
 from rlinf_embodied.reasoning.generation_stage import shared_model
@@ -160,7 +160,7 @@ class ActorStage(LearnerStage):
             return [{block: torch.arange(len(rows)) for block, rows in blocks.items()}]
 
         def shuffled(purpose: str, sizes: Mapping[int, int]) -> Iterable[Mapping[int, Tensor]]:
-            shuffle = Shuffle(self._config.run.seed, purpose, step_context.iteration)
+            shuffle = (self._config.run.seed, purpose, step_context.iteration)
             return minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.epochs)
 
         trained = shuffled("policy", {block: rows.num_trained for block, rows in blocks.items()})

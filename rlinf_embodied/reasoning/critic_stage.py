@@ -19,9 +19,8 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.reduce import make_reducer
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.update import VALUE_STATISTICS, Shuffle, fit, minibatches, value_metrics
-from rlinf_embodied.learning.weights import Groups
+from rlinf_embodied.learning.update import VALUE_STATISTICS, fit, minibatches
+from rlinf_embodied.learning.weights import Groups, SharedPolicy
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Completions, Rewards, Sequences, token_table
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
@@ -74,12 +73,13 @@ class CriticStage(LearnerStage):
             for block, (completions, rewards) in inputs.items()
         }
         found = standardized({b: (r.advantages, r.mask) for b, r in blocks.items()}, self._reducer.sum_blocks)
-        algorithm, shuffle = self._algorithm, Shuffle(self._config.run.seed, "value", step_context.iteration)
+        algorithm, shuffle = self._algorithm, (self._config.run.seed, "value", step_context.iteration)
         sizes = {block: len(rows.sequences) for block, rows in blocks.items()}
         batches = minibatches(shuffle, sizes, algorithm.num_minibatches, algorithm.value_epochs)
         fitted = fit(self._learner, batches, lambda block, index: self._passes(blocks[block], index.tolist()))
         columns = {b: (r.values, r.returns, r.mask) for b, r in blocks.items()}
-        metrics = value_metrics(fitted, explained_variance(columns, self._reducer.sum_blocks))
+        explained = explained_variance(columns, self._reducer.sum_blocks)
+        metrics = {"losses/value_loss": fitted.loss, "losses/explained_variance": explained}
         return Output({b: found[b] * r.mask for b, r in blocks.items()}, metrics)
 
     def _rows(self, completions: Completions, rewards: Rewards) -> _Rows:

@@ -20,8 +20,7 @@ from typing import cast
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.shared_policy import SharedPolicy
-from rlinf_embodied.learning.weights import WeightsMessage, install_weights
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsMessage, install_weights
 from rlinf_embodied.reasoning.batch import (
     Completions,
     GenerationBlock,

@@ -50,8 +50,7 @@ class ReasoningJob:
         Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
     )
     speed = "charts/tokens_per_s"
-    learner = "actor"
-    learners = (learner,)
+    learners: tuple[str, ...] = ("actor",)
     first_work = "generation.run"
     work = "RL"
 
@@ -76,9 +75,6 @@ class ReasoningJob:
 
     def require_staleness(self, staleness: int) -> None:
         require_correction(staleness, self.config.algorithm.tis_cap)
-
-    def launch_notes(self) -> list[str]:
-        return []
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """See Job; also checks reward, problems, whether prompts fit the model's context, and the precision.
@@ -153,7 +149,7 @@ class ReasoningJob:
         for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
             executor.sync_weights(edge)
         if executor.ahead is not None:
-            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(load_state(checkpoint)), step_context)
+            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(checkpoint), step_context)
         return progress
 
     # ------------------------------------------------------------------------------------------------------- finish

@@ -13,7 +13,7 @@ from typing import cast
 
 from rlinf_embodied.config import LanguagePolicyConfig, MathConfig
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.shared_policy import SharedPolicy, move
+from rlinf_embodied.learning.weights import SharedPolicy, move
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.telemetry.run_folder import library_versions
 

@@ -19,10 +19,9 @@ _MOST_SPANS = 20000  # the newest ones, of a trace
 
 
 class Account:
-    """Of one run, from the command to the summary."""
+    """Of one run, from the command, given when it `started` (seconds since the epoch), to the summary."""
 
     def __init__(self, job: Job, started: float) -> None:
-        """Takes what is trained, and when the command was given, seconds since the epoch."""
         self.startup = StartupClock(started, job.first_work)
         self._job, self._started = job, started
         self._spans: list[Span] = []

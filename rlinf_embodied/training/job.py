@@ -76,7 +76,7 @@ class Job(Protocol):
     name: str  # short, for files: "PickCube-v1"
     columns: tuple[Column, ...]  # of the live view
     speed: str  # name of the metric that counts global steps per second
-    learner: str  # the stage that trains the weights: it exports them, tells their digest and writes checkpoints
+    learners: tuple[str, ...]  # stages that train weights, and export them; the first one writes checkpoints
     work: str  # what the run's time is spent on, for people: "RL"
     first_work: str  # the end of the name of the spans with which work begins, for example "env.step"
     eval_every: int  # iterations between evaluations; 0: before and after only
@@ -92,10 +92,6 @@ class Job(Protocol):
 
     def require_staleness(self, staleness: int) -> None:
         """Raises a ConfigError if nothing corrects for data from weights this number of versions behind."""
-        ...
-
-    def launch_notes(self) -> list[str]:
-        """Returns lines that are shown when the run starts: what a person would otherwise have to look up."""
         ...
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
@@ -116,11 +112,6 @@ class Job(Protocol):
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluating:
         """Builds the evaluation's stages in addition to those of training."""
-        ...
-
-    @property
-    def learners(self) -> tuple[str, ...]:
-        """All stages that train weights, `learner` the first of them."""
         ...
 
     goal: float | None  # the score at which training ends; None: it runs its iterations

@@ -19,13 +19,7 @@ from rlinf_embodied.cache import require_writable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.execution.profiler import (
-    ShowProgress,
-    cached_path,
-    fingerprint,
-    measure,
-    store_profile,
-)
+from rlinf_embodied.execution.profiler import ShowProgress, cached_path, fingerprint, measure, store_profile
 from rlinf_embodied.planning.calls import Simulation
 from rlinf_embodied.planning.check import check_staleness
 from rlinf_embodied.planning.drift import DriftWatch, replan
@@ -101,11 +95,7 @@ class Planning:
     def __init__(self, job: Job, cluster: Cluster, workflow: Workflow, staleness: int | None = None) -> None:
         """Resolves a forced plan and reads a given profile, so that wrong ones are refused before anything starts.
 
-        Args:
-            job: whose workflow is planned.
-            cluster: its devices.
-            workflow: the graph.
-            staleness: of the run that is resumed, which every plan keeps; None: a new run.
+        Every plan keeps the staleness of a run that is resumed; None: a new run.
 
         Raises:
             ConfigError: plan.profile cannot be read, or lacks a stage; the plan has another staleness than the run.
@@ -258,13 +248,8 @@ class Planning:
     ) -> tuple[Plan | None, str]:
         """Takes the times of an iteration; returns the plan to switch to (None: none), and what to print, or "".
 
-        Args:
-            iteration: its number; the first ones, whose work is not like that of the others, do not count.
-            seconds: of the whole iteration.
-            stages_s: of the busiest worker of each stage.
-            rounds: of each stage inside a loop.
-            remaining: iterations to come, for which another plan may pay.
-            switch_s: seconds that a switch of plans takes.
+        Stages have the seconds of their busiest worker.  The first iterations, whose work is not like that of the
+        others, do not count; for the `remaining` ones another plan may pay, although a switch takes `switch_s`.
         """
         if iteration < self._workflow.typical_iteration:
             return None, ""

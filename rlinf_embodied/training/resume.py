@@ -7,7 +7,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -26,16 +25,8 @@ _ORIGIN = "origin"  # of a run folder: the checkpoint that its stages were built
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class Resumption:
-    """The checkpoint that a run resumes from, complete and undamaged."""
-
-    path: Path
-    note: str  # says which one
-
-
-def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
-    """Returns where a run resumes; None for a new run.
+def checkpoint_to_resume(config: TrainingConfig) -> tuple[Path | None, str]:
+    """Returns the checkpoint that a run resumes from, and a note that says so; (None, "") for a new run.
 
     Raises:
         ConfigError: the checkpoint is of another run than the config describes.
@@ -43,12 +34,12 @@ def checkpoint_to_resume(config: TrainingConfig) -> Resumption | None:
     """
     path = _found(config)
     if path is None:
-        return None
+        return None, ""
     verify(path)
     _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = saved_progress(path).iteration, config.run.num_iterations
-    return Resumption(path, f"going on from {path}: iteration {number} of {last} is done, written {written}")
+    return path, f"going on from {path}: iteration {number} of {last} is done, written {written}"
 
 
 def _found(config: TrainingConfig) -> Path | None:
@@ -80,7 +71,6 @@ def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------ the same
 def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     theirs = _read(checkpoint, "config", lambda text: dict(yaml.safe_load(str(text))))
     different = list(_differences(_flat(theirs), _flat(yaml.safe_load(to_yaml(config)))))
@@ -122,7 +112,6 @@ def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return found
 
 
-# -------------------------------------------------------------------------------------------------------------- origin
 def outliving(checkpoint: Path, run: Path) -> Path:
     """Returns a folder with the files of a checkpoint that stays when the run's own old checkpoints are dropped.
 

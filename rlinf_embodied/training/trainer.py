@@ -53,10 +53,7 @@ class Trainer:
     ) -> None:
         """Checks what can be checked before anything expensive starts.
 
-        Args:
-            job: what is trained.
-            started: when the command was given, seconds since the epoch.
-            sessions: makes the session that it runs in, where that is not the config's.
+        The command was given when it `started`, in seconds since the epoch; `sessions` replaces the config's session.
 
         Raises:
             ConfigError: the run folder cannot be written, is another run's at this moment, or holds a run of other
@@ -71,8 +68,7 @@ class Trainer:
         cache_root(job.cache_dir)  # asks where home is
         folder = RunFolder(path, locked=True) if path.is_dir() else None  # while its checkpoints are looked at, too
         try:
-            self._resumption = checkpoint_to_resume(self._config)
-            self._resumed = None if self._resumption is None else self._resumption.path
+            self._resumed, self._note = checkpoint_to_resume(self._config)
             job.require_checkpoint(self._resumed)
             self._cluster: Cluster = find_cluster(self._config.cluster)
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
@@ -107,8 +103,8 @@ class Trainer:
                 boards = start_boards(folder.path, config.run, asdict(config))
                 self._view = LiveView(config.run.num_iterations, job.columns, folder.path / "console.log")
                 with closing(MetricsWriter(folder.path, boards)) as self._writer:
-                    for line in [*job.launch_notes(), *([self._resumption.note] if self._resumption else [])]:
-                        self._view.note(line)
+                    if self._note:
+                        self._view.note(self._note)
                     return self._run(session)
         finally:
             folder.unlock()
@@ -292,7 +288,6 @@ class Trainer:
 
     # ---------------------------------------------------------------------------------------------------- evaluate
     def _evaluate(self, label: str) -> Evaluated:
-        """Evaluates the learners' present weights."""
         self._view.note(f"evaluating {label} ...")
         found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
         self._view.note(f"evaluation {label}: {found}")

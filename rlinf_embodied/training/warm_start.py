@@ -23,13 +23,9 @@ _MARKER = "config.json"  # of a folder that holds a policy
 
 
 def cache_folder(root: str, name: str, key: Mapping[str, object], libraries: Iterable[str]) -> Path:
-    """Returns where a policy is cached: keyed by all that it is a function of.
+    """Returns where a policy is cached: keyed by all that it is a function of; `name` is for people.
 
-    Args:
-        root: of the cache, as configured.
-        name: begins the folder's, for people.
-        key: what of the configuration, the seed and the kind of device decides what is made.
-        libraries: whose versions do.
+    That is a key of configuration, seed and kind of device, and the versions of some libraries.
     """
     versions = library_versions()
     of_process = {"portable": portable.is_pinned(), "libraries": {k: versions[k] for k in versions if k in libraries}}

@@ -8,7 +8,7 @@ import torch
 from rlinf_embodied import device
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.execution.meter import Meter
-from rlinf_embodied.learning.shared_policy import move
+from rlinf_embodied.learning.weights import move
 from rlinf_embodied.runtime.host import StepContext, WorkerHost, WorkerSpec, solo_context
 
 pytestmark = pytest.mark.accelerator

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
 from rlinf_embodied.algorithms.ppo import ppo_block
 from rlinf_embodied.config import Critic, PPOConfig
-from rlinf_embodied.embodied.hierarchy import Decisions
+from rlinf_embodied.embodied.hierarchy import decision_columns
 from rlinf_embodied.interfaces.envs import Observation
 from tests.observations import observed
 
@@ -93,7 +93,7 @@ def test_decisions_have_the_advantages_of_a_semi_markov_process(bootstraps: bool
         row, lam = drawn(seed), [0.0, 0.6, 1.0][seed % 3]
         values = torch.tensor(row.values).reshape(-1, 1, 1)
         columns = PolicyColumns({}, {}, torch.zeros(*values.shape, 1), 0, values=values)
-        view = Decisions(row.every, row.gamma)(TwoLevelColumns(None, columns, torch.zeros(0)), row.env)
+        view = decision_columns(row.every, row.gamma, TwoLevelColumns(None, columns, torch.zeros(0)), row.env)
         algorithm = replace(PPOConfig(gamma=row.gamma, gae_lambda=lam), bootstrap_at_timeout=bootstraps)
         block = ppo_block(SeesValues(), [view], algorithm, Critic.observation)  # pyright: ignore[reportArgumentType]
         expected = walked(row, lam, bootstraps)

@@ -16,7 +16,7 @@ from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelC
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import HierarchyConfig
 from rlinf_embodied.embodied.evaluate import evaluate_command
-from rlinf_embodied.embodied.hierarchy import LowLevel, guided
+from rlinf_embodied.embodied.hierarchy import guided, low_level_columns
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
@@ -61,7 +61,7 @@ def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
     low, high = (PolicyColumns({}, {}, torch.zeros(0), version) for version in (1, 2))
     choices = torch.tensor([[[-1.0]], [[0.0]], [[1.0]]])
     one = HierarchyConfig(every=2, columns=[0], goal_low=[0.0], goal_high=[2.0])
-    level, found = LowLevel(one)(TwoLevelColumns(low, high, choices), env)
+    level, found = low_level_columns(one, TwoLevelColumns(low, high, choices), env)
     assert level.version == 1
     assert found.final is not None
     assert (found.final.proprio.tolist(), found.last.proprio.tolist()) == ([[1.0]], [[2.0]])

@@ -12,8 +12,7 @@ from runs import tiny, train
 
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.policy_check import new_policy, require_policy_class
-from rlinf_embodied.embodied.policy_folder import save_policy
+from rlinf_embodied.embodied.policy_folder import new_policy, require_policy_class, save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.policies import Policy

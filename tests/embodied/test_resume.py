@@ -75,8 +75,7 @@ def test_a_damaged_newest_checkpoint_is_refused_and_the_one_before_it_named(copi
         with pytest.raises(CheckpointError, match=r"step_000004 is damaged \(the checksum of model.*use step_000002"):
             trainer_of(four(copied, *chosen))
     trainer = trainer_of(four(copied, f"resume={copied / 'checkpoints/step_000002'}"))
-    assert trainer._resumption is not None
-    assert "step_000002: iteration 2 of 4 is done" in trainer._resumption.note
+    assert "step_000002: iteration 2 of 4 is done" in trainer._note
 
 
 def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothing_starts) -> None:

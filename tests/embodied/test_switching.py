@@ -12,7 +12,7 @@ from runs import clone, tiny
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.weights import SharedPolicy
 from rlinf_embodied.runtime import host as host_module
 from rlinf_embodied.runtime.host import (
     Call,

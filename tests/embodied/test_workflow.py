@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import av
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
+from rlinf_embodied.config.algorithms import Resampling
 from rlinf_embodied.embodied.outcome import episode_means, write_mp4
-from rlinf_embodied.embodied.workflow import DynamicSamplingFilter, training_workflow
+from rlinf_embodied.embodied.workflow import kept_groups, training_workflow
 from rlinf_embodied.telemetry.metrics import read_metrics
 from rlinf_embodied.telemetry.plots import plot_curve
 
@@ -21,7 +23,7 @@ def report(groups: dict[int, tuple[bool, ...]]) -> RolloutReport:
 
 
 def test_only_groups_whose_members_differ_are_useful() -> None:
-    decide = DynamicSamplingFilter(num_groups=4, min_groups=2, drop_zero_variance=True)
+    decide = partial(kept_groups, Resampling(num_groups=4, min_groups=2, drop=True, max_rounds=3))
     first = [report({2: (True, True), 3: (False, True)}), report({0: (False, False), 1: (False, False)})]
     decision = decide([first])
     assert (decision.enough, decision.message) == (False, ((0, 3),))
@@ -31,7 +33,7 @@ def test_only_groups_whose_members_differ_are_useful() -> None:
 
 
 def test_no_more_groups_are_trained_on_than_a_round_has() -> None:
-    decide = DynamicSamplingFilter(num_groups=2, min_groups=1, drop_zero_variance=True)
+    decide = partial(kept_groups, Resampling(num_groups=2, min_groups=1, drop=True, max_rounds=3))
     mixed = {0: (True, False), 1: (False, True)}
     assert decide([[report(mixed)], [report(mixed)]]).message == ((0, 0), (0, 1))
 

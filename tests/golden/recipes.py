@@ -22,7 +22,6 @@ from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied import workflow as embodied
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
-from rlinf_embodied.embodied.learner import LearnerReport
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
 from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage, fine_tuning_of
@@ -119,7 +118,7 @@ def clone(stages: Stages) -> None:
     first, last, losses = config.warm_start.epochs, tuned.run.num_iterations, list[float]()
     for number in range(last):
         report = learner.run(StepContext(number), {}).report
-        losses.append(cast(LearnerReport, report).metrics["losses/imitation_loss"])
+        losses.append(cast("dict[str, float]", report)["losses/imitation_loss"])
         if number + 1 == first:
             stages.add("losses of the whole", losses)
             stages.add("cloned weights", *_weights(module))

@@ -16,7 +16,7 @@ from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.shared_policy import SharedPolicy
+from rlinf_embodied.learning.weights import SharedPolicy
 
 
 class Trained(LearnerStage):

@@ -16,7 +16,7 @@ from rlinf_embodied.learning.gradients import LossSums, Pass, Passes, block_sums
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import Shuffle, fit, policy_metrics, slices
+from rlinf_embodied.learning.update import fit, policy_metrics, slices
 
 SIZES = {0: 5, 1: 0, 2: 8, 3: 3}
 STATISTICS = ("loss", "rows")
@@ -199,7 +199,7 @@ def flat_sum(model: nn.Linear) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------- minibatches
-SHUFFLE = Shuffle(7, "policy", 3)
+SHUFFLE = (7, "policy", 3)
 
 
 @given(size=st.integers(0, 40), parts=st.integers(1, 9), epoch=st.integers(0, 5), block=st.integers(0, 5))

@@ -18,8 +18,7 @@ from torch import nn
 from rlinf_embodied.compose import compose_evaluate, compose_train
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.embodied.env_stage import make_env
-from rlinf_embodied.embodied.policy_check import new_policy, require_policy_class
-from rlinf_embodied.embodied.policy_folder import load_policy, save_policy
+from rlinf_embodied.embodied.policy_folder import load_policy, new_policy, require_policy_class, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy

@@ -120,7 +120,7 @@ def case(seed: int, staleness: int = 0) -> tuple[Pricer, Plan]:
     pricer, draw = planning.with_memory(random_case(seed, 5, 6), 1e15), random.Random(seed)
     if seed % 3 == 0:
         stages = pricer.workflow.stages
-        last = next(name for name in reversed(stages) if name not in ("env", "policy"))
+        last = next(name for name in reversed([*stages]) if name not in ("env", "policy"))
         gang = {**stages, last: replace(stages[last], collective=True)}
         pricer = pricer.with_(workflow=replace(pricer.workflow, stages=gang))
     if seed % 2 and len(pricer.cluster.groups) == 1:
