@@ -68,6 +68,9 @@ class HierarchyConfig:
         require(bool(self.instructions) != bool(self.goal_low), "hierarchy", given, rule, action)
         choice = len(self.instructions) != 1
         require(choice, "hierarchy.instructions", self.instructions, "one is no choice", "give two")
+        for name in ("columns", "way_columns", "goal_high") if self.instructions else ():
+            unused = getattr(self, name)
+            require(not unused, f"hierarchy.{name}", unused, "an instruction has none", "leave it out")
         if self.goal_low:
             self._check_goals()
 
