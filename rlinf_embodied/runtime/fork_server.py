@@ -11,6 +11,7 @@ server must not import Ray, which reads the variables of its worker then.
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib
 import importlib.util
 import json
@@ -27,13 +28,12 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from typing import Any, cast
 
-_ADDRESS = "RLINF_FORK_SERVER"  # the variable in which a worker finds the server
+_SERVER = "RLINF_FORK_SERVER"  # the variable in which a worker finds the server's address and variables
 _ANSWER_S = 50.0  # Ray gives a worker 60 s to start
 _REQUEST_S, _REQUEST_BYTES = 5.0, 1 << 18
 _BASE = ("torch", "google.protobuf.message", "jsonschema", "msgpack", "psutil", "yaml")  # the others are Ray's
 _STREAMS = 3
 _CONTEXT, _LANGUAGE = "--serialized-runtime-env-context=", "--language="  # Ray's words that are not the worker's own
-_OTHERS = ("RAY_", "SPT_NOENV")  # variables that Ray gives its workers, and that nothing imported here has read
 _RUNNING: list[int] = []  # the pipe whose end is the end of this process's server
 
 
@@ -47,12 +47,13 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("")  # the kernel chooses an abstract name
         listener.listen(128)
-        os.environ[_ADDRESS] = listener.getsockname().hex()
+        variables = {**os.environ, **variables}
+        os.environ[_SERVER] = f"{listener.getsockname().hex()} {_digest(variables)}"
         lifeline, held = os.pipe()
         passed = (listener.fileno(), lifeline)
         subprocess.Popen(
             [sys.executable, __file__, *map(str, passed), *_BASE, *modules],
-            env={**os.environ, **variables},
+            env=variables,
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
         )
@@ -95,23 +96,15 @@ def _take(connection: socket.socket) -> list[str]:
     try:
         text, streams, _, _ = socket.recv_fds(connection, _REQUEST_BYTES, _STREAMS)
         request = json.loads(text)
-        if not _has_variables_of(request["variables"]):
-            connection.send(b"no")
-        elif os.fork():
-            connection.send(b"yes")
-        else:
+        if not os.fork():
             _become(request, streams)
             return request["command"]
+        connection.send(b"made")
         for stream in streams:
             os.close(stream)
     except (OSError, ValueError):  # it gave up
         pass
     return []
-
-
-def _has_variables_of(wanted: Mapping[str, str]) -> bool:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS)}
-    return own == {name: value for name, value in wanted.items() if not name.startswith(_OTHERS)}
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -122,7 +115,6 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         os.close(stream)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.clear()
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
 
@@ -134,14 +126,23 @@ def _has_forked(words: Sequence[str]) -> bool:
     context = next((json.loads(word.removeprefix(_CONTEXT)) for word in words if word.startswith(_CONTEXT)), {})
     added = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
     request = {"command": command, "variables": {**os.environ, **added}, "folder": os.getcwd()}
+    address, _, digest = os.environ.get(_SERVER, "").partition(" ")
+    if digest != _digest(request["variables"]):
+        return False
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(_ANSWER_S)
-            connection.connect(bytes.fromhex(os.environ[_ADDRESS]))
+            connection.connect(bytes.fromhex(address))
             socket.send_fds(connection, [json.dumps(request).encode()], range(_STREAMS))
-            return connection.recv(16) == b"yes"
-    except (OSError, KeyError):  # no server, or not in time
+            return connection.recv(16) == b"made"
+    except OSError:  # the server is gone, or not ready in time
         return False
+
+
+def _digest(variables: Mapping[str, str]) -> str:
+    """Returns a digest of a worker's variables without those that Ray adds, which no import of the server reads."""
+    own = sorted(item for item in variables.items() if not item[0].startswith((_SERVER, "RAY_", "SPT_NOENV")))
+    return hashlib.sha256(repr(own).encode()).hexdigest()
 
 
 def _main(words: Sequence[str]) -> None:
