@@ -156,5 +156,5 @@ def test_half_of_every_batch_are_demonstrations() -> None:
     shown = (batch["state"][..., 0] == 0).float()  # of iteration 0, in which the expert acted
     assert torch.equal(shown.sum(1), torch.full((100,), 4.0))
     assert len(set(batch["reward"][shown.bool()].tolist())) == size  # all of them, sooner or later
-    assert output.report.demonstrations == size
+    assert output.report["rollout/demonstrations"] == size
     assert DEMONSTRATIONS in {name.split(".")[1] for name in replay.export_snapshot(StepContext(3))}
