@@ -19,7 +19,6 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
@@ -34,7 +33,7 @@ from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
-from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
@@ -140,17 +139,8 @@ class ReasoningJob:
         earlier = [] if executor.ahead is None else executor.ahead.messages("actor")
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
-    def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        progress = saved_progress(checkpoint)
-        step_context = StepContext(progress.iteration)
-        for stage in ("actor", "critic"):
-            if stage in executor.workflow.stages:
-                executor.call(stage, "load", step_context, str(checkpoint))
-        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge)
-        if executor.ahead is not None:
-            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(checkpoint), step_context)
-        return progress
+    def load(self, executor: Executor, checkpoint: Path) -> None:
+        load_checkpoint(executor, checkpoint, ("actor", "critic"))
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:
