@@ -58,7 +58,7 @@ class _Rollout:
     noise_from: int = 0
 
 
-class RolloutStage(WeightsUser):
+class RolloutStage(WeightsUser[Policy]):
     """Samples actions with noise that is keyed by row.
 
     In an evaluation it holds the weights on the device from an episode's first chunk-step to its last only, so that

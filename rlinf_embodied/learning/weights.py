@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import ClassVar, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -147,10 +147,10 @@ def _changing(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
-class WeightsUser:
+class WeightsUser(Generic[_Policy]):
     """A stage that works with its worker's copy of a policy, and does not train it."""
 
-    _shared: SharedPolicy[Any]
+    _shared: SharedPolicy[_Policy]
     _user = ""  # its name among those who use the copy
 
     def install_weights(self, step_context: object, message: WeightsMessage) -> None:

@@ -321,7 +321,7 @@ def _numbers(value: object, path: str) -> Floats:
     try:
         numbers = np.array(value, dtype=float)
     except (TypeError, ValueError, OverflowError):
-        _refuse(path, value, "a number, or a table of numbers whose rows are equally long")
+        _refuse(path, value, "a finite number, or a table of such whose rows are equally long")
     wrong = numbers[~((numbers >= 0) & (numbers <= _LARGEST))]
     if wrong.size:
         _refuse(path, float(wrong[0]), "finite and not negative")

@@ -43,7 +43,7 @@ def shared_model(context: StageContext, made: StageConfig) -> SharedPolicy[Langu
     return cast(SharedPolicy[LanguagePolicy], context.share(made.share, make))
 
 
-class LanguageStage(WeightsUser):
+class LanguageStage(WeightsUser[LanguagePolicy]):
     """A stage that holds a copy of the language model, or uses that of its worker's actor."""
 
     def __init__(self, made: StageConfig) -> None:
