@@ -160,7 +160,7 @@ def ray_cluster():
 
     from rlinf_embodied.runtime.ray_cluster import start_ray
 
-    start_ray(object_store_bytes=256 << 20)
+    start_ray(256 << 20, [])
     yield
     ray.shutdown()
 

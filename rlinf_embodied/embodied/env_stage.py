@@ -61,9 +61,9 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
     build = cast(Callable[..., VectorEnv], load_target(config._target_))
-    told = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+    where = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
     action = "\nFix it there, or the keys of env.* that it reads (docs/own_env.md has a test of it)"
-    with named_when_raised(lambda raised: SimulatorError(f"{told}{raised}{action}")):
+    with named_when_raised(lambda raised: SimulatorError(f"{where}{raised}{action}")):
         return build(config, num_envs, device, render_final)
 
 

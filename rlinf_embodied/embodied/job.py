@@ -127,7 +127,7 @@ class EmbodiedJob:
         return lines, f"before {self.work} {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; a policy that training starts from was trained under the same conditions.
+        """Checks also that a policy which training starts from was trained under the same conditions.
 
         Raises:
             ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute

@@ -40,7 +40,7 @@ _PROBLEMS = "problems"  # of progress.counts: used so far
 
 
 class ReasoningJob:
-    """See `Job`."""
+    """Training of a language model; Job in training/job.py is the protocol."""
 
     columns = (
         Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
@@ -76,7 +76,7 @@ class ReasoningJob:
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; also checks reward, problems, whether prompts fit the model's context, and the precision.
+        """Checks also reward, problems, whether prompts fit the model's context, and the precision.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -121,7 +121,7 @@ class ReasoningJob:
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts generated tokens."""
+        """Runs one iteration; global steps are generated tokens."""
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.algorithm.prompts_per_iteration
         end = self.config.run.num_iterations
         result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)

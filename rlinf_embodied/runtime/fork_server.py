@@ -28,7 +28,7 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from typing import Any, cast
 
-_SERVER = "RLINF_FORK_SERVER"  # the variable in which a worker finds the server's address and variables
+VARIABLE = "RLINF_FORK_SERVER"  # in which a worker finds the server: its address, and a digest of its variables
 _ANSWER_S = 50.0  # Ray gives a worker 60 s to start
 _REQUEST_S, _REQUEST_BYTES = 5.0, 1 << 18
 _BASE = ("torch", "google.protobuf.message", "jsonschema", "msgpack", "psutil", "yaml")  # the others are Ray's
@@ -48,7 +48,7 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
         listener.bind("")  # the kernel chooses an abstract name
         listener.listen(128)
         variables = {**os.environ, **variables}
-        os.environ[_SERVER] = f"{listener.getsockname().hex()} {_digest(variables)}"
+        os.environ[VARIABLE] = f"{listener.getsockname().hex()} {_digest(variables)}"
         lifeline, held = os.pipe()
         passed = (listener.fileno(), lifeline)
         subprocess.Popen(
@@ -125,10 +125,11 @@ def _has_forked(words: Sequence[str]) -> bool:
     command = [word for word in words if not word.startswith((_CONTEXT, _LANGUAGE))]
     context = next((json.loads(word.removeprefix(_CONTEXT)) for word in words if word.startswith(_CONTEXT)), {})
     added = {name: os.path.expandvars(value) for name, value in context.get("env_vars", {}).items()}
-    request = {"command": command, "variables": {**os.environ, **added}, "folder": os.getcwd()}
-    address, _, digest = os.environ.get(_SERVER, "").partition(" ")
-    if digest != _digest(request["variables"]):
+    variables = {**os.environ, **added}
+    address, _, digest = variables.get(VARIABLE, "").partition(" ")
+    if digest != _digest(variables):
         return False
+    request = {"command": command, "variables": variables, "folder": os.getcwd()}
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(_ANSWER_S)
@@ -141,7 +142,7 @@ def _has_forked(words: Sequence[str]) -> bool:
 
 def _digest(variables: Mapping[str, str]) -> str:
     """Returns a digest of a worker's variables without those that Ray adds, which no import of the server reads."""
-    own = sorted(item for item in variables.items() if not item[0].startswith((_SERVER, "RAY_", "SPT_NOENV")))
+    own = sorted(item for item in variables.items() if not item[0].startswith((VARIABLE, "RAY_", "SPT_NOENV")))
     return hashlib.sha256(repr(own).encode()).hexdigest()
 
 

@@ -32,6 +32,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import (
+    EMULATED,
     RAY_GPUS,
     gpus,
     host_memory_bytes,
@@ -89,21 +90,21 @@ def _in_thread(start: Callable[[], None]) -> Future[None]:
     return done
 
 
-def begin_ray(object_store_bytes: int | None = None, modules: Sequence[str] = ()) -> None:
+def begin_ray(object_store_bytes: int | None = None, modules: Sequence[str] | None = None) -> None:
     """Has Ray start while this process imports what takes as long; `start_ray` waits for it.
 
     Args:
         object_store_bytes: of Ray's store; None: by this machine's memory.
-        modules: what its workers will import, which is done once for all of them.
+        modules: what workers with torch will import beside it, which is done once for all of them; None: each does it.
     """
     if not ray.is_initialized() and not _BEGUN:
-        if not os.environ.get("RAY_ADDRESS"):
+        if modules is not None and not os.environ.get("RAY_ADDRESS"):
             fork_server.start(modules, worker_variables(1))
         _BEGUN.append(_in_thread(lambda: _start(object_store_bytes)))
         atexit.register(lambda: wait(_BEGUN))  # Ray can be ended only when it is up
 
 
-def start_ray(object_store_bytes: int | None = None, modules: Sequence[str] = ()) -> None:
+def start_ray(object_store_bytes: int | None = None, modules: Sequence[str] | None = None) -> None:
     """Starts Ray in this process, quietly; or joins the cluster that RAY_ADDRESS names."""
     begin_ray(object_store_bytes, modules)
     _BEGUN.pop().result()
@@ -171,14 +172,20 @@ def _knock(host: str, port: int) -> None:
 
 def worker_variables(threads: int, device: str = "cpu") -> dict[str, str]:
     """Returns the environment of a worker process; on CPU cores it is pinned (portable/) if the driver is."""
-    return task_variables(threads) | ({} if is_accelerator(device) else portable.worker_variables())
+    if device == EMULATED:
+        return task_variables(threads)
+    return _variables(threads) | ({} if is_accelerator(device) else portable.worker_variables())
 
 
 def task_variables(threads: int = 1) -> dict[str, str]:
-    """Returns the environment of a process that computes nothing: it looks at a node, reads and writes files.
+    """Returns the environment of a process that does without torch: it looks at a node, reads and writes files."""
+    return _variables(threads) | {fork_server.VARIABLE: ""}
 
-    One intra-op thread per worker: the same job ran 6-22 times slower when every process took every core.  Workers
-    import from where the driver does, so that stages, envs and policies outside of the installed packages are found.
+
+def _variables(threads: int) -> dict[str, str]:
+    """Returns variables of all processes: one intra-op thread per worker, and imports from where the driver has them.
+
+    The same job ran 6-22 times slower when every process took every core.
     """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
     own = [path for path in sys.path if path and not path.startswith((sys.prefix, sys.base_prefix))]
