@@ -89,8 +89,7 @@ class Ahead:
         if apart:
             self._begin_more(self._most, follow, number)
         made = self._published(state.step_context, number + 1, state)
-        for edge in executor.workflow.weight_edges:
-            executor.sync_weights(edge, state, made.messages[edge.source])
+        executor.sync_weights(state, made.messages)
         self._versions = [*self._versions, made][-1 - self._most :]
         executor.collect_receipts(state)
         return state.result
@@ -174,5 +173,4 @@ class Ahead:
                 self._begin(context, weights, step_context.iteration)
                 context = self._next(follow)
         executor.import_states(executor.states_of(learners), step_context)
-        for edge in executor.workflow.weight_edges:
-            executor.sync_weights(edge)
+        executor.sync_weights()

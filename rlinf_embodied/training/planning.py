@@ -269,7 +269,7 @@ class Planning:
         assert self._pricer is not None
         assert self._watch is not None
         old = self.plan
-        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s)
+        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s, self._config.plan.search_s)
         self._pricer = found.pricer
         what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
         if found.plan is None:
