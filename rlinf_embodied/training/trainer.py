@@ -221,7 +221,7 @@ class Trainer:
         """Runs an iteration, evaluates, writes what came of it and saves, as far as these are due."""
         config, running, job = self._config, self._running, self._job
         progress = running.progress  # another one after the iteration
-        progress.returned = False  # a finished run may go on for more iterations
+        progress.returned = False  # a finished run may be resumed for more iterations
         before = progress.global_step
         try:
             result, metrics, seconds = self._recovery.repeat(f"iteration {progress.iteration + 1}", self._transaction)
