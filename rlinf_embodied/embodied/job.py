@@ -214,7 +214,7 @@ class EmbodiedJob:
         return result, metrics
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
+        """Writes weights and optimizers (the actor's workers do) and running episodes (the env's hold them)."""
         step_context = StepContext(progress.iteration)
         parts: list[object] = []
         before = None if executor.ahead is None else executor.ahead.states_before()

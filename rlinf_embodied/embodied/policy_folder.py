@@ -156,7 +156,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 def require_conditions(
     path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, kind: str, free: Sequence[str] = ()
 ) -> None:
-    """Checks that training can go on from a folder; versions of libraries may differ, what was learned stays useful.
+    """Checks that training can start from a folder; versions of libraries may differ, what was learned stays useful.
 
     `path` is the config path to name; fields of the fingerprint that are `free` may differ.
 

@@ -6,8 +6,8 @@
 
 Version i is what back(i - 1) made, so that front(j) works with version j - k: which weights make which data is a matter
 of k alone, and neither of the plan's placement nor of time.  At the start of a run the first k + 1 fronts work with the
-weights that there are.  An iteration that is made again, or gone on with from a checkpoint, needs what its fronts need:
-the earlier weights, and the state of their stages before the first of them.
+first weights.  An iteration that is run again, or resumed from a checkpoint, needs what its fronts need: the earlier
+weights, and the state of their stages before the first of them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def checkpoint_to_resume(config: TrainingConfig) -> tuple[Path | None, str]:
     _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = saved_progress(path).iteration, config.run.num_iterations
-    return path, f"going on from {path}: iteration {number} of {last} is done, written {written}"
+    return path, f"resuming from {path}: iteration {number} of {last} is done, written {written}"
 
 
 def _found(config: TrainingConfig) -> Path | None:
@@ -98,7 +98,7 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        f"go on with its own values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
+        f"keep its values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
         "with what this one has learned)"
     )
 

@@ -120,7 +120,7 @@ def test_one_device_or_one_process_needs_no_measuring(tmp_path, capsys) -> None:
     assert (summary["plan"], summary["predicted_s_per_iteration"]) == ("collocated", None)
     assert "plan collocated: there is one device, so nothing is measured" in capsys.readouterr().out
     train(run(tmp_path / "two", "run.num_iterations=1"))
-    assert "one process takes turns under every plan" in capsys.readouterr().out
+    assert "one process runs one stage at a time under every plan" in capsys.readouterr().out
     assert not (tmp_path / "run/profile.json").exists()
 
 
