@@ -216,9 +216,12 @@ class EmbodiedJob:
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and running episodes (the env's hold them)."""
         step_context = StepContext(progress.iteration)
-        parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
-        if parts is None:
-            parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
+        parts: list[object] = []
+        before = None if executor.ahead is None else executor.ahead.states_before()
+        if before is not None:  # the fronts of iterations to come have changed it since
+            parts = executor.values(before.get(ENV, ()), f"the state of {ENV}")
+        elif self.config.algorithm.acts:
+            parts = executor.call(ENV, "export_state", step_context)
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         part = StagePart({_CARRY_OVER: carried} if carried else {}, state)

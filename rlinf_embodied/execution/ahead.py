@@ -139,11 +139,6 @@ class Ahead:
         """Returns the states of stages before the fronts under way, of those that have one; None: no front is."""
         return self._executor.states_of(self._begun[0].before) if self._begun else None
 
-    def state_before(self, stage: str) -> list[object] | None:
-        """Returns what each worker of a stage exported before the fronts under way; None: no front is."""
-        states = self.states_before()
-        return None if states is None else self._executor.values(states.get(stage, ()), f"the state of {stage}")
-
     def messages(self, stage: str) -> list[Ref]:
         """Returns the weights that a stage made for the fronts under way, see `earlier`."""
         return [weights.messages[stage] for weights in self.earlier()]

@@ -177,9 +177,10 @@ class Executor:
     # The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
     def sync_weights(self, state: Iteration | None = None, made: Mapping[str, Ref] | None = None) -> None:
         """Sends weights along all edges, to workers that do not share them: those `made`, by stage, or exported now."""
-        step_context = state.step_context if state else StepContext(0)
+        step_context, owners = state.step_context if state else StepContext(0), self._hosts.owners
         for edge in self.workflow.weight_edges:
-            receivers, weights = self._hosts.receivers(edge), (made or {}).get(edge.source)
+            receivers = sorted(set(owners[edge.target]) - set(owners[edge.source]))
+            weights = (made or {}).get(edge.source)
             if receivers and weights is None:
                 weights, exported = self.export(edge.source, step_context)
                 if state is not None:

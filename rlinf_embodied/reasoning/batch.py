@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
@@ -36,12 +37,11 @@ class GenerationBlock:
 
     prompts: tuple[Prompt, ...]
     group_size: int  # G
-    max_new_tokens: int
-    temperature: float  # 0: the likeliest token, always
-    max_num_seqs: int  # S, the rows that decode together: memory against speed
+    sampling: GenerationConfig  # its max_num_seqs is S, the rows that decode together: memory against speed
     seed: int
     iteration: int
     purpose: str = "token"  # evaluation draws under another name
+    greedy: bool = False  # the likeliest token, always
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ class AnswerStage(LanguageStage):
         """Answers the problems of its blocks, sampled if the message says so; reports (GenerationReport, groups)."""
         sampled, made, groups = bool(step_context.message), [], list[ScoredGroup]()
         config, per_block = self._config, self._config.eval.problems_per_block
-        generation, longest = config.generation, config.generation.max_new_tokens
+        longest = config.generation.max_new_tokens
         self._shared.enter(self._user)
         try:
             for block in sorted(inputs):
@@ -74,12 +74,11 @@ class AnswerStage(LanguageStage):
                 rows = GenerationBlock(
                     prompts=tuple(prompt for _, prompt in asked),
                     group_size=config.eval.num_samples if sampled else 1,
-                    max_new_tokens=longest,
-                    temperature=generation.temperature if sampled else 0.0,
-                    max_num_seqs=generation.max_num_seqs,
+                    sampling=config.generation,
                     seed=config.run.seed,
                     iteration=0,
                     purpose="evaluation",
+                    greedy=not sampled,
                 )
                 answers = Decoding(self._shared.policy, rows).run()
                 made.append(self._completions([problem for problem, _ in asked], answers))

@@ -36,9 +36,9 @@ class Decoding:
 
     def __init__(self, policy: LanguagePolicy, block: GenerationBlock) -> None:
         self.block = block
-        rows, length = len(block.prompts) * block.group_size, block.max_new_tokens
+        rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
-        self.max_num_seqs = min(block.max_num_seqs, rows)
+        self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
         width = max(len(prompt.tokens) for prompt in block.prompts) + length
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
@@ -95,14 +95,14 @@ class Decoding:
 
     def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
-        place, greedy = self.lengths[rows], self.block.temperature == 0
-        every = log_softmax(logits, self.block.temperature or 1.0)
+        place, greedy, sampling = self.lengths[rows], self.block.greedy, self.block.sampling
+        every = log_softmax(logits, 1.0 if greedy else sampling.temperature)
         tokens = every.argmax(-1) if greedy else inverse_cdf(every, self.uniforms[rows, place])
         self.tokens[rows, place] = tokens
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         self.lengths[rows] = place + 1
         self.ended[rows] = ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
-        return tokens, ended | (place + 1 == self.block.max_new_tokens)
+        return tokens, ended | (place + 1 == sampling.max_new_tokens)
 
     # ------------------------------------------------------------------------------------------------ who sits where
     @torch.inference_mode()
@@ -137,7 +137,7 @@ class Decoding:
             prompts = block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
             ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
-            places = np.arange(block.max_new_tokens)
+            places = np.arange(block.sampling.max_new_tokens)
             drawn = torch.from_numpy(uniform(block.seed, block.purpose, block.iteration, ids, samples, places))
             rows = slice(self.read_from * size, self.read_to * size)
             self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)

@@ -97,16 +97,13 @@ class GenerationStage(LanguageStage):
 
         On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
         """
-        config = self._config.generation
         sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
         if self._device == "cpu":
             sets = {first: sets[first]}
         block = GenerationBlock(
             prompts=tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block),
             group_size=self._config.algorithm.group_size,
-            max_new_tokens=config.max_new_tokens,
-            temperature=config.temperature,
-            max_num_seqs=config.max_num_seqs,
+            sampling=self._config.generation,
             seed=self._config.run.seed,
             iteration=step_context.iteration,
         )

@@ -21,6 +21,7 @@ from policies.causal_lm import CausalLM
 from policies.text_codec import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
 from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
@@ -133,9 +134,10 @@ def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: 
     block = GenerationBlock(
         prompts=prompts,
         group_size=work.group,
-        max_new_tokens=work.new_tokens,
-        temperature=work.temperature,
-        max_num_seqs=slots,
+        sampling=GenerationConfig(
+            max_new_tokens=work.new_tokens, temperature=work.temperature or 1.0, max_num_seqs=slots
+        ),
+        greedy=work.temperature == 0,
         seed=work.seed,
         iteration=index,
     )
