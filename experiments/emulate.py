@@ -12,12 +12,14 @@ Executor, Ray workers, messages and locks are the real ones; how the sleeps are 
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import EmulationConfig
+from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import workflow_for
@@ -54,7 +56,6 @@ def emulate(config: EmulationConfig) -> list[Emulated]:
 
     from rlinf_embodied.runtime.ray_session import RaySession
     from rlinf_embodied.tools.emulation import emulate as run_emulated
-    from rlinf_embodied.tools.emulation import row
 
     session, done = RaySession(), []
     try:
@@ -68,6 +69,23 @@ def emulate(config: EmulationConfig) -> list[Emulated]:
     print(described_table([row(result) for result in done], ("plan", "devices"), title))
     print("seconds per iteration of the emulated cluster; late: this machine's own part")
     return done
+
+
+def row(result: Emulated) -> dict[str, str]:
+    """Returns a plan's line of the table that is printed."""
+    low, high, median_s = min(result.measured_s), max(result.measured_s), statistics.median(result.measured_s)
+    # by how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement
+    late_s = max(measured - due for measured, due in zip(result.measured_s, result.due_s, strict=True))
+    return {
+        "plan": result.plan.name,
+        "devices": to_text(result.plan),
+        "predicted s": f"{result.predicted_s:.2f}",
+        "EMULATED s": f"{median_s:.2f} ({low:.2f}-{high:.2f})",
+        "error": f"{result.predicted_s / median_s - 1.0:+.1%}",
+        "memory": f"{result.peak_bytes / 1e9:.1f} GB",
+        "late": f"{late_s / median_s:.1%}",
+        "scale": f"{result.scale:.3g}",
+    }
 
 
 if __name__ == "__main__":

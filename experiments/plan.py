@@ -33,7 +33,7 @@ def plan(config: PlanningConfig) -> list[dict[str, str]]:
     profile, cluster = find_profile(config), find_cluster(config.cluster)
     workflow = workflow_for(profile)
     pricer = Pricer(workflow, profile, cluster)
-    ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness)
+    ranking = rank(pricer, config.num_ranked, max_staleness=config.max_staleness, search_s=config.search_s)
     report_plans(Path(config.run.dir or f"runs/plan-{profile.name}-{cluster.name}"), ranking, pricer)
     return rows(ranking.plans)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.planning.profile import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,26 @@ def profile_stages(config: TrainConfig | MathConfig) -> None:
         session.clear()
         profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress)
         folder.write_text("profile.json", path.read_text(encoding="utf-8"))
-        view.note(text_table(profile.rows(), f"{profile.name} on {cluster.description}, seconds and MB:"))
+        view.note(text_table(rows(profile), f"{profile.name} on {cluster.description}, seconds and MB:"))
         view.note(f"{folder.path / 'profile.json'}, kept as {path}")
+
+
+def rows(profile: Profile) -> list[dict[str, str]]:
+    """Returns a table to print: a row per stage and point of its grid."""
+    return [
+        {
+            "stage": stage.name if (i, j) == (0, 0) else "",
+            "items per device": f"{items:g}",
+            "devices": f"{devices:g}",
+            "s per": "chunk-step" if stage.in_loop else "call",
+            "seconds": f"{stage.seconds[i, j]:.4g}",
+            "resident MB": f"{stage.resident_bytes[i, j] / 1e6:.1f}",
+            "working MB": f"{stage.working_bytes[i, j] / 1e6:.1f}",
+        }
+        for stage in profile.stages.values()
+        for i, items in enumerate(stage.items_per_device)
+        for j, devices in enumerate(stage.devices)
+    ]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Gaussian:
-    """A normal of mean `out` and deviation exp(log_std) temperature; the bounds of the env clip it, not the density."""
+    """A normal of mean `out`, standard deviation exp(log_std) temperature; the env clips it, not the density."""
 
     has_std = True
 

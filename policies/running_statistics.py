@@ -1,4 +1,4 @@
-"""Running mean and deviation of what rollouts show, as named state of a policy: exact under every plan.
+"""Running mean and standard deviation of what rollouts show, as named state of a policy: exact under every plan.
 
     rows of a block --sums--> float64 [1 + 2 D] --one fixed tree over blocks--> total --absorb--> mean, var, count
 
@@ -53,7 +53,7 @@ class RunningStatistics(nn.Module):
         self.count.copy_(every)
 
     def std(self) -> Tensor:
-        """Returns the deviation [D], float32; columns that never change have 1."""
+        """Returns the standard deviation [D], float32; columns that never change have 1."""
         std = self.var.sqrt().to(torch.float32)
         return torch.where(std < _LEAST_STD, torch.ones_like(std), std)
 

@@ -1,7 +1,7 @@
-"""The policy of soft actor-critic: the tanh of a normal whose mean and deviation a network makes of a state.
+"""The policy of soft actor-critic: tanh of a normal whose mean and standard deviation a network makes of a state.
 
 state [B, P] -> ReLU network -+-> mean [B, C, A]
-                              +-> log of the deviation [B, C, A], clamped
+                              +-> log of the standard deviation [B, C, A], clamped
 """
 
 from __future__ import annotations

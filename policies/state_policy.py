@@ -5,8 +5,8 @@
                                                             logits [B, C, A, bins]
 
 It samples the same action tokens as the policy that sees, so that all of training is the same for both.  Its logits are
-those of a normal at the centres of the bins: one mean per state and one deviation in all, so that what it learns of a
-bin it knows of the neighbours, too.
+those of a normal at the centres of the bins: one mean per state and one standard deviation in all, so that what it
+learns of a bin it knows of the neighbours, too.
 """
 
 from __future__ import annotations

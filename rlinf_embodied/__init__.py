@@ -34,11 +34,7 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     from rlinf_embodied.command_line import pin
 
     pin(config)
-    if config.cluster.session == "ray" and config.cluster.address is None:
-        from rlinf_embodied.runtime.ray_cluster import begin_ray
-
-        begin_ray(config.cluster.object_store_bytes, _worker_modules(config))
-    job = _job(config)
+    job = begin(config)
     from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
 
@@ -65,10 +61,14 @@ def _worker_modules(config: TrainConfig | MathConfig) -> list[str]:
     return [f"rlinf_embodied.{kind}.job", *own, *needed]
 
 
-def _job(config: TrainConfig | MathConfig) -> Job:
-    """Returns the job of a config; imports torch only if the input is right as far as that can be known without."""
+def begin(config: TrainConfig | MathConfig) -> Job:
+    """Returns the job of a config, and has Ray start meanwhile; torch is imported once the input is found right."""
     from rlinf_embodied.config import MathConfig
 
+    if config.cluster.session == "ray" and config.cluster.address is None:
+        from rlinf_embodied.runtime.ray_cluster import begin_ray
+
+        begin_ray(config.cluster.object_store_bytes, _worker_modules(config))
     if isinstance(config, MathConfig):
         from rlinf_embodied.reasoning.job import ReasoningJob
 

@@ -13,7 +13,6 @@ import importlib
 import sys
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
 
@@ -21,16 +20,6 @@ from rlinf_embodied.config import Precision
 from rlinf_embodied.errors import ConfigError
 
 _OWN_MEMORY_OF_NONE = ("cpu", "emulated")  # a core shares its machine's memory, an emulated device has none
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """An accelerator's memory at one moment, in bytes."""
-
-    free: float
-    total: float
-    allocated: float  # by torch in this process
-    peak: float  # most allocated since the last `reset_peak`
 
 
 def kind_of(device: str) -> str:
@@ -148,13 +137,15 @@ def reset_peak(device: str) -> None:
     _module(device).reset_peak_memory_stats(_index(device))
 
 
-def memory(device: str) -> DeviceMemory:
-    """Returns the memory of an accelerator; what others than torch hold there counts as not free."""
+def used_bytes(device: str) -> tuple[float, float]:
+    """Returns the bytes of an accelerator that are in use, and most since the last `reset_peak`.
+
+    What others than torch hold there, such as a simulator, counts as it is now.
+    """
     module, index = _module(device), _index(device)
     free, total = module.mem_get_info(index)
-    return DeviceMemory(
-        float(free), float(total), float(module.memory_allocated(index)), float(module.max_memory_allocated(index))
-    )
+    used = float(total - free)
+    return used, used + module.max_memory_allocated(index) - module.memory_allocated(index)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

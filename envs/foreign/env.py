@@ -72,8 +72,8 @@ class ForeignSimulator(Simulator):
         for row, start in starts.items():
             self.tasks[row] = self._known[start.task]
         self._begun.update(rows)
-        told = lambda mine: Message("reset", {"rows": mine, "starts": [astuple(starts[row]) for row in mine]})  # noqa: E731
-        self._take(self._ask(list(starts), told))
+        reset = lambda mine: Message("reset", {"rows": mine, "starts": [astuple(starts[row]) for row in mine]})  # noqa: E731
+        self._take(self._ask(list(starts), reset))
 
     def step(self, actions: Tensor, rows: Sequence[int]) -> None:
         chosen = actions.cpu().numpy()

@@ -95,7 +95,7 @@ class Cluster:
 
     @property
     def num_computing(self) -> int:
-        """Devices in nodes of their own, and those beside that are of their kind: every stage may be on them."""
+        """Number of devices that any stage may be on: without cores next to accelerators, and workers that wait."""
         return sum(group.num_devices for group in self.node_groups() if not self._is_other(group))
 
     def _is_other(self, group: NodeGroup) -> bool:

@@ -252,6 +252,7 @@ class PlanningConfig(ProfiledConfig):
 
     model: str | None = None  # plan its memory instead: a file under configs/models, a config.json or its folder
     memory: MemoryConfig = field(default_factory=MemoryConfig)  # with model only
+    search_s: float = 10.0  # limit of the search, in seconds
 
 
 @dataclass(kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
 Blocks = tuple[int, ...]
 Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
@@ -61,9 +61,9 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
         SimulatorError: an env of the user's own raised something while it was built; says where.
     """
     build = cast(Callable[..., VectorEnv], load_target(config._target_))
-    told = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
+    where = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
     action = "\nFix it there, or the keys of env.* that it reads (docs/own_env.md has a test of it)"
-    with named_when_raised(lambda raised: SimulatorError(f"{told}{raised}{action}")):
+    with named_when_raised(lambda raised: SimulatorError(f"{where}{raised}{action}")):
         return build(config, num_envs, device, render_final)
 
 
@@ -89,10 +89,10 @@ def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None,
     return result
 
 
-class EnvStage:
+class EnvStage(HoldsNoMemory):
     """Rolls out `env.chunks_per_rollout` chunk-steps of every row."""
 
-    stays_on_accelerators = True  # no simulator leaves the memory of a GPU
+    stays_on_accelerators = True  # no simulator leaves the memory of a GPU; on a CPU it has no device's
 
     def __init__(self, config: EnvStageConfig) -> None:
         self._config = config
@@ -274,12 +274,6 @@ class EnvStage:
         for shard in self._shards.values():
             shard.env.close()
         self._shards = {}
-
-    # ----------------------------------------------------------------------------------------------- context switch
-    def offload(self, step_context: StepContext) -> None:
-        """Does nothing: on a CPU a simulator holds no memory that another stage could use."""
-
-    def onload(self, step_context: StepContext) -> None: ...
 
     # --------------------------------------------------------------------------------------------------- carry-over
     def export_state(self, step_context: StepContext) -> dict[str, Tensor]:

@@ -38,7 +38,6 @@ from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import StepContext
@@ -47,7 +46,7 @@ from rlinf_embodied.telemetry.live import Column
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
-from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _CARRY_OVER = "carry_over"  # of the env, in a checkpoint
@@ -128,7 +127,7 @@ class EmbodiedJob:
         return lines, f"before {self.work} {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; a policy that training starts from was trained under the same conditions.
+        """Checks also that a policy which training starts from was trained under the same conditions.
 
         Raises:
             ConfigError: episodes are to be carried over where they cannot be replayed, or the devices do not compute
@@ -215,11 +214,14 @@ class EmbodiedJob:
         return result, metrics
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes weights and optimizers (the actor's workers do) and the episodes that go on (the env's hold them)."""
+        """Writes weights and optimizers (the actor's workers do) and running episodes (the env's hold them)."""
         step_context = StepContext(progress.iteration)
-        parts = None if executor.ahead is None else executor.ahead.state_before(ENV)
-        if parts is None:
-            parts = executor.call(ENV, "export_state", step_context) if self.config.algorithm.acts else []
+        parts: list[object] = []
+        before = None if executor.ahead is None else executor.ahead.states_before()
+        if before is not None:  # the fronts of iterations to come have changed it since
+            parts = executor.values(before.get(ENV, ()), f"the state of {ENV}")
+        elif self.config.algorithm.acts:
+            parts = executor.call(ENV, "export_state", step_context)
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
@@ -229,18 +231,10 @@ class EmbodiedJob:
             more += executor.publish(other, "state_part", step_context)
         executor.call(self.learners[0], "save", step_context, argument, more)
 
-    def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        progress = saved_progress(checkpoint)
-        step_context = StepContext(progress.iteration)
-        for learner in (*self.learners, *({REPLAY} & set(executor.workflow.stages))):
-            executor.call(learner, "load", step_context, str(checkpoint))
-        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge)
+    def load(self, executor: Executor, checkpoint: Path) -> None:
+        step_context = load_checkpoint(executor, checkpoint, (*self.learners, REPLAY))
         if carry_over := load_tensors(checkpoint, _CARRY_OVER):
             executor.call(ENV, "import_state", step_context, carry_over)
-        if executor.ahead is not None:
-            executor.ahead.begin_again_from(self.learners[0], checkpoint, earlier_versions(checkpoint), step_context)
-        return progress
 
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:

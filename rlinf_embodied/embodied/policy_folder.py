@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf_embodied.config import Backend, Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -155,7 +156,7 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 def require_conditions(
     path: str, folder: Path, env: EnvConfig, policy: PolicyConfig, kind: str, free: Sequence[str] = ()
 ) -> None:
-    """Checks that training can go on from a folder; versions of libraries may differ, what was learned stays useful.
+    """Checks that training can start from a folder; versions of libraries may differ, what was learned stays useful.
 
     `path` is the config path to name; fields of the fingerprint that are `free` may differ.
 
@@ -220,16 +221,16 @@ def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
         typed(config.options, declared, "policy.options")
     if config._target_.startswith(_PACKAGE):
         return
-    if not isinstance(kind, type):
-        raise _wrong(config, "it is no class, by whose `from_folder` checkpoints are read", "name a class")
+    path, rule = "policy._target_", "it is no class, by whose `from_folder` checkpoints are read"
+    require(isinstance(kind, type), path, config._target_, rule, "name a class")
     plain = lambda owner, name: getattr(getattr(owner, name, None), "__func__", getattr(owner, name, None))  # noqa: E731
     # a method of the protocol that a class does not override does nothing
     missing = [n for n in (*_NEEDED, *_CLONED[: int(cloned)]) if plain(kind, n) in (None, plain(ImitationPolicy, n))]
-    if missing:
-        action = f"write what is missing ({_SEE})"
-        if missing == [*_CLONED]:
-            action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_nothing=true"
-        raise _wrong(config, f"{kind.__name__} has no {', '.join(missing)}", action)
+    rule = f"{config._target_.rpartition('.')[2]} has no {', '.join(missing)}"
+    action = f"write what is missing ({_SEE})"
+    if missing == [*_CLONED]:
+        action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_nothing=true"
+    require(not missing, path, config._target_, rule, action)
 
 
 def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Policy:
@@ -238,18 +239,13 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
     Raises:
         ConfigError: it cannot be made for this env; names the line of the user's that raised.
     """
-    make = load_target(config._target_)
-    with named_when_raised(lambda error: _wrong(config, f"making it for {env.task} raised {error}\n", "Fix it there")):
+    make, path, target = load_target(config._target_), "policy._target_", config._target_
+    told = f"{path} is {target!r}, but making it for {env.task} raised "
+    with named_when_raised(lambda error: ConfigError(f"{told}{error}\nFix it there")):
         policy = make(config, env, seed)
     for name in ("spec", "module"):
-        if not hasattr(policy, name):
-            raise _wrong(config, f"{type(policy).__name__} has no attribute {name}", f"set it in __init__ ({_SEE})")
+        rule = f"{type(policy).__name__} has no attribute {name}"
+        require(hasattr(policy, name), path, target, rule, f"set it in __init__ ({_SEE})")
     made = cast(Policy, policy)
     move(made.module, device)
     return made
-
-
-def _wrong(config: PolicyConfig, rule: str, action: str) -> ConfigError:
-    return ConfigError(
-        f"policy._target_ is {config._target_!r}, but {rule}{'' if rule.endswith(chr(10)) else ': '}{action}"
-    )

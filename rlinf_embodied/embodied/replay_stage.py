@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.transitions import Columns, length
 from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config.algorithms import ReplaySchedule
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify
@@ -139,14 +140,11 @@ class ReplayStageConfig:
 
     seed: int
     capacity: int  # transitions of a block
-    rows: int  # of a block in a batch
-    updates: int  # per iteration
-    first_update: int  # the iteration
     columns: tuple[str, ...]  # that are kept
     folder: str  # the checkpoint or policy that the run starts from: its files are brought to the stage's nodes
+    schedule: ReplaySchedule
     data: tuple[str, ...] = ()  # checkpoints whose transitions are demonstrations
-    demonstrations_until: int = 0  # iterations before this one are kept as demonstrations
-    demonstration_rows: int = 0  # of `rows`, as long as there are both
+    mixes: bool = False  # whether the expert's transitions are demonstrations, a share of each batch, or as all others
 
 
 class ReplayStage:
@@ -168,7 +166,8 @@ class ReplayStage:
             DataError: recorded transitions cannot be used.
         """
         config, iteration = self._config, step_context.iteration
-        name = DEMONSTRATIONS if iteration < config.demonstrations_until else REPLAY
+        demonstrates = config.mixes and iteration < config.schedule.expert_iterations
+        name = DEMONSTRATIONS if demonstrates else REPLAY
         for block, payloads in inputs.items():
             if config.data and not len(self._buffers[block, DEMONSTRATIONS]):
                 recorded = recorded_block(config.data, config.columns, block, self._num_blocks)
@@ -181,15 +180,15 @@ class ReplayStage:
         return Output(batches, {"rollout/replay_size": size(REPLAY), "rollout/demonstrations": size(DEMONSTRATIONS)})
 
     def _batches(self, block: int, iteration: int) -> Columns:
-        config = self._config
-        if iteration < config.first_update:
+        config, schedule = self._config, self._config.schedule
+        if iteration < schedule.first_update:
             return {}
         own, demonstrations = (self._buffers[block, name] for name in (REPLAY, DEMONSTRATIONS))
-        rows = config.demonstration_rows if len(own) else config.rows
+        rows = schedule.demonstration_rows if len(own) else schedule.rows
         rows = rows if len(demonstrations) else 0
         parts = [
-            buffer.draw((config.updates, number), config.seed, name, block, iteration)
-            for buffer, number, name in ((own, config.rows - rows, REPLAY), (demonstrations, rows, DEMONSTRATIONS))
+            buffer.draw((schedule.updates, number), config.seed, name, block, iteration)
+            for buffer, number, name in ((own, schedule.rows - rows, REPLAY), (demonstrations, rows, DEMONSTRATIONS))
             if number
         ]
         return {name: torch.cat([part[name] for part in parts], 1) for name in config.columns}

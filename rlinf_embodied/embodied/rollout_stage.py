@@ -24,7 +24,7 @@ from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
-from rlinf_embodied.learning.weights import SharedPolicy, WeightsMessage, install_weights
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -58,7 +58,7 @@ class _Rollout:
     noise_from: int = 0
 
 
-class RolloutStage:
+class RolloutStage(WeightsUser[Policy]):
     """Samples actions with noise that is keyed by row.
 
     In an evaluation it holds the weights on the device from an episode's first chunk-step to its last only, so that
@@ -163,17 +163,6 @@ class RolloutStage:
             version=self._shared.version,
             values=torch.stack(values) if values else None,
         )
-
-    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
-        """Installs a new version; checksum and names are verified first."""
-        install_weights(self._shared.policy.module, message)
-        self._shared.version = message.version
-
-    def offload(self, step_context: StepContext) -> None:
-        self._shared.leave(self._user)
-
-    def onload(self, step_context: StepContext) -> None:
-        self._shared.enter(self._user)
 
 
 def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

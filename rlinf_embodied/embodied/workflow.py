@@ -114,19 +114,8 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
         records=False,
         uniform_until=0 if labels else plan.first_update,
     )
-    replay = ReplayStageConfig(
-        seed=seed,
-        capacity=algorithm.capacity // env.num_blocks,
-        rows=plan.rows,
-        updates=plan.updates,
-        first_update=plan.first_update,
-        columns=columns,
-        folder=policy_folder,
-        data=tuple(config.files),
-        # experts' transitions are demonstrations where they are a share of a batch, and like all others where not
-        demonstrations_until=plan.expert_iterations if algorithm.mixes else 0,
-        demonstration_rows=plan.demonstration_rows,
-    )
+    capacity, data = algorithm.capacity // env.num_blocks, tuple(config.files)
+    replay = ReplayStageConfig(seed, capacity, columns, policy_folder, plan, data, algorithm.mixes)
     return {
         ENV: EnvStageConfig(env, seed, transitions=columns, expert_iterations=plan.expert_iterations),
         POLICY: model,

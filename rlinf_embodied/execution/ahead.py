@@ -6,8 +6,8 @@
 
 Version i is what back(i - 1) made, so that front(j) works with version j - k: which weights make which data is a matter
 of k alone, and neither of the plan's placement nor of time.  At the start of a run the first k + 1 fronts work with the
-weights that there are.  An iteration that is made again, or gone on with from a checkpoint, needs what its fronts need:
-the earlier weights, and the state of their stages before the first of them.
+first weights.  An iteration that is run again, or resumed from a checkpoint, needs what its fronts need: the earlier
+weights, and the state of their stages before the first of them.
 """
 
 from __future__ import annotations
@@ -89,8 +89,7 @@ class Ahead:
         if apart:
             self._begin_more(self._most, follow, number)
         made = self._published(state.step_context, number + 1, state)
-        for edge in executor.workflow.weight_edges:
-            executor.sync_weights(edge, state, made.messages[edge.source])
+        executor.sync_weights(state, made.messages)
         self._versions = [*self._versions, made][-1 - self._most :]
         executor.collect_receipts(state)
         return state.result
@@ -140,11 +139,6 @@ class Ahead:
         """Returns the states of stages before the fronts under way, of those that have one; None: no front is."""
         return self._executor.states_of(self._begun[0].before) if self._begun else None
 
-    def state_before(self, stage: str) -> list[object] | None:
-        """Returns what each worker of a stage exported before the fronts under way; None: no front is."""
-        states = self.states_before()
-        return None if states is None else self._executor.values(states.get(stage, ()), f"the state of {stage}")
-
     def messages(self, stage: str) -> list[Ref]:
         """Returns the weights that a stage made for the fronts under way, see `earlier`."""
         return [weights.messages[stage] for weights in self.earlier()]
@@ -174,5 +168,4 @@ class Ahead:
                 self._begin(context, weights, step_context.iteration)
                 context = self._next(follow)
         executor.import_states(executor.states_of(learners), step_context)
-        for edge in executor.workflow.weight_edges:
-            executor.sync_weights(edge)
+        executor.sync_weights()

@@ -27,7 +27,7 @@ from rlinf_embodied.execution.loops import Loops, repeated
 from rlinf_embodied.planning.plan import Plan, Step, collocated, schedule
 from rlinf_embodied.runtime.host import Call, Receipt, StepContext, WorkerSpec
 from rlinf_embodied.runtime.session import Ref, Session, of_type
-from rlinf_embodied.workflow.graph import Repeat, WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Repeat, Workflow
 
 _FOLLOW = Follow()
 
@@ -71,8 +71,7 @@ class Executor:
             return self.ahead.run(step_context, follow)
         state = Iteration(step_context)
         self.run_stages(self.workflow.order(), state)
-        for edge in self.workflow.weight_edges:
-            self.sync_weights(edge, state)
+        self.sync_weights(state)
         self.collect_receipts(state)
         return state.result
 
@@ -84,8 +83,18 @@ class Executor:
         self._run_steps([step for step in self._steps if step.stages[0] in stages], state)
 
     def collect_receipts(self, state: Iteration) -> None:
-        """Waits for everything that was submitted of an iteration."""
-        state.collect(self._session, self.workflow.name)
+        """Waits for everything that was submitted of an iteration, and files its reports and spans."""
+        where, result = f"iteration {state.step_context.iteration} of {self.workflow.name}", state.result
+        by_stage: dict[str, list[object]] = {}
+        for stage, refs in state.receipts:
+            receipts = of_type(self._session.fetch(refs, f"{stage} in {where}"), Receipt)
+            by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
+            result.spans += [span for receipt in receipts for span in receipt.spans]
+        for receipt in of_type(self._session.fetch(state.timings, where), Receipt):
+            result.spans += receipt.spans
+        for stage, reports in by_stage.items():
+            result.reports.setdefault(stage, []).append(reports)
+        state.receipts, state.timings = [], []
 
     def _run_steps(self, steps: Sequence[Step], state: Iteration) -> None:
         for step in steps:
@@ -166,16 +175,18 @@ class Executor:
 
     # ------------------------------------------------------------------------------------------------------ weights
     # The driver hands on a reference: it never holds the weights, and a node gets one copy for all of its workers.
-    def sync_weights(self, edge: WeightEdge, state: Iteration | None = None, weights: Ref | None = None) -> None:
-        """Sends weights, exported now if not before, to the workers of an edge's target that do not share them."""
-        receivers = self._hosts.receivers(edge)
-        step_context = state.step_context if state else StepContext(0)
-        if receivers and weights is None:
-            weights, exported = self.export(edge.source, step_context)
-            if state is not None:
-                state.timings.append(exported)
-        if receivers:
-            self.install(weights, edge.target, receivers, step_context, state)
+    def sync_weights(self, state: Iteration | None = None, made: Mapping[str, Ref] | None = None) -> None:
+        """Sends weights along all edges, to workers that do not share them: those `made`, by stage, or exported now."""
+        step_context, owners = state.step_context if state else StepContext(0), self._hosts.owners
+        for edge in self.workflow.weight_edges:
+            receivers = sorted(set(owners[edge.target]) - set(owners[edge.source]))
+            weights = (made or {}).get(edge.source)
+            if receivers and weights is None:
+                weights, exported = self.export(edge.source, step_context)
+                if state is not None:
+                    state.timings.append(exported)
+            if receivers:
+                self.install(weights, edge.target, receivers, step_context, state)
 
     def export(self, source: str, step_context: StepContext) -> tuple[Ref, Ref]:
         """Has a stage publish its weights, behind the calls that it was given; returns them, and the receipt."""

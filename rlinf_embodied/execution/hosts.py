@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.runtime.host import StageContext
-from rlinf_embodied.workflow.graph import WeightEdge, Workflow
+from rlinf_embodied.workflow.graph import Workflow
 
 
 def shards_of(blocks: tuple[int, ...], num_shards: int) -> tuple[tuple[int, ...], ...]:
@@ -48,10 +48,6 @@ class Hosts:
         consumers = [self.owners[edge.target] for edge in self._workflow.edges if edge.source == stage]
         owners: Sequence[int] = self.owners[stage] if consumers else ()
         return frozenset(b for b, maker in enumerate(owners) if all(where[b] == maker for where in consumers))
-
-    def receivers(self, edge: WeightEdge) -> list[int]:
-        """Returns the workers that get weights sent: those of the edge's target that do not share them."""
-        return sorted(set(self.owners[edge.target]) - set(self.owners[edge.source]))
 
     def workers(self, stage: str) -> list[int]:
         return list(self._blocks[stage])

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
-from rlinf_embodied.runtime.host import Call, Receipt, StepContext
-from rlinf_embodied.runtime.session import Ref, Session, of_type
+from rlinf_embodied.runtime.host import Call, StepContext
+from rlinf_embodied.runtime.session import Ref, of_type
 from rlinf_embodied.telemetry.trace import Span
 
 _Report = TypeVar("_Report")
@@ -52,17 +52,3 @@ class Iteration:
                 for block in call.blocks:
                     outputs.setdefault(block, []).append(next(made))
         self.receipts.append((stage, [refs[-1] for refs in answers]))
-
-    def collect(self, session: Session, workflow: str) -> None:
-        """Waits for everything submitted so far and files reports and spans; raises as Session.fetch."""
-        where = f"iteration {self.step_context.iteration} of {workflow}"
-        by_stage: dict[str, list[object]] = {}
-        for stage, refs in self.receipts:
-            receipts = of_type(session.fetch(refs, f"{stage} in {where}"), Receipt)
-            by_stage.setdefault(stage, []).extend(receipt.report for receipt in receipts)
-            self.result.spans += [span for receipt in receipts for span in receipt.spans]
-        for receipt in of_type(session.fetch(self.timings, where), Receipt):
-            self.result.spans += receipt.spans
-        for stage, reports in by_stage.items():
-            self.result.reports.setdefault(stage, []).append(reports)
-        self.receipts, self.timings = [], []

@@ -50,9 +50,7 @@ class Meter:
     def read(self, step_context: StepContext) -> Reading:
         cpu = sum(os.times()[:2])
         if self._of_device:
-            memory = devices.memory(self._device)
-            used = memory.total - memory.free  # the simulator's memory counts too, which torch does not know of
-            return Reading(used, used + memory.peak - memory.allocated, cpu)
+            return Reading(*devices.used_bytes(self._device), cpu)
         used = float(psutil.Process().memory_info().rss)
         lines = _STATUS.read_text().splitlines() if _STATUS.exists() else []
         peak = next((1024.0 * float(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0.0)

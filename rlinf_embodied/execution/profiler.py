@@ -29,17 +29,8 @@ from rlinf_embodied.errors import NoRoomError, PlanError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.iteration import Finishes
 from rlinf_embodied.execution.meter import MeteredSession, Reading
-from rlinf_embodied.planning.probes import (
-    Cell,
-    Iteration,
-    Measurements,
-    Probe,
-    probes,
-    profile_of,
-    sample,
-    shortened,
-    switching,
-)
+from rlinf_embodied.planning import probes
+from rlinf_embodied.planning.probes import Cell, Iteration, Probe
 from rlinf_embodied.planning.profile import Profile, WeightProfile
 from rlinf_embodied.plug_ins import load_target, source_digest, targets_of
 from rlinf_embodied.runtime.host import StepContext, can_leave
@@ -102,14 +93,14 @@ def measure(
     Its stages are built several times.  `key` is what the profile is valid for, see `fingerprint`; `budget_s` are
     seconds for the repetitions: rollouts are shortened accordingly, to no less than a quarter.
     """
-    start, planned = time.time(), probes(workflow, cluster)
+    start, planned = time.time(), probes.probes(workflow, cluster)
     profiling = _Profiling(workflow, session, cluster, planned, budget_s)
     for number, probe in enumerate(planned):
         progress("profile", number, len(planned), f"{probe.name}, {probe.most_blocks} blocks on a device")
         profiling.run(probe)
     profiling.finish()
     progress("profile", len(planned), len(planned), f"{time.time() - start:.0f} s")
-    return profile_of(name, cluster, profiling.measured, key)
+    return probes.profile_of(name, cluster, profiling.measured, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +126,7 @@ class _Profiling:
         self._effort = Effort(workflow, planned, budget_s)
         self._grown: list[_Grown] = []
         self._took: dict[tuple[str, str], tuple[int, int]] = {}  # workers that sent and got the weights of an edge
-        self.measured = Measurements(workflow)
+        self.measured = probes.Measurements(workflow)
 
     def run(self, probe: Probe) -> None:
         """Measures a probe; where a device does not hold all of its stages, they switch.
@@ -149,7 +140,7 @@ class _Profiling:
             _LOG.info("profile: %s: the stages switch: %s", probe.name, error)
             first = NoRoomError(str(error), error.workers)  # its frames would hold what the call had in memory
         try:
-            return self._run(switching(probe))
+            return self._run(probes.switching(probe))
         except (NoRoomError, PlanError) as error:
             if probe is self._planned[0]:
                 raise first from error
@@ -217,7 +208,7 @@ class _Profiling:
             measured.rounds += [max(one.rounds.values())] if one.rounds and is_whole else []
             for stage, finishes in one.finishes.items():
                 measured.stages[stage].finishes += finishes
-            measured.add(probe, sample(probe, whole, one, short))
+            measured.add(probe, probes.sample(probe, whole, one, short))
 
     def _file_residents(self) -> None:
         """Files resident bytes without those that a worker keeps, which its first stages loaded in their order.
@@ -335,13 +326,13 @@ class Effort:
         if self._spent_s > _LONGEST * self._budget_s:
             return [], None
         number, start, short = probe.workflow.typical_iteration, time.perf_counter(), None
-        first = iterate(shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
+        first = iterate(probes.shortened(probe.workflow, _WARM_STEPS), 0, not self._loops)
         is_long = first.seconds > self._budget_s
         if self._loops and not is_long:
             short = iterate(first.run, number, False)  # now without what is lazy
         self._chunk_steps = self._chunk_steps or self._affordable_steps((short or first).seconds)
         found = [first] if is_long and not self._loops else []
-        run = shortened(probe.workflow, self._chunk_steps)
+        run = probes.shortened(probe.workflow, self._chunk_steps)
         share_s = self._budget_s * probe.most_blocks / sum(self._blocks)
         while not found or (
             len(found) < _MOST_REPETITIONS and sum(one.seconds for one in found) + found[-1].seconds < share_s

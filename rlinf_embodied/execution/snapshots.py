@@ -65,7 +65,6 @@ def restore(executor: Executor, snapshot: Snapshot) -> None:
         ObjectiveError: a state arrived damaged.
     """
     executor.import_states(snapshot.states, StepContext(snapshot.iteration))
-    for edge in executor.workflow.weight_edges:
-        executor.sync_weights(edge)
+    executor.sync_weights()
     if executor.ahead is not None:
         executor.ahead.begin_again_with(snapshot.earlier)

@@ -104,7 +104,10 @@ class LearnerStage:
     def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
         """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
         folder, number, version = asked
-        return weights.read_earlier(Path(folder), number, version) if self.rank == 0 else None
+        if self.rank != 0:
+            return None
+        tensors = load_tensors(Path(folder), f"{weights.EARLIER}_{number}")
+        return WeightsMessage(version, tensors, weights.checksum(tensors))
 
     def export_training(self) -> Groups:
         """Returns networks and moments by name; learners' are {} in workers but the first, and all take part."""
@@ -126,9 +129,10 @@ class LearnerStage:
         if self.rank != 0:
             return
         root, step, keep, first = argument
-        earlier = weights.earlier_to_save([part for part in parts if isinstance(part, WeightsMessage)])
-        added = [first, *(part for part in parts if isinstance(part, StagePart)), StagePart(*earlier)]
-        state: dict[str, object] = {}
+        earlier = [part for part in parts if isinstance(part, WeightsMessage)]
+        tensors |= {f"{weights.EARLIER}_{number}": message.tensors for number, message in enumerate(earlier)}
+        added = [first, *(part for part in parts if isinstance(part, StagePart))]
+        state: dict[str, object] = {weights.VERSIONS: [message.version for message in earlier]} if earlier else {}
         for part in added:
             state |= part.state
             for name, group in part.tensors.items():

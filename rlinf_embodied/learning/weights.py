@@ -6,7 +6,7 @@ They travel in messages with a version and a checksum that the receiver verifies
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Protocol, TypeVar, cast
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import ObjectiveError
-from rlinf_embodied.learning.checkpoint import load_state, load_tensors
+from rlinf_embodied.learning.checkpoint import load_state
 
 Groups = dict[str, dict[str, Tensor]]  # tensors by the name of their group, such as an optimizer, and their own
 WHOLE_STAGE = ""  # whose weights they are where a stage holds one model
 _PAGE = 4096  # bytes
-_EARLIER, _VERSIONS = "earlier_weights", "earlier_versions"  # in a checkpoint: a group of tensors, a plain value
+EARLIER, VERSIONS = "earlier_weights", "earlier_versions"  # in a checkpoint: groups of tensors, a plain value
 
 
 def move(module: nn.Module, device: str) -> None:
@@ -147,6 +147,25 @@ def _changing(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
+class WeightsUser(Generic[_Policy]):
+    """A stage that works with its worker's copy of a policy, and does not train it."""
+
+    _shared: SharedPolicy[_Policy]
+    _user = ""  # its name among those who use the copy
+
+    def install_weights(self, step_context: object, message: WeightsMessage) -> None:
+        """Installs a new version; checksum and names are verified first."""
+        install_weights(self._shared.policy.module, message)
+        self._shared.version = message.version
+
+    def offload(self, step_context: object) -> None:
+        """Leaves the device's memory; the weights stay if another stage uses them."""
+        self._shared.leave(self._user)
+
+    def onload(self, step_context: object) -> None:
+        self._shared.enter(self._user)
+
+
 @dataclass(frozen=True, slots=True)
 class StageState:
     """A learner between two iterations: its weights, and groups of other tensors by name, all of one version."""
@@ -155,20 +174,6 @@ class StageState:
     groups: Groups
 
 
-def earlier_to_save(messages: Sequence[WeightsMessage]) -> tuple[Groups, dict[str, object]]:
-    """Returns what a checkpoint holds of weights older than the learner's: groups of tensors, and plain values."""
-    if not messages:
-        return {}, {}
-    groups = {f"{_EARLIER}_{n}": message.tensors for n, message in enumerate(messages)}
-    return groups, {_VERSIONS: [message.version for message in messages]}
-
-
 def earlier_versions(folder: Path) -> list[int]:
-    """Returns the versions of the older weights that a checkpoint holds."""
-    return [int(version) for version in cast("list[int]", load_state(folder).get(_VERSIONS, []))]
-
-
-def read_earlier(folder: Path, number: int, version: int) -> WeightsMessage:
-    """Returns one of the older weights that a checkpoint holds."""
-    tensors = load_tensors(folder, f"{_EARLIER}_{number}")
-    return WeightsMessage(version, tensors, checksum(tensors))
+    """Returns the versions of the weights, older than the learner's, that a checkpoint holds."""
+    return [int(version) for version in cast("list[int]", load_state(folder).get(VERSIONS, []))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rlinf_embodied.planning.plan import Item, Place, owners
+from rlinf_embodied.planning.plan import Item, Place, fused, owners
 from rlinf_embodied.telemetry.trace import Span
 from rlinf_embodied.workflow.graph import Workflow
 
@@ -33,7 +33,6 @@ class Layouts:
     def __init__(self, workflow: Workflow) -> None:
         self._workflow = workflow
         self._known: dict[tuple[Place, int], Layout] = {}
-        self._fused: dict[tuple[Place, ...], bool] = {}
 
     def of(self, place: Place, parts: int, shards: bool = False) -> Layout:
         """Returns the calls of a stage: for each of `parts` chunks, or shards of a loop."""
@@ -47,15 +46,8 @@ class Layouts:
 
     def of_item(self, item: Item) -> list[tuple[Place, Layout]]:
         loop = self._workflow.loop_of(item.places[0].stage)
-        parts = item.chunks if loop is None else 1 if self.fused(item) else item.shards
+        parts = item.chunks if loop is None else 1 if fused(item.places, self._workflow.num_blocks) else item.shards
         return [(place, self.of(place, parts, shards=loop is not None)) for place in item.places]
-
-    def fused(self, item: Item) -> bool:
-        """Returns whether a loop is one call per worker: both sides have the same blocks on the same devices."""
-        if item.places not in self._fused:
-            same = {owners(place, self._workflow.num_blocks) for place in item.places}
-            self._fused[item.places] = len(same) == 1
-        return self._fused[item.places]
 
 
 def _layout(parts: list[range], owner: tuple[int, ...]) -> Layout:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.explain import SEARCH_S, rank
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.simulate import simulate
@@ -66,13 +66,13 @@ class Replanned:
     plan: Plan | None  # a better one
 
 
-def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: int, switch_s: float) -> Replanned:
+def replan(
+    pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: int, switch_s: float, limit_s: float = SEARCH_S
+) -> Replanned:
     """Plans again with a profile scaled by what was measured; keeps the plan unless another one pays.
 
-    Another one has to win by a margin, and to save more in the remaining iterations than the switch takes.  The
-    staleness stays what it is.
-
-    `factors` say by stage how much longer than predicted it took; 1 where none is given.
+    The staleness stays what it is.  `factors` say by stage how much longer than predicted it took, 1 where none is
+    given; `limit_s` is the search's.
 
     Raises:
         PlanError: nothing fits any more (memory is not scaled, so a plan that ran still does).
@@ -80,7 +80,7 @@ def replan(pricer: Pricer, plan: Plan, factors: Mapping[str, float], remaining: 
     stages = {n: replace(s, seconds=s.seconds * factors.get(n, 1.0)) for n, s in pricer.profile.stages.items()}
     again = pricer.with_(profile=replace(pricer.profile, stages=stages))
     stays_s = simulate(plan, again).iteration_s
-    best = rank(again, min_staleness=plan.staleness, max_staleness=plan.staleness).best
+    best = rank(again, min_staleness=plan.staleness, max_staleness=plan.staleness, search_s=limit_s).best
     saves_s = stays_s - best.iteration_s
     pays = saves_s > MARGIN * stays_s and saves_s * remaining > switch_s
     return Replanned(again, stays_s, replace(best.plan, name=f"auto: {best.label}") if pays else None)

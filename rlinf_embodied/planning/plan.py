@@ -13,6 +13,7 @@ checks them against a workflow.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -83,8 +84,8 @@ class Plan:
         return owners(self.places()[stage], workflow.num_blocks, chunk, workflow.stages[stage].blocks_per_batch)
 
     def is_fused(self, loop: Loop, workflow: Workflow) -> bool:
-        """Returns whether a loop is one call per worker: both sides of each block are in one worker."""
-        return len({owners(self.places()[s], workflow.num_blocks) for s in loop.sides}) == 1
+        """Returns whether a loop is one call per worker."""
+        return fused(tuple(self.places()[side] for side in loop.sides), workflow.num_blocks)
 
     def shards(self, stage: str, workflow: Workflow) -> int:
         """Returns in how many parts a stage gets its blocks: the shards of its loop, one where that is one call."""
@@ -137,6 +138,12 @@ def owners(place: Place, num_blocks: int, chunk: int = 0, blocks_per_batch: int 
         batches = num_blocks // blocks_per_batch
         return tuple(devices[block // blocks_per_batch * len(devices) // batches] for block in range(num_blocks))
     return tuple(devices[block % chunk * len(devices) // chunk] for block in range(num_blocks))
+
+
+@functools.lru_cache(maxsize=1 << 16)  # a search asks for the same ones again and again
+def fused(sides: tuple[Place, ...], num_blocks: int) -> bool:
+    """Returns whether both sides of a loop have the same blocks on the same devices."""
+    return len({owners(side, num_blocks) for side in sides}) == 1
 
 
 # --------------------------------------------------------------------------------------------------------------- calls

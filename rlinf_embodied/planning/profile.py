@@ -127,12 +127,10 @@ class StageProfile:
         """Returns the bytes on each device on top of the resident ones while a call with `items` per device runs."""
         return self._at(self.working_bytes, items, devices)
 
-    def finish_share(self, share_of_items: float) -> float:
-        """Returns after which share of a call's time that share of its items is done (1 without a distribution)."""
-        if not self.finish_quantiles:
-            return 1.0
+    def finish_share(self, before: float, done: float) -> float:
+        """Returns the share of a call's time from one share of its items to another one (0: from its beginning)."""
         xs, ys = zip(*self.finish_quantiles, strict=True)
-        return float(np.interp(share_of_items, xs, ys))
+        return float(np.interp(done, xs, ys)) - (float(np.interp(before, xs, ys)) if before else 0.0)
 
     def to_dict(self) -> dict[str, object]:
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -175,23 +173,6 @@ class Profile:
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
-
-    def rows(self) -> list[dict[str, str]]:
-        """Returns a table to print: a row per stage and point of its grid."""
-        return [
-            {
-                "stage": stage.name if (i, j) == (0, 0) else "",
-                "items per device": f"{items:g}",
-                "devices": f"{devices:g}",
-                "s per": "chunk-step" if stage.in_loop else "call",
-                "seconds": f"{stage.seconds[i, j]:.4g}",
-                "resident MB": f"{stage.resident_bytes[i, j] / 1e6:.1f}",
-                "working MB": f"{stage.working_bytes[i, j] / 1e6:.1f}",
-            }
-            for stage in self.stages.values()
-            for i, items in enumerate(stage.items_per_device)
-            for j, devices in enumerate(stage.devices)
-        ]
 
     def unmeasured_kinds(self, cluster: Cluster) -> list[str]:
         """Returns the kinds of devices of a cluster on which no stage was measured, so that no plan can use them."""
@@ -337,17 +318,14 @@ def _check(kind: str, value: Any, path: str) -> None:
 
 def _numbers(value: object, path: str) -> Floats:
     """Returns a number, or nested lists of them, as an array."""
-    if isinstance(value, np.ndarray):
-        if not ((value >= 0) & (value <= _LARGEST)).all():
-            _refuse(path, value.tolist(), "finite and not negative")
-        return value.astype(float)
-    if not isinstance(value, (list, tuple)):
-        _check("float", value, path)
-        return np.array(value, dtype=float)
-    parts = [_numbers(part, path) for part in value]
-    if len({part.shape for part in parts}) > 1:
-        _refuse(path, value, "a table whose rows are equally long")
-    return np.array(parts, dtype=float)
+    try:
+        numbers = np.array(value, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        _refuse(path, value, "a finite number, or a table of such whose rows are equally long")
+    wrong = numbers[~((numbers >= 0) & (numbers <= _LARGEST))]
+    if wrong.size:
+        _refuse(path, float(wrong[0]), "finite and not negative")
+    return numbers
 
 
 def _refuse(path: str, value: object, rule: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
     1. start    everything on all devices, on one, and two groups of stages on any two parts of the cluster
     2. move     devices or blocks of some stages, the order, streaming and chunks, shards, who shares memory
-    3. accept   a plan that is not slower; after many moves without a gain, go on from a changed good plan (a kick)
+    3. accept   a plan that is not slower; after many moves without a gain, continue from a changed good plan (a kick)
 
 Where stages do not fit into a device's memory together, some are made exclusive.  Large clusters and many blocks are
 searched in units of alike devices and of blocks (coarse.py).  The search is deterministic: a number of moves ends it,
@@ -224,7 +224,7 @@ class Search:
         return self.resident(items, shuffled=True)
 
     def _kept(self, items: Items | None, pairs: Pairs) -> State | None:
-        """Returns items with as many pairs as they need: those that there are, or others."""
+        """Returns items with as many pairs as they need: the present ones, or others."""
         if items is None:
             return None
         return self.resident(items, pairs if self.draw.random() < 0.6 else ())

@@ -126,8 +126,7 @@ class Simulator:
                 owned[device] += size
             found = []
             for size, device in zip(layout.sizes, layout.devices, strict=True):
-                share = measured.finish_share((done[device] + size) / owned[device])
-                share -= measured.finish_share(done[device] / owned[device]) if done[device] else 0.0
+                share = measured.finish_share(done[device] / owned[device], (done[device] + size) / owned[device])
                 found.append(self.pricer.seconds(stage, owned[device], len(layout.hosts), device) * share)
                 done[device] += size
             self._streamed[layout] = found

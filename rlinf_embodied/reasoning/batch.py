@@ -7,24 +7,17 @@ of its log-probs and gradients) do not depend on the worker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.telemetry.progress import report_progress
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How a token is drawn from logits, and when a completion ends (at a token of `spec.eos_ids`, or by its length)."""
-
-    max_new_tokens: int = 52
-    temperature: float = 1.0  # 0: the likeliest token, always
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +28,20 @@ class Prompt:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationBlock:
-    """A fixed list of prompts, G samples each."""
+    """A fixed list of prompts, G samples each; a completion ends at a token of `spec.eos_ids`, or by its length.
+
+    Its uniforms are keyed by seed, purpose and iteration, besides prompt, sample and position.
+    """
 
     prompts: tuple[Prompt, ...]
     group_size: int  # G
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """What keys a block's uniforms besides prompt, sample and position."""
-
+    sampling: GenerationConfig  # its max_num_seqs is S, the rows that decode together: memory against speed
     seed: int
     iteration: int
     purpose: str = "token"  # evaluation draws under another name
+    greedy: bool = False  # the likeliest token, always
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +200,14 @@ def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]
     return batches
 
 
-def microbatches(
-    sequences: Sequences, token_budget: int, pad_id: int, device: str = "cpu"
-) -> Iterator[tuple[list[int], TokenBatch]]:
-    """Yields (row numbers, batch) of each microbatch."""
-    for rows in dynamic_batches(sequences.lengths(), token_budget):
-        yield rows, sequences.batch(rows, pad_id).to(device)
-
-
 @torch.no_grad()
 def token_table(
     found: Callable[[TokenBatch], Tensor], sequences: Sequences, token_budget: int, pad_id: int, device: str
 ) -> Tensor:
     """Returns what `found` gives for the tokens of all completions in the order of `sequences`, float32 [B, R]."""
     table = torch.zeros(len(sequences), max(map(len, sequences.completions)), device=device)
-    for rows, batch in microbatches(sequences, token_budget, pad_id, device):
-        part = found(batch)
+    for rows in dynamic_batches(sequences.lengths(), token_budget):
+        part = found(sequences.batch(rows, pad_id).to(device))
         table[rows, : part.shape[1]] = part
         report_progress()
     return table

@@ -20,16 +20,8 @@ from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.reasoning.batch import (
-    GenerationBlock,
-    GenerationReport,
-    Noise,
-    Sample,
-    SamplingParams,
-    ScoredGroup,
-    in_order,
-)
-from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.batch import GenerationBlock, GenerationReport, Sample, ScoredGroup, in_order
+from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.generation_stage import LanguageStage, generation_report
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
@@ -73,18 +65,22 @@ class AnswerStage(LanguageStage):
         """Answers the problems of its blocks, sampled if the message says so; reports (GenerationReport, groups)."""
         sampled, made, groups = bool(step_context.message), [], list[ScoredGroup]()
         config, per_block = self._config, self._config.eval.problems_per_block
-        longest, noise = config.generation.max_new_tokens, Noise(config.run.seed, 0, "evaluation")
-        sampling = SamplingParams(longest, config.generation.temperature if sampled else 0.0)
+        longest = config.generation.max_new_tokens
         self._shared.enter(self._user)
         try:
             for block in sorted(inputs):
                 first = block * per_block
                 asked = self._problems.batch(first, min(per_block, self._number - first))
-                prompts = tuple(prompt for _, prompt in asked)
-                rows = GenerationBlock(prompts, config.eval.num_samples if sampled else 1)
-                answers = generate(
-                    self._shared.policy, rows, sampling, noise, max_num_seqs=config.generation.max_num_seqs
+                rows = GenerationBlock(
+                    prompts=tuple(prompt for _, prompt in asked),
+                    group_size=config.eval.num_samples if sampled else 1,
+                    sampling=config.generation,
+                    seed=config.run.seed,
+                    iteration=0,
+                    purpose="evaluation",
+                    greedy=not sampled,
                 )
+                answers = Decoding(self._shared.policy, rows).run()
                 made.append(self._completions([problem for problem, _ in asked], answers))
                 _, found = scored(self._verifier, self._reward, longest, block, made[-1])
                 for group, (problem, _), text in zip(found, asked, made[-1].texts, strict=False):

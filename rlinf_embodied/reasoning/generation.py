@@ -24,39 +24,21 @@ from torch import Tensor
 from rlinf_embodied.algorithms.log_probs import inverse_cdf, log_softmax
 from rlinf_embodied.interfaces.language import Decoder, LanguagePolicy, Prefix
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Noise, SamplingParams
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group
 from rlinf_embodied.telemetry.progress import report_progress
 
 
-def generate(
-    policy: LanguagePolicy,
-    block: GenerationBlock,
-    sampling: SamplingParams,
-    noise: Noise,
-    *,
-    max_num_seqs: int,
-) -> Iterator[Group]:
-    """Yields the groups of a block in the order of its prompts, each as soon as it and those before it have ended.
+class Decoding:
+    """One block under way: which row is in which slot, and the tokens of each so far.
 
-    The policy's weights must stay as they are until the iterator is exhausted.  `max_num_seqs` is S, the rows that
-    decode together: memory against speed.
-
-    Raises:
-        ObjectiveError: the model's logits are not finite.
+    The policy's weights must stay as they are until it has ended.
     """
-    yield from _Decoding(policy, block, sampling, noise, max_num_seqs).run()
 
-
-class _Decoding:
-    """One block under way: which row is in which slot, and the tokens of each so far."""
-
-    def __init__(
-        self, policy: LanguagePolicy, block: GenerationBlock, sampling: SamplingParams, noise: Noise, max_num_seqs: int
-    ) -> None:
-        self.block, self.sampling, self.noise = block, sampling, noise
-        rows, length = len(block.prompts) * block.group_size, sampling.max_new_tokens
+    def __init__(self, policy: LanguagePolicy, block: GenerationBlock) -> None:
+        self.block = block
+        rows, length = len(block.prompts) * block.group_size, block.sampling.max_new_tokens
         self.num_rows = rows
-        self.max_num_seqs = min(max_num_seqs, rows)
+        self.max_num_seqs = min(block.sampling.max_num_seqs, rows)
         width = max(len(prompt.tokens) for prompt in block.prompts) + length
         self.decoder: Decoder = policy.decoder(self.max_num_seqs, width)
         device = next(policy.module.parameters()).device
@@ -75,7 +57,11 @@ class _Decoding:
         self.read_from, self.read_to = 0, 0  # prompts in `prefix`
 
     def run(self) -> Iterator[Group]:
-        """Yields the groups in order, until all rows have ended."""
+        """Yields the groups in the order of the prompts, each as soon as it and those before it have ended.
+
+        Raises:
+            ObjectiveError: the model's logits are not finite.
+        """
         finished, handed_out = self._admit(torch.arange(self.max_num_seqs, device=self.lengths.device)), 0
         while True:
             for row in finished:
@@ -109,14 +95,14 @@ class _Decoding:
 
     def _sample(self, logits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the next token of each row and whether it was its last; all that is recorded is recorded here."""
-        place, greedy = self.lengths[rows], self.sampling.temperature == 0
-        every = log_softmax(logits, self.sampling.temperature or 1.0)
+        place, greedy, sampling = self.lengths[rows], self.block.greedy, self.block.sampling
+        every = log_softmax(logits, 1.0 if greedy else sampling.temperature)
         tokens = every.argmax(-1) if greedy else inverse_cdf(every, self.uniforms[rows, place])
         self.tokens[rows, place] = tokens
         self.log_probs[rows, place] = every.gather(-1, tokens[:, None])[:, 0]
         self.lengths[rows] = place + 1
         self.ended[rows] = ended = torch.isin(tokens, self.eos) if len(self.eos) > 1 else tokens == self.eos
-        return tokens, ended | (place + 1 == self.sampling.max_new_tokens)
+        return tokens, ended | (place + 1 == sampling.max_new_tokens)
 
     # ------------------------------------------------------------------------------------------------ who sits where
     @torch.inference_mode()
@@ -143,15 +129,16 @@ class _Decoding:
 
     def _read_ahead(self) -> Prefix:
         """The prefix that holds the next waiting row's prompt; prompts are read for about S rows at a time."""
-        prompt = self.next_row // self.block.group_size
+        block, size = self.block, self.block.group_size
+        prompt = self.next_row // size
         if self.prefix is None or prompt >= self.read_to:
-            count = -(-self.max_num_seqs // self.block.group_size)
-            self.read_from, self.read_to = prompt, min(prompt + count, len(self.block.prompts))
-            prompts, size = self.block.prompts[self.read_from : self.read_to], self.block.group_size
+            count = -(-self.max_num_seqs // size)
+            self.read_from, self.read_to = prompt, min(prompt + count, len(block.prompts))
+            prompts = block.prompts[self.read_from : self.read_to]
             self.prefix = self.decoder.prefill([p.tokens for p in prompts])
             ids, samples = np.array([p.id for p in prompts])[:, None, None], np.arange(size)[None, :, None]
-            places, noise = np.arange(self.sampling.max_new_tokens), self.noise
-            drawn = torch.from_numpy(uniform(noise.seed, noise.purpose, noise.iteration, ids, samples, places))
+            places = np.arange(block.sampling.max_new_tokens)
+            drawn = torch.from_numpy(uniform(block.seed, block.purpose, block.iteration, ids, samples, places))
             rows = slice(self.read_from * size, self.read_to * size)
             self.uniforms[rows] = drawn.flatten(0, 1).to(self.uniforms.device)
         return self.prefix

@@ -2,7 +2,7 @@
 
 Generation decodes the blocks of a batch at once, and hands each on when its groups have ended:
 
-    set     blocks 0 1 2 3 of one worker: one call of `generate`, whose groups come in the order of their prompts
+    set     blocks 0 1 2 3 of one worker: one `Decoding`, whose groups come in the order of their prompts
     call    for some blocks, ascending: decodes until their groups are there, and no further; the next call continues
             where this one stopped, so that a stage downstream has work while long completions are decoded
 
@@ -20,20 +20,18 @@ from typing import cast
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy
-from rlinf_embodied.learning.weights import SharedPolicy, WeightsMessage, install_weights
+from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.reasoning.batch import (
     Completions,
     GenerationBlock,
     GenerationReport,
     Group,
     LogProbs,
-    Noise,
     PromptSet,
-    SamplingParams,
     Sequences,
     all_log_probs,
 )
-from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.policy_folder import StageConfig, load_policy
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
@@ -45,10 +43,8 @@ def shared_model(context: StageContext, made: StageConfig) -> SharedPolicy[Langu
     return cast(SharedPolicy[LanguagePolicy], context.share(made.share, make))
 
 
-class LanguageStage:
+class LanguageStage(WeightsUser[LanguagePolicy]):
     """A stage that holds a copy of the language model, or uses that of its worker's actor."""
-
-    _user = ""
 
     def __init__(self, made: StageConfig) -> None:
         self._made, self._config = made, made.config
@@ -59,11 +55,6 @@ class LanguageStage:
         self._shared.enter(self._user)
         self._device = context.device
 
-    def install_weights(self, step_context: StepContext, message: WeightsMessage) -> None:
-        """Installs a new version; checksum and names are verified first."""
-        install_weights(self._shared.policy.module, message)
-        self._shared.version = message.version
-
     def _completions(self, problems: Sequence[Problem], groups: Iterator[Group]) -> Completions:
         """Returns the next groups, one for each problem, with their texts."""
         found = tuple(islice(groups, len(problems)))
@@ -71,13 +62,6 @@ class LanguageStage:
         rows = Sequences.of(found).completions
         texts = tuple(self._shared.policy.decode(row) for row in rows)
         return Completions(tuple(problems), found, texts, self._shared.version)
-
-    def offload(self, step_context: StepContext) -> None:
-        """Leaves the device's memory; the weights stay if another stage uses them."""
-        self._shared.leave(self._user)
-
-    def onload(self, step_context: StepContext) -> None:
-        self._shared.enter(self._user)
 
 
 class GenerationStage(LanguageStage):
@@ -113,15 +97,17 @@ class GenerationStage(LanguageStage):
 
         On a CPU the rows that decode together may not depend on the plan: their number changes the last bits.
         """
-        config, group_size = self._config.generation, self._config.algorithm.group_size
         sets = {block - prompts.index: prompts for block, prompts in asked.items() if block - prompts.index >= first}
         if self._device == "cpu":
             sets = {first: sets[first]}
-        rows = tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block)
-        sampling = SamplingParams(config.max_new_tokens, config.temperature)
-        noise = Noise(self._config.run.seed, step_context.iteration)
-        block, policy = GenerationBlock(rows, group_size), self._shared.policy
-        return dict.fromkeys(sets, generate(policy, block, sampling, noise, max_num_seqs=config.max_num_seqs))
+        block = GenerationBlock(
+            prompts=tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block),
+            group_size=self._config.algorithm.group_size,
+            sampling=self._config.generation,
+            seed=self._config.run.seed,
+            iteration=step_context.iteration,
+        )
+        return dict.fromkeys(sets, Decoding(self._shared.policy, block).run())
 
 
 def generation_report(made: Collection[Completions], finish_s: dict[int, float]) -> GenerationReport:

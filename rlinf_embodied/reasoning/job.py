@@ -19,7 +19,6 @@ from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
-from rlinf_embodied.learning.weights import earlier_versions
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
 from rlinf_embodied.reasoning.fine_tuning import starting_policy
@@ -34,14 +33,14 @@ from rlinf_embodied.telemetry.metrics import percent
 from rlinf_embodied.telemetry.plots import plot_curve
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.training.job import Evaluated, Progress
-from rlinf_embodied.training.resume import saved_progress
+from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
 
 
 class ReasoningJob:
-    """See `Job`."""
+    """Training of a language model; Job in training/job.py is the protocol."""
 
     columns = (
         Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
@@ -77,7 +76,7 @@ class ReasoningJob:
         require_correction(staleness, self.config.algorithm.tis_cap)
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
-        """See Job; also checks reward, problems, whether prompts fit the model's context, and the precision.
+        """Checks also reward, problems, whether prompts fit the model's context, and the precision.
 
         Raises:
             ConfigError: one of them cannot be used.
@@ -122,7 +121,7 @@ class ReasoningJob:
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """See Job; the global step counts generated tokens."""
+        """Runs one iteration; global steps are generated tokens."""
         used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.algorithm.prompts_per_iteration
         end = self.config.run.num_iterations
         result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)
@@ -140,17 +139,8 @@ class ReasoningJob:
         earlier = [] if executor.ahead is None else executor.ahead.messages("actor")
         executor.call("actor", "save", step_context, argument, [*added, *earlier])
 
-    def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        progress = saved_progress(checkpoint)
-        step_context = StepContext(progress.iteration)
-        for stage in ("actor", "critic"):
-            if stage in executor.workflow.stages:
-                executor.call(stage, "load", step_context, str(checkpoint))
-        for edge in executor.workflow.weight_edges:  # copies elsewhere hold the weights, but not their version
-            executor.sync_weights(edge)
-        if executor.ahead is not None:
-            executor.ahead.begin_again_from("actor", checkpoint, earlier_versions(checkpoint), step_context)
-        return progress
+    def load(self, executor: Executor, checkpoint: Path) -> None:
+        load_checkpoint(executor, checkpoint, ("actor", "critic"))
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:

@@ -15,7 +15,7 @@ from rlinf_embodied.interfaces.language import LanguagePolicy, PromptCodec
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.reasoning.batch import Prompt, PromptSet
 from rlinf_embodied.reasoning.policy_folder import StageConfig
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 
 Asked = tuple[Problem, Prompt]
 _FURTHER, _MOST_TRIES = 1 << 32, 100  # positions to the problem that replaces one that is too long
@@ -95,7 +95,7 @@ class Prompts:
         )
 
 
-class PromptStage:
+class PromptStage(HoldsNoMemory):
     """Takes problems from the training stream: block b of round r has those at start + (r B + b) K ... of it.
 
     `start` is the step_context's message: how many problems the run has used so far.
@@ -118,8 +118,3 @@ class PromptStage:
             asked = tuple(tuple(self._prompts.batch(start + block * count, count)) for block in blocks)
             made |= {block: PromptSet(asked, block - first) for block in blocks if block in inputs}
         return Output(made)
-
-    def offload(self, step_context: StepContext) -> None:
-        """It holds no device memory."""
-
-    onload = offload

@@ -28,7 +28,7 @@ from rlinf_embodied.reasoning.answers import decide
 from rlinf_embodied.reasoning.batch import Completions, Rewards, ScoredGroup
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.verifier import MathVerifier
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
 from rlinf_embodied.telemetry.progress import report_progress
 
 RewardFunction = Callable[[str, Problem], float]  # (completion without its ending token, problem) -> what it earns
@@ -134,7 +134,7 @@ def _earned(function: RewardFunction, completion: str, problem: Problem) -> floa
     return number
 
 
-class RewardStage:
+class RewardStage(HoldsNoMemory):
     """Scores completions, and takes from the reward what long ones cost."""
 
     def __init__(self, made: StageConfig) -> None:
@@ -150,11 +150,6 @@ class RewardStage:
             made[block], found = scored(self._verifier, self._config.reward, longest, block, completions)
             groups += found
         return Output(made, groups)
-
-    def offload(self, step_context: StepContext) -> None:
-        """It holds no device memory."""
-
-    onload = offload
 
 
 def scored(

@@ -115,6 +115,14 @@ class Stage(Protocol):
         ...
 
 
+class HoldsNoMemory:
+    """A stage that holds no memory that another one could use: it may always leave."""
+
+    def offload(self, step_context: StepContext) -> None: ...
+
+    def onload(self, step_context: StepContext) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class LocalRef:
     """Stands for a value in its worker's store."""

@@ -96,7 +96,7 @@ class RaySession:
         if spec.collective and len(contexts) > 1:
             self._groups += 1
             actors = tuple(self._actors[context.worker] for context in contexts)
-            members = Members(f"{spec.name} {self._groups}", actors)
+            members = Members(f"{spec.name} {self._groups}", actors, self.attempt)
             if contexts[0].device != EMULATED:
                 rendezvous = actors[0].listen.remote()  # goes to the members unread
         refs = []

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import EMULATED
-from rlinf_embodied.errors import DataError
+from rlinf_embodied.errors import DataError, PeerError
 from rlinf_embodied.learning.groups import Group, SoloGroup
 from rlinf_embodied.runtime import tensor_wire
 from rlinf_embodied.runtime.health import GROUP, translated
@@ -28,6 +28,7 @@ from rlinf_embodied.runtime.stage_group import Key, Mailbox, MailGroup
 from rlinf_embodied.runtime.worker_state import Status, WorkerState
 from rlinf_embodied.workflow.graph import StageSpec
 
+RENDEZVOUS = "rendezvous"
 _TICK_S = 1.0  # between two looks whether an answer is still wanted
 Wire = dict[str, Any]  # a call as plain values, for msgpack, where a dataclass would need a pickler
 
@@ -38,6 +39,7 @@ class Members:
 
     name: str  # that no other group has
     actors: tuple[ActorHandle, ...]  # by rank
+    attempt: int
 
 
 def launch(spec: WorkerSpec) -> ActorHandle:
@@ -94,7 +96,8 @@ class _Worker:
         if members is not None:
             rank = context.owners[context.blocks[0]]
             self._state.join(spec.name, rank)
-            with self._state.calling(f"{spec.name}.setup"), self._state.meeting(spec.name, "rendezvous"):
+            with self._state.calling(f"{spec.name}.setup"), self._state.meeting(spec.name, RENDEZVOUS):
+                self._state.require_current(members.attempt)
                 group = self._meet(rank, members, rendezvous, context.device)
         return self.host.add_stage(spec, context, group)
 
@@ -131,7 +134,14 @@ class _Worker:
 
     @ray.method(concurrency_group=GROUP)
     def abandon(self, attempt: int) -> None:
+        """Ends this worker's part in calls of older attempts.
+
+        Raises:
+            PeerError: it waits for a member that may never come, which nothing ends.
+        """
         self._state.abandon(attempt)
+        if any(of.waits_in == RENDEZVOUS for of in self._state.status().groups.values()):
+            raise PeerError("this worker waits in a rendezvous")
         if self._host is not None:
             self._host.close_groups()
 

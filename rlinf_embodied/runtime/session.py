@@ -27,7 +27,7 @@ def of_type(values: Iterable[object], kind: type[_Kind]) -> list[_Kind]:
     """Returns values that came from workers, all of which are of this type."""
     found = list(values)
     for value in found:
-        assert isinstance(value, kind), f"a worker answered with a {type(value).__name__}, not a {kind.__name__}"
+        assert isinstance(value, kind), f"a worker returned a {type(value).__name__}, not a {kind.__name__}"
     return cast("list[_Kind]", found)
 
 

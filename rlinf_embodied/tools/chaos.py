@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlinf_embodied import begin
 from rlinf_embodied.command_line import pin
 from rlinf_embodied.compose import compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
@@ -123,12 +124,10 @@ class Chaos:
 # --------------------------------------------------------------------------------------------------------- comparison
 def disturbed(config: TrainConfig | MathConfig, chaos: Chaos) -> int:
     """Runs a training with faults in this process; returns the trainer's exit code."""
-    from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
-    from rlinf_embodied.reasoning.job import ReasoningJob
-    from rlinf_embodied.tools.disturbances import ChaosSession
+    job = begin(config)
+    from rlinf_embodied.tools.disturbances import ChaosSession  # these import torch, which must find the pins
     from rlinf_embodied.training.trainer import Trainer
 
-    job = EmbodiedJob(config) if isinstance(config, TrainConfig) else ReasoningJob(config)
     return Trainer(job, sessions=lambda cluster: ChaosSession(cluster, chaos)).run()
 
 

@@ -128,10 +128,9 @@ class EmulatedStage:
         device, parcels = self._at(step_context), [parcel for parts in inputs.values() for parcel in parts]
         begin_s, seconds = max(device.free_s, self._arrival_s(parcels)), self._seconds(len(inputs))
         if self._profile.finish_quantiles and step_context.num_chunks > 1:
-            share, owned = self._profile.finish_share, len(self._blocks)  # all of them are begun at once
+            owned = len(self._blocks)  # all of them are begun at once
             before = sum(block < min(inputs, default=0) for block in self._blocks) / owned
-            done = share(before + len(inputs) / owned) - (share(before) if before else 0.0)
-            seconds = self._seconds(owned) * done
+            seconds = self._seconds(owned) * self._profile.finish_share(before, before + len(inputs) / owned)
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))

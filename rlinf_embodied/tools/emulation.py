@@ -7,7 +7,6 @@ planner: which calls overlap, wait and follow each other comes from running them
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from rlinf_embodied.errors import WorkerError
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import Effort
-from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.probes import Iteration, Measurements, Probe, probes, profile_of, sample, switching
@@ -149,23 +147,6 @@ def _config(pricer: Pricer, spec: StageSpec, run: str) -> EmulatedStageConfig:
         exports=next((known for (a, _), known in weights.items() if a == name), NO_WEIGHTS),
         installs=next((known for (_, b), known in weights.items() if b == name), NO_WEIGHTS),
     )
-
-
-def row(result: Emulated) -> dict[str, str]:
-    """Returns a plan's line of the table that is printed."""
-    low, high, median_s = min(result.measured_s), max(result.measured_s), statistics.median(result.measured_s)
-    # by how much the wall clock was behind the deadlines at worst: the machine's own part of the measurement
-    late_s = max(measured - due for measured, due in zip(result.measured_s, result.due_s, strict=True))
-    return {
-        "plan": result.plan.name,
-        "devices": to_text(result.plan),
-        "predicted s": f"{result.predicted_s:.2f}",
-        "EMULATED s": f"{median_s:.2f} ({low:.2f}-{high:.2f})",
-        "error": f"{result.predicted_s / median_s - 1.0:+.1%}",
-        "memory": f"{result.peak_bytes / 1e9:.1f} GB",
-        "late": f"{late_s / median_s:.1%}",
-        "scale": f"{result.scale:.3g}",
-    }
 
 
 # ------------------------------------------------------------------------------------------------------------ a launch

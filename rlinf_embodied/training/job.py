@@ -129,8 +129,8 @@ class Job(Protocol):
         """Writes a checkpoint of all stages below a folder of them."""
         ...
 
-    def load(self, executor: Executor, checkpoint: Path) -> Progress:
-        """Brings all stages into the state of a checkpoint and returns its progress."""
+    def load(self, executor: Executor, checkpoint: Path) -> None:
+        """Brings all stages into the state of a checkpoint."""
         ...
 
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:

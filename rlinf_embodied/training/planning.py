@@ -192,7 +192,7 @@ class Planning:
         """Goes over to another cluster, such as the nodes that are left of this one; iteration: the next one.
 
         A forced plan stays if it fits; otherwise the best by measurement; otherwise all stages run sequentially.  The
-        staleness stays.  Returns the plan to go on with, None if none was chosen before.
+        staleness stays.  Returns the plan to continue with, None if none was chosen before.
         """
         self._cluster = cluster
         if self._forced is not None:
@@ -214,7 +214,7 @@ class Planning:
         """Returns why there is but one plan worth running, "" if there are more."""
         reasons = {
             "there is one device": self._cluster.num_devices == 1,
-            "one process takes turns under every plan": self._config.cluster.session == "serial",
+            "one process runs one stage at a time under every plan": self._config.cluster.session == "serial",
             "there is one stage": len(self._workflow.stages) == 1,
             "there is one block": self._workflow.num_blocks == 1,
         }
@@ -269,7 +269,7 @@ class Planning:
         assert self._pricer is not None
         assert self._watch is not None
         old = self.plan
-        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s)
+        found = replan(self._pricer, old, self._watch.factors(), remaining, switch_s, self._config.plan.search_s)
         self._pricer = found.pricer
         what = ", ".join(f"{stage} takes {factor:.2f} times its predicted time" for stage, factor in drifted.items())
         if found.plan is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, cast
@@ -16,7 +16,10 @@ from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import FREE_ON_RESUME, KEPT_ON_RESUME
 from rlinf_embodied.config.commands import TrainingConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
+from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.checkpoint import MANIFEST, find_latest, load_state, verify
+from rlinf_embodied.learning.weights import earlier_versions
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.training.job import Progress
 
 _ABSENT = "not given"
@@ -39,7 +42,7 @@ def checkpoint_to_resume(config: TrainingConfig) -> tuple[Path | None, str]:
     _require_same(config, path)
     written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((path / MANIFEST).stat().st_mtime))
     number, last = saved_progress(path).iteration, config.run.num_iterations
-    return path, f"going on from {path}: iteration {number} of {last} is done, written {written}"
+    return path, f"resuming from {path}: iteration {number} of {last} is done, written {written}"
 
 
 def _found(config: TrainingConfig) -> Path | None:
@@ -58,6 +61,21 @@ def saved_progress(path: Path) -> Progress:
         CheckpointError: the checkpoint is damaged, or of another version.
     """
     return _read(path, "progress", lambda value: Progress(**cast(dict, value)))
+
+
+def load_checkpoint(executor: Executor, checkpoint: Path, stages: Sequence[str]) -> StepContext:
+    """Brings stages, the one that writes checkpoints first, and copies of their weights into a checkpoint's state.
+
+    Those that the workflow lacks are left out.  Returns the step that is to come.
+    """
+    step_context = StepContext(saved_progress(checkpoint).iteration)
+    for stage in stages:
+        if stage in executor.workflow.stages:
+            executor.call(stage, "load", step_context, str(checkpoint))
+    executor.sync_weights()  # copies elsewhere hold the weights, but not their version
+    if executor.ahead is not None:
+        executor.ahead.begin_again_from(stages[0], checkpoint, earlier_versions(checkpoint), step_context)
+    return step_context
 
 
 def _read(path: Path, what: str, read: Callable[[object], _Value]) -> _Value:
@@ -80,7 +98,7 @@ def _require_same(config: TrainingConfig, checkpoint: Path) -> None:
     more = f"; {len(different) - _SHOWN} more differ" if len(different) > _SHOWN else ""
     raise ConfigError(
         f"{listed}{more}, but {checkpoint} is of the run that began as it is there, and a run stays what it is: "
-        f"go on with its own values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
+        f"keep its values, or begin a new run in another run.dir (warm_start.checkpoint={checkpoint} begins "
         "with what this one has learned)"
     )
 

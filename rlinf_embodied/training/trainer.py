@@ -23,7 +23,6 @@ from rlinf_embodied.cache import cache_root
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness
-from rlinf_embodied.errors import DataError
 from rlinf_embodied.execution import snapshots
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.learning.checkpoint import find_latest, point_latest, verify
@@ -221,13 +220,9 @@ class Trainer:
         """Runs an iteration, evaluates, writes what came of it and saves, as far as these are due."""
         config, running, job = self._config, self._running, self._job
         progress = running.progress  # another one after the iteration
-        progress.returned = False  # a finished run may go on for more iterations
+        progress.returned = False  # a finished run may be resumed for more iterations
         before = progress.global_step
-        try:
-            result, metrics, seconds = self._recovery.repeat(f"iteration {progress.iteration + 1}", self._transaction)
-        except DataError:  # there is nothing to learn from any more; what was learnt is kept
-            self._save()
-            raise
+        result, metrics, seconds = self._recovery.repeat(f"iteration {progress.iteration + 1}", self._transaction)
         progress = running.progress
         self._account.note_start(result.spans, self._view)
         self._account.add(progress, result, metrics, seconds, before)

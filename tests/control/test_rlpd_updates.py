@@ -18,6 +18,7 @@ from policies.soft_actor import SoftActor
 from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import SACConfig
+from rlinf_embodied.config.algorithms import ReplaySchedule
 from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayStage, ReplayStageConfig
 from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext, solo_context
@@ -135,11 +136,8 @@ def test_updates_are_those_of_the_paper() -> None:
 
 
 def test_half_of_every_batch_are_demonstrations() -> None:
-    replay = ReplayStage(
-        ReplayStageConfig(
-            *(SEED, 100, 8, 100, 2, SACConfig.columns, ""), demonstrations_until=1, demonstration_rows=round(8 * 0.5)
-        )
-    )
+    schedule = ReplaySchedule(rows=8, demonstration_rows=4, updates=100, steps=1, expert_iterations=1, first_update=2)
+    replay = ReplayStage(ReplayStageConfig(SEED, 100, SACConfig.columns, "", schedule, mixes=True))
     replay.setup(solo_context((0,)))
     size = 30
     for iteration in range(3):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from control_runs import DAGGER, RLPD, reach, recorded, small
 from runs import metric_rows, train, weights_of
 from training_faults import lost, once
@@ -123,3 +124,14 @@ def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
     found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.options.hidden_size=32"))
     assert found["before"]["success_once"] < 0.3
     assert found["after"]["success_once"] > 0.8
+
+
+def test_a_vla_learns_by_dagger_from_images_that_are_kept_as_bytes(tmp_path) -> None:
+    network = ["hidden_size=32", "num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=9"]
+    words = ["policy=tiny_vla", "env.cameras=[base_camera]", "env.obs_size=16", "warm_start.from_nothing=true"]
+    options = [f"policy.options.{option}" for option in network]
+    train(reach(f"run.dir={tmp_path}", *DAGGER, *words, *options, "algorithm.lr=3e-3"))
+    losses = [row["losses/imitation_loss"] for row in metric_rows(tmp_path) if row["losses/updates"]]
+    assert losses[-1] < losses[0]
+    held = load_tensors(tmp_path / "checkpoints/latest", "replay")
+    assert {t.dtype for name, t in held.items() if name.endswith("images.base_camera")} == {torch.uint8}

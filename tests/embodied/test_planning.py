@@ -7,20 +7,21 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import faulty_reach
 import pytest
 from runs import clone, cluster, metric_rows, tiny, train
 
-from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.cluster.hardware import Cluster, NodeGroup
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.rollout_stage import RolloutStage
 from rlinf_embodied.embodied.workflow import training_workflow
-from rlinf_embodied.errors import PlanError
+from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.execution import profiler
 from rlinf_embodied.planning.plan import Plan
 from rlinf_embodied.planning.profile import FORMAT, Profile, load_profile
@@ -119,7 +120,7 @@ def test_one_device_or_one_process_needs_no_measuring(tmp_path, capsys) -> None:
     assert (summary["plan"], summary["predicted_s_per_iteration"]) == ("collocated", None)
     assert "plan collocated: there is one device, so nothing is measured" in capsys.readouterr().out
     train(run(tmp_path / "two", "run.num_iterations=1"))
-    assert "one process takes turns under every plan" in capsys.readouterr().out
+    assert "one process runs one stage at a time under every plan" in capsys.readouterr().out
     assert not (tmp_path / "run/profile.json").exists()
 
 
@@ -161,6 +162,17 @@ def test_on_what_is_left_a_plan_stays_if_it_fits_and_is_made_again_otherwise(tmp
     assert (apart.startswith("auto: "), left) == (True, APART)
 
 
+def test_devices_of_a_kind_without_a_time_are_named_before_a_run(tmp_path) -> None:
+    one = NodeGroup(kind="cpu", num_nodes=1, devices_per_node=1, memory_bytes=1e12, cores_per_node=1)
+    groups = (one, replace(one, kind="h200"))
+    config = run(tmp_path, f"plan.profile={profile_file(tmp_path)}")
+    workflow = training_workflow(config, "")
+    planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12, groups=groups), workflow)
+    plan, why = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+    assert plan.devices() == (0,)
+    assert "no plan uses the devices of kind h200, on which this profile measured nothing" in why
+
+
 # ------------------------------------------------------------------------------------------------------- staleness
 def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     """Rollout and actor take 60 ms each on a device, and no less on two: 120 ms fresh, 60 ms an iteration ahead."""
@@ -188,6 +200,8 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
     assert planning.plan.staleness == 1
     assert planning.predicted_s == pytest.approx(0.06, rel=0.1)
     assert json.loads((tmp_path / "run/plan.json").read_text())["staleness"] == 1
+    with pytest.raises(ConfigError, match=r"its staleness is 1, and the run that is resumed has 0.*new run in another"):
+        planned(f"plan={tmp_path / 'run/plan.json'}", *stale, resumed=0)
     far = {"env": 0.3, "policy": 0.03, "actor": 0.06}
     told = [planning.observe(k, 0.4, far, {"env": 1, "policy": 1}, remaining=9, switch_s=0.0) for k in range(8)]
     assert told == [(None, "")] * 8  # a plan is not replaced where weights would show it

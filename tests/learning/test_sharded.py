@@ -149,6 +149,15 @@ def test_a_step_that_is_not_finite_changes_nothing(solo):
     assert worker.learner.export_state()["steps"].item() == 0
 
 
+def test_a_gradient_of_zero_makes_no_step(solo):
+    job = Job(owners=(0,) * 4, scale=0.0)
+    worker = Worker(job, 0, solo)
+    (step,) = take_steps(worker.learner, worker.model, job, 0, range(1))
+    assert step.weight > 0
+    assert step.norm is None
+    assert worker.learner.export_state()["steps"].item() == 0
+
+
 def test_an_empty_minibatch_makes_no_step(solo):
     worker = Worker(Job(owners=(0,) * 4), 0, solo)
     step = worker.learner.step({2: torch.arange(0)}, lambda block, index: [])

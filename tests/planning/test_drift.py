@@ -86,6 +86,13 @@ def test_a_machine_that_became_slower_as_a_whole_keeps_its_plan_with_a_new_predi
     assert found.stays_s == pytest.approx(2 * best.iteration_s)
 
 
+def test_planning_again_keeps_to_the_limit_of_the_search(monkeypatch) -> None:
+    pricer, limits = flat_env(), []
+    monkeypatch.setattr(drift, "rank", lambda *asked, **options: limits.append(options["search_s"]) or rank(*asked))
+    replan(pricer, collocated(pricer.workflow, 2), {}, 10, 1.0, 0.25)
+    assert limits == [0.25]
+
+
 def test_another_plan_has_to_win_by_a_margin(monkeypatch) -> None:
     pricer = flat_env()
     present, best = collocated(pricer.workflow, 2), rank(pricer).best

@@ -54,11 +54,19 @@ def test_the_time_limit_ends_the_search_with_a_plan_and_is_reported() -> None:
     check(ranking.best.plan, pricer.workflow)
 
 
-@pytest.mark.parametrize("chain", [True, False])
-def test_workflows_of_any_shape_are_planned_in_seconds(chain: bool) -> None:
-    names = [f"s{i}" for i in range(40 if chain else 12)]
+NAMES = [f"s{i}" for i in range(40)]
+SHAPES = {
+    "a chain of 40": (NAMES, list(itertools.pairwise(NAMES))),
+    "12 in parallel": (NAMES[:12], []),
+    "a diamond of 8": (NAMES[:8], [(a, b) for s in NAMES[1:7] for a, b in (("s0", s), (s, "s7"))]),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_workflows_of_any_shape_are_planned_in_seconds(shape: str) -> None:
+    names, edges = SHAPES[shape]
     stages = {name: planning.stage(0.5 * (i % 3), 1.0 + i % 2) for i, name in enumerate(names)}
-    work = planning.graph(names, list(itertools.pairwise(names)) if chain else [])
+    work = planning.graph(names, edges)
     start = time.process_time()
     best = rank(Pricer(work, planning.profile(stages), planning.cluster(4))).best
     assert time.process_time() - start < 8

@@ -1,30 +1,24 @@
 """Generation against a naive loop: the same tokens, exact log-probs, whatever the slots, the block and the decoder."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from language_models import language_model
-from transformers import GenerationConfig
+from transformers import GenerationConfig as GreedyConfig
 
 from policies.causal_lm import CausalLM
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.algorithms.log_probs import sample_tokens
 from rlinf_embodied.config import LoraSettings, TinyLMConfig
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.randomness import uniform
-from rlinf_embodied.reasoning.batch import (
-    GenerationBlock,
-    Group,
-    Noise,
-    Prompt,
-    SamplingParams,
-    Sequences,
-    all_log_probs,
-)
-from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Sequences, all_log_probs
+from rlinf_embodied.reasoning.generation import Decoding
 
-NOISE = Noise(seed=3, iteration=2)
-SHORT = SamplingParams(max_new_tokens=14)
+SAMPLING = GenerationConfig(max_new_tokens=14, max_num_seqs=100)
 # (decoder it takes, architecture)
 ARCHITECTURES = [
     ("LeanDecoder", "qwen2"),
@@ -39,14 +33,18 @@ def block_of(lengths: list[int], group_size: int = 3, first_id: int = 40) -> Gen
         Prompt(first_id + i, tuple(2 + (7 * i + 3 * j + j * j) % 23 for j in range(length)))
         for i, length in enumerate(lengths)
     ]
-    return GenerationBlock(tuple(prompts), group_size)
+    return GenerationBlock(prompts=tuple(prompts), group_size=group_size, sampling=SAMPLING, seed=3, iteration=2)
+
+
+def sampled(block: GenerationBlock, greedy: bool = False, **changes) -> GenerationBlock:
+    return replace(block, sampling=replace(SAMPLING, **changes), greedy=greedy)
 
 
 BLOCK = block_of([5, 2, 9, 1, 4])
 
 
-def run(policy, block=BLOCK, sampling=SHORT, noise=NOISE, max_num_seqs=100, **options):
-    groups = list(generate(policy, block, sampling, noise, max_num_seqs=max_num_seqs, **options))
+def run(policy, block=BLOCK):
+    groups = list(Decoding(policy, block).run())
     assert sorted(group.prompt.id for group in groups) == sorted(prompt.id for prompt in block.prompts)
     return {group.prompt.id: group for group in groups}
 
@@ -58,25 +56,25 @@ def test_a_model_without_keys_and_values_of_every_token_is_refused(architecture)
 
 
 @torch.no_grad()
-def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, sampling: SamplingParams, noise: Noise):
+def naive_completion(policy: CausalLM, prompt: Prompt, sample: int, block: GenerationBlock):
     """One row, no cache: the whole sequence is read anew for each token."""
     tokens, log_probs = list(prompt.tokens), []
-    for place in range(sampling.max_new_tokens):
+    for place in range(block.sampling.max_new_tokens):
         logits = policy.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1].clone()
         logits[policy.spec.pad_id] = -torch.inf
-        u = torch.from_numpy(np.asarray(uniform(noise.seed, "token", noise.iteration, prompt.id, sample, place)))
-        token = int(sample_tokens(logits, u, sampling.temperature))
-        log_probs.append(float((logits.double() / sampling.temperature).log_softmax(-1)[token]))
+        u = torch.from_numpy(np.asarray(uniform(block.seed, "token", block.iteration, prompt.id, sample, place)))
+        token = int(sample_tokens(logits, u, block.sampling.temperature))
+        log_probs.append(float((logits.double() / block.sampling.temperature).log_softmax(-1)[token]))
         tokens.append(token)
         if token in policy.spec.eos_ids:
             return tokens[len(prompt.tokens) :], log_probs, True
     return tokens[len(prompt.tokens) :], log_probs, False
 
 
-def assert_naive(policy, groups: dict[int, Group], sampling: SamplingParams, noise: Noise = NOISE) -> None:
+def assert_naive(policy, groups: dict[int, Group], block: GenerationBlock) -> None:
     for group in groups.values():
         for sample in range(len(group.lengths)):
-            tokens, log_probs, ended = naive_completion(policy, group.prompt, sample, sampling, noise)
+            tokens, log_probs, ended = naive_completion(policy, group.prompt, sample, block)
             length = int(group.lengths[sample])
             assert group.tokens[sample, :length].tolist() == tokens
             assert bool(group.ended[sample]) == ended
@@ -91,20 +89,20 @@ def assert_naive(policy, groups: dict[int, Group], sampling: SamplingParams, noi
 def test_tokens_and_log_probs_are_those_of_a_naive_loop(decoder, architecture, max_num_seqs):
     policy = language_model(architecture)
     assert type(policy.decoder(2, 30)).__name__ == decoder
-    sampling = SamplingParams(max_new_tokens=14, temperature=0.8)
-    groups = run(policy, sampling=sampling, max_num_seqs=max_num_seqs)
+    block = sampled(BLOCK, temperature=0.8, max_num_seqs=max_num_seqs)
+    groups = run(policy, block)
     lengths = torch.cat([group.lengths for group in groups.values()])
     assert lengths.min() < lengths.max()  # rows end at different steps, so slots are reused
-    assert_naive(policy, groups, sampling)
+    assert_naive(policy, groups, block)
 
 
 def test_greedy_tokens_are_those_of_transformers():
     policy = language_model("llama")
-    groups = run(policy, sampling=SamplingParams(max_new_tokens=20, temperature=0.0), max_num_seqs=4)
+    groups = run(policy, sampled(BLOCK, greedy=True, max_new_tokens=20, max_num_seqs=4))
     for group in groups.values():
         expected = policy.model.generate(
             torch.tensor([group.prompt.tokens]),
-            generation_config=GenerationConfig(
+            generation_config=GreedyConfig(
                 max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, suppress_tokens=[0]
             ),
         )[0, len(group.prompt.tokens) :]
@@ -117,8 +115,8 @@ def test_groups_come_in_order_while_others_still_decode(monkeypatch):
     steps, step = [], LeanDecoder.step
     monkeypatch.setattr(LeanDecoder, "step", lambda self, tokens: steps.append(1) or step(self, tokens))
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    block, sampling = block_of([3] * 12, group_size=2), SamplingParams(max_new_tokens=20)
-    seen = [(g.prompt.id, len(steps)) for g in generate(policy, block, sampling, NOISE, max_num_seqs=8)]
+    block = sampled(block_of([3] * 12, group_size=2), max_new_tokens=20, max_num_seqs=8)
+    seen = [(group.prompt.id, len(steps)) for group in Decoding(policy, block).run()]
     assert seen[0][1] < len(steps) / 2
     assert [prompt for prompt, _ in seen] == [prompt.id for prompt in block.prompts]
 
@@ -138,10 +136,10 @@ def test_rows_end_at_any_end_token_and_otherwise_by_length():
 
 
 # -------------------------------------------------------------------------------------------------- against training
-def recorded_and_trained(policy, sampling: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
-    groups = run(policy, sampling=sampling, max_num_seqs=6).values()
+def recorded_and_trained(policy, length: int, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = run(policy, sampled(BLOCK, max_new_tokens=length, temperature=temperature, max_num_seqs=6)).values()
     rows = [(group, sample) for group in groups for sample in range(len(group.lengths))]
-    trained = all_log_probs(policy, Sequences.of(list(groups)), sampling.temperature, token_budget=100)
+    trained = all_log_probs(policy, Sequences.of(list(groups)), temperature, token_budget=100)
     recorded = torch.zeros_like(trained)
     for number, (group, sample) in enumerate(rows):
         whole = group.log_probs[sample]
@@ -149,10 +147,10 @@ def recorded_and_trained(policy, sampling: SamplingParams) -> tuple[torch.Tensor
     return recorded, trained
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(30, 0.7), SamplingParams(30)])
-def test_recorded_log_probs_are_those_of_training_at_the_same_weights(sampling):
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_recorded_log_probs_are_those_of_training_at_the_same_weights(temperature):
     policy = CausalLM.tiny(TinyLMConfig(), seed=1)
-    recorded, trained = recorded_and_trained(policy, sampling)
+    recorded, trained = recorded_and_trained(policy, 30, temperature)
     assert trained.abs().max() > 1
     assert (recorded - trained).abs().max() <= 1e-5
 
@@ -168,7 +166,7 @@ def test_generation_sees_new_weights_and_adapters():
     optimizer.step()
     after = run(policy)
     assert any(not torch.equal(before[i].tokens, after[i].tokens) for i in before)
-    recorded, trained = recorded_and_trained(policy, SamplingParams(20))
+    recorded, trained = recorded_and_trained(policy, 20)
     assert (recorded - trained).abs().max() <= 1e-5
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math
+from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, warm
+from runs import cluster
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
+from rlinf_embodied.reasoning.evaluation import AnswerEvaluation
+from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.reward_stage import Verifier
+from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.worker_state import WorkerState
 from rlinf_embodied.telemetry.progress import progress_reported_to
@@ -36,6 +40,14 @@ def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
     iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
     for stage in ("generation", "old_log_probs", "reference", "critic", "actor"):
         assert reports[f"{stage}.run"] > 4, reports  # one call of each
+
+
+def test_an_evaluation_that_samples_many_answers_reports_progress(reports) -> None:
+    config = tiny_math("eval.num_problems=4", "eval.problems_per_block=4", "eval.num_samples=16")
+    made = StageConfig(config, str(warm(config)))
+    evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=1)
+    evaluation.executor.run(StepContext(0, message=True))
+    assert reports["answers.run"] > 4, reports  # one call
 
 
 def test_each_answer_of_a_users_reward_is_progress() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def test_prompts_longer_than_the_context(files, tmp_path, nothing_starts) -> Non
     short = model_folder(tmp_path / "short", "qwen2", context=90)
     parts = ["the context of the model holds 90 tokens", "shortest of 100 prompts", "generation.max_new_tokens=16"]
     refused(ConfigError, *parts, config=config_of(short, files, tmp_path / "run"))
+
+
+def test_prompts_are_measured_without_reading_the_models_weights(folders, files, tmp_path) -> None:
+    bare = shutil.copytree(folders["qwen2"], tmp_path / "bare")
+    for path in bare.glob("*.safetensors"):
+        path.write_bytes(b"not one")
+    prompts = Prompts.of(config_of(bare, files, tmp_path / "run"), str(bare), Split.train)
+    assert len(prompts.batch(0, 4)) == 4
 
 
 def test_every_position_of_a_stream_has_the_same_problem_whichever_are_left_out(files) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 
@@ -132,6 +133,19 @@ def test_a_lost_worker_is_replaced_and_the_others_stay(session) -> None:
     assert after[1] != before[1]
     assert session.attempt == 1
     assert [len(run(session, iteration)) for iteration in range(3)] == [2, 2, 2]
+
+
+def test_a_member_that_dies_before_it_came_keeps_nobody_waiting(session_with_torch) -> None:
+    session = session_with_torch
+    pid = session.processes()[1]
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(HANG_S, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(LostWorkerError) as caught:
+        build(session, "Gang", {}, "cpu")
+    assert caught.value.workers == (1,)
+    session.replace(caught.value.workers)
+    session.clear()
+    assert len(build(session, "Gang", {}, "cpu")) == 2
 
 
 def test_a_worker_that_dies_between_calls_is_missed_at_the_next_one(session) -> None:

@@ -33,7 +33,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from experiments.bench.gpu.language import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
+from experiments.bench.gpu.language_models import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
 from experiments.bench.gpu.openvla import published, rollouts, training
 from experiments.bench.gpu.whole import DEMO, PPO, demo, plans

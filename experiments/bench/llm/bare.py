@@ -23,7 +23,7 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.losses import policy_loss
 from rlinf_embodied.compose import compose
 from rlinf_embodied.data.problems import Problem
-from rlinf_embodied.reasoning.batch import Group, Sequences, microbatches
+from rlinf_embodied.reasoning.batch import Group, Sequences, dynamic_batches
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
 
@@ -74,7 +74,8 @@ def backward(policy: CausalLM, groups: Sequence[Group], advantages: Tensor, own:
     kept = advantages.nonzero()[:, 0].tolist()
     sequences, old, advantages = Sequences.of(groups).select(kept), recorded[kept], advantages[kept]
     policy.module.zero_grad(set_to_none=False)
-    for rows, batch in microbatches(sequences, own.tokens_per_microbatch, policy.spec.pad_id):
+    for rows in dynamic_batches(sequences.lengths(), own.tokens_per_microbatch):
+        batch = sequences.batch(rows, policy.spec.pad_id)
         mask = batch.mask
         found = policy.log_probs(batch, own.temperature, with_entropy=False).log_probs
         clips, weights = (own.clip, own.clip), torch.ones(len(mask))

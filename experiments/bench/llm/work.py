@@ -21,22 +21,14 @@ from policies.causal_lm import CausalLM
 from policies.text_codec import EOS
 from rlinf_embodied.algorithms.log_probs import token_log_probs
 from rlinf_embodied.config import TinyLMConfig
+from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import (
-    GenerationBlock,
-    Group,
-    Noise,
-    Prompt,
-    Rewards,
-    SamplingParams,
-    Sequences,
-    microbatches,
-)
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences, dynamic_batches
 from rlinf_embodied.reasoning.fine_tuning import cosine_with_warmup
-from rlinf_embodied.reasoning.generation import generate
+from rlinf_embodied.reasoning.generation import Decoding
 from rlinf_embodied.reasoning.reward_stage import Verifier
 
 FORM = CompactTemplate()
@@ -58,11 +50,6 @@ class Work:
     lr: float = 1e-4
     clip: float = 0.2
     max_grad_norm: float = 1.0
-
-    @property
-    def sampling(self) -> SamplingParams:
-        """How completions are drawn."""
-        return SamplingParams(self.new_tokens, self.temperature)
 
     def arguments(self) -> list[str]:
         """Returns the `key=value` arguments that make an equal object."""
@@ -132,7 +119,8 @@ def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tu
     """Adds the gradient of the mean of -log p over the completions' tokens."""
     sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
     count = sum(len(completion) for _, completion in pairs)
-    for _, batch in microbatches(sequences, 600, policy.spec.pad_id):  # direct answers apart from chains of thought
+    for rows in dynamic_batches(sequences.lengths(), 600):  # direct answers apart from chains of thought
+        batch = sequences.batch(rows, policy.spec.pad_id)
         logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
         places = torch.arange(1, batch.tokens.shape[1])
         mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
@@ -143,8 +131,17 @@ def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tu
 def generated(policy: CausalLM, problems: Sequence[Problem], work: Work, slots: int, index: int) -> list[Group]:
     """Returns the groups of a step, in the order of its problems."""
     prompts = tuple(Prompt(problem.id, tuple(policy.encode(FORM.prompt(problem)))) for problem in problems)
-    block = GenerationBlock(prompts, work.group)
-    return list(generate(policy, block, work.sampling, Noise(work.seed, index), max_num_seqs=slots))
+    block = GenerationBlock(
+        prompts=prompts,
+        group_size=work.group,
+        sampling=GenerationConfig(
+            max_new_tokens=work.new_tokens, temperature=work.temperature or 1.0, max_num_seqs=slots
+        ),
+        greedy=work.temperature == 0,
+        seed=work.seed,
+        iteration=index,
+    )
+    return list(Decoding(policy, block).run())
 
 
 def scored(policy: CausalLM, verifier: Verifier, groups: Sequence[Group], problems: Sequence[Problem]) -> Rewards:
