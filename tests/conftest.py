@@ -30,8 +30,8 @@ install_import_hook(CHECKED_PACKAGES, "beartype.beartype")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds what tests/envs/test_env_contract.py and tests/policies/test_policy_contract.py read."""
-    parser.addoption("--env", metavar="YAML", help="the section `env` of one's own, to be held to the contract of envs")
-    parser.addoption("--policy", metavar="YAML", help="the section `policy` of one's own, likewise, on that env")
+    parser.addoption("--env", metavar="YAML", help="a custom section `env`, to be held to the contract of envs")
+    parser.addoption("--policy", metavar="YAML", help="a custom section `policy`, likewise, on that env")
 
 
 def pytest_configure() -> None:

@@ -110,7 +110,7 @@ class Handover(gymnasium.Env):
     cube: float = 0.0  # from 0.9 to 1
 
     def __init__(self, render_mode: str | None = None, wears: bool = False) -> None:
-        """`wears`: every step makes the joints slower, and no reset mends them."""
+        """`wears`: every step makes the joints slower, and no reset repairs them."""
         self.render_mode, self.wears, self.pull = render_mode, wears, 0.1
         self.action_space = spaces.Box(-1, 1, (2,), np.float32)
         picture = spaces.Dict({"top": spaces.Box(0, 255, (40, 40, 3), np.uint8)})

@@ -1,4 +1,4 @@
-"""Small runs of two levels of policies for tests: a point that is told where to go next."""
+"""Small runs of two levels of policies for tests: a point that gets its next goal from above."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Looker:
 
 
 class Learner:
-    """Has as many weights as it is told to; its version is the number of iterations that it has run."""
+    """Has as many weights as its config says; its version is the number of iterations that it has run."""
 
     def __init__(self, config: int) -> None:
         self.num_weights, self.version = config, 0

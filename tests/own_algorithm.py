@@ -1,4 +1,4 @@
-"""An algorithm in a module of its own, as docs/own_algorithm.md shows it: imitation of what paid more than the mean."""
+"""An algorithm in a separate module, as docs/own_algorithm.md shows it: imitation of what paid more than the mean."""
 
 from __future__ import annotations
 

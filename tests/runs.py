@@ -1,4 +1,4 @@
-"""Small runs for tests: point_reach, a policy of some ten thousand parameters, one process unless told otherwise."""
+"""Small runs for tests: point_reach, a policy of some ten thousand parameters, one process unless stated otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages that get into trouble where they are told to: by worker, what to do in `run`."""
+"""Stages that get into trouble where their config says so: by worker, what to do in `run`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEVER_S = 300
 
 
 def fall(fate: object) -> None:
-    """Does what it is told."""
+    """Does what its config says."""
     if fate == "die":
         os.kill(os.getpid(), 9)
     if fate == "raise":
@@ -47,7 +47,7 @@ class Gang:
     def run(self, step_context: StepContext, inputs: dict[int, list[object]]) -> Output:
         if step_context.iteration == 1:
             fall(self.fates.get(self.worker))
-        torch = sys.modules.get("torch")  # a worker that is told to emulate has none
+        torch = sys.modules.get("torch")  # a worker that emulates has none
         value = float(self.worker) if torch is None else torch.tensor([float(self.worker)])
         parts = self.group.exchange([value], [1] * self.group.size)
         return Output(dict.fromkeys(inputs), sum(float(value) for part in parts for value in part))

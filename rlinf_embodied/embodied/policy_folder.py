@@ -240,8 +240,8 @@ def new_policy(config: PolicyConfig, env: EnvSpec, seed: int, device: str) -> Po
         ConfigError: it cannot be made for this env; names the line of the user's that raised.
     """
     make, path, target = load_target(config._target_), "policy._target_", config._target_
-    told = f"{path} is {target!r}, but making it for {env.task} raised "
-    with named_when_raised(lambda error: ConfigError(f"{told}{error}\nFix it there")):
+    where = f"{path} is {target!r}, but making it for {env.task} raised "
+    with named_when_raised(lambda error: ConfigError(f"{where}{error}\nFix it there")):
         policy = make(config, env, seed)
     for name in ("spec", "module"):
         rule = f"{type(policy).__name__} has no attribute {name}"

@@ -146,7 +146,7 @@ def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
     assert rows[1]["losses/grad_norm"] == pytest.approx(rows[0]["losses/grad_norm"], rel=0.2)
 
 
-def test_a_run_on_an_accelerator_films_checkpoints_and_goes_on_there_and_on_the_cpu(tmp_path) -> None:
+def test_a_run_on_an_accelerator_films_checkpoints_and_continues_there_and_on_the_cpu(tmp_path) -> None:
     here, there = tmp_path / "sim", tmp_path / "cpu"
     films = ["eval.record_video=true", "eval.num_videos=1", "eval.num_episodes=3", "eval.num_envs=3", *EXACT]
     short = ["run.num_iterations=2", "checkpoint.every=2", *films]
@@ -191,7 +191,7 @@ def test_after_a_switch_no_byte_of_the_stage_that_left_is_on_the_device(sim) -> 
     host._switch("actor", "offload", StepContext(0))
     assert sim.memory_allocated(1) == 0
     host._switch("actor", "onload", StepContext(0))
-    iterate(executor, 2)  # and it goes on
+    iterate(executor, 2)  # and it continues
     session.close()
 
 

@@ -80,7 +80,7 @@ def test_bytes_are_counted_and_given_back_results_of_the_cpus_kernels_included(s
     assert sim.memory_allocated(1) == elsewhere
 
 
-def test_what_does_not_fit_raises_as_on_cuda_and_the_device_goes_on(sim) -> None:
+def test_what_does_not_fit_raises_as_on_cuda_and_the_device_continues(sim) -> None:
     kept = torch.ones(100, device="sim")
     sim.set_limit(sim.memory_allocated() + 1000)
     with pytest.raises(torch.OutOfMemoryError, match=r"sim out of memory. Tried to allocate 4000 bytes"):

@@ -45,7 +45,7 @@ def test_a_draw_is_keyed_keeps_columns_together_and_reaches_all() -> None:
 
 
 @pytest.mark.parametrize("size", [3, 5, 8])
-def test_a_restored_buffer_goes_on_as_the_saved_one(size) -> None:
+def test_a_restored_buffer_continues_as_the_saved_one(size) -> None:
     saved, restored = ReplayBuffer(5), ReplayBuffer(5)
     for first in range(0, size, 2):
         saved.add(numbered(first, min(first + 2, size)))

@@ -1,4 +1,4 @@
-"""A run of learning from transitions: what it leaves, how it goes on, what it survives, and what it learns."""
+"""A run of learning from transitions: what it leaves, how it resumes, what it survives, and what it learns."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_what_a_fault_takes_is_done_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:
+def test_what_a_fault_takes_is_run_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:
     calls = once(monkeypatch, kind, method, call, lost(), after)
     train(small(f"run.dir={tmp_path}"))
     assert len(calls) > call + 1

@@ -80,7 +80,7 @@ def test_blocks_of_frozen_rows_show_nothing_and_columns_end_with_their_last_vali
     assert report.env_steps == sum(int(e.metrics["episode_len"]) for e in report.episodes)
 
 
-def test_with_partial_resets_every_row_goes_on_with_an_episode_of_its_own_seed() -> None:
+def test_with_partial_resets_every_row_continues_with_an_episode_of_its_own_seed() -> None:
     stage = stage_for("env.chunks_per_rollout=8")
     columns, report, visible = roll(stage, StepContext(0), 8)
     assert visible == [{0, 1, 2, 3}] * 8

@@ -134,7 +134,7 @@ def straight(tmp_path_factory) -> tuple[Path, dict]:
     return folder, train(four(folder))
 
 
-def test_a_run_that_goes_on_gives_the_weights_of_an_uninterrupted_one(straight, tmp_path) -> None:
+def test_a_run_that_continues_gives_the_weights_of_an_uninterrupted_one(straight, tmp_path) -> None:
     folder, summary = straight
     shutil.copytree(folder / "checkpoints" / "step_000002", tmp_path / "checkpoints" / "step_000002")
     assert train(four(tmp_path))["weights_sha256"] == summary["weights_sha256"]
@@ -202,7 +202,9 @@ def test_a_frozen_lower_level_does_what_it_holds_for_best(instructed, tmp_path, 
     assert (low, False) in seen
 
 
-def test_a_frozen_lower_level_goes_on_though_the_checkpoint_that_it_came_from_is_dropped(instructed, tmp_path) -> None:
+def test_a_frozen_lower_level_continues_though_the_checkpoint_that_it_came_from_is_dropped(
+    instructed, tmp_path
+) -> None:
     given, first = instructed
     given = [
         *given,

@@ -44,7 +44,7 @@ def test_columns_that_the_env_has_not_are_named(tmp_path) -> None:
         trainer_of(two_levels("hierarchy.columns=[2,9]", f"run.dir={tmp_path}")).run()
 
 
-def test_the_higher_level_may_be_a_policy_of_ones_own(tmp_path) -> None:
+def test_the_higher_level_may_be_a_policy_of_a_user(tmp_path) -> None:
     own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "options.num_bins=11", "critic=observation"]
     own += ["options.hidden_size=-", "options.num_layers=-"]  # which it does not have
     short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2", f"warm_start.cache_dir={tmp_path}"]

@@ -1,4 +1,4 @@
-"""An env of one's own that cannot be built is named with its config path, its error and its author's own lines."""
+"""A user's env that cannot be built is named with its config path, its error and its author's own lines."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def straight(published, tmp_path_factory):
 
 
 @pytest.mark.parametrize("variant", [v if v == "ppo" else pytest.param(v, marks=pytest.mark.slow) for v in VARIANTS])
-def test_a_published_folder_is_trained_saved_and_goes_on(published, straight, tmp_path, variant: str) -> None:
+def test_a_published_folder_is_trained_saved_and_continues(published, straight, tmp_path, variant: str) -> None:
     before = {path.name: path.read_bytes() for path in published.iterdir()}
     digest, options = weights_of(straight(variant)), VARIANTS[variant]
     assert weights_sha256(state_of(straight(variant) / "checkpoints/latest")) == digest

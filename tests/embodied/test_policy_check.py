@@ -1,4 +1,4 @@
-"""A wrong policy of one's own is refused before it trains, and what is wrong is named with what to do."""
+"""A user's wrong policy is refused before it trains, and what is wrong is named with what to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Right(ProprioPolicy):
 
 @dataclass(kw_only=True, slots=True)
 class Width:
-    """Options of its own, beside those that the policy that it comes from has not."""
+    """Separate options, in addition to those that the policy that it comes from has not."""
 
     width: int = 64
 

@@ -57,7 +57,7 @@ def test_fingerprints_name_every_difference() -> None:
         (replace(ENV, options={"control_mode": "a"}), "cpu", ["control_mode is 'pd_ee_delta_pose' there and 'a' here"]),
     ],
 )
-def test_simulations_of_one_task_are_told_apart(env: EnvConfig, kind: str, says: list[str]) -> None:
+def test_simulations_of_one_task_are_distinguished(env: EnvConfig, kind: str, says: list[str]) -> None:
     assert differences(fingerprint(ENV, POLICY, "cpu"), fingerprint(env, POLICY, kind)) == says
 
 

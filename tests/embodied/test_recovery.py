@@ -44,7 +44,7 @@ def straight(tmp_path_factory):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, phase) -> None:
+def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, phase) -> None:
     folder, summary = straight
     kind, method, call, after = PHASES[phase]
     calls = once(monkeypatch, kind, method, call, lost(), after)

@@ -1,4 +1,4 @@
-"""A run goes on from its newest whole checkpoint and says so, stays the run that it is, and has its folder alone."""
+"""A run resumes from its newest whole checkpoint and says so, stays the run that it is, and has its folder alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_checkpoints_of_which_none_can_be_used_are_not_begun_over(copied, nothin
 # ------------------------------------------------------------------------------------------------------ a killed driver
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_driver_with_ray_workers_that_is_killed_takes_them_along_and_its_run_goes_on(straight, tmp_path) -> None:
+def test_a_driver_with_ray_workers_that_is_killed_takes_them_along_and_its_run_continues(straight, tmp_path) -> None:
     start = f"warm_start.checkpoint={clone(four(tmp_path))}"
     shown = ["cluster=local", "cluster.num_devices=2", "plan=disaggregated", start]
     given = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]

@@ -91,7 +91,7 @@ def straight(tmp_path_factory):
 
 
 @pytest.mark.parametrize("stopped", [1, 3])
-def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, straight, stopped: int) -> None:
+def test_a_stopped_run_continues_under_another_plan_to_the_same_weights(tmp_path, straight, stopped: int) -> None:
     folder, summary = straight
     train(short(tmp_path, "plan=collocated", f"run.num_iterations={stopped}"))
     found = train(short(tmp_path, "plan=disaggregated", "cluster.num_devices=3"))
@@ -104,7 +104,7 @@ def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, 
     [("collocated", PolicyLearner, "run", 2), ("disaggregated", EnvStage, "step", 11)],
     ids=["an update", "a rollout"],
 )
-def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, plan, kind, method, call) -> None:
+def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, plan, kind, method, call) -> None:
     folder, summary = straight
     calls = once(monkeypatch, kind, method, call, lost(), True)
     found = train(short(tmp_path, f"plan={plan}", f"cluster.num_devices={3 if plan == 'disaggregated' else 1}"))

@@ -52,7 +52,7 @@ def test_any_of_them_is_enough(given: str) -> None:
     require_start(compose_train([*(text for text in PEG if not text.startswith(f"{key}=")), given]))
 
 
-def test_a_run_that_goes_on_needs_no_start(tmp_path: Path) -> None:
+def test_a_run_that_continues_needs_no_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         require_start(compose_train([*PEG, f"run.dir={tmp_path}"]))
     (tmp_path / "checkpoints").mkdir()

@@ -76,7 +76,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once(monkeypatch, tmp_path) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_run_that_died_goes_on_from_its_last_checkpoint(straight, monkeypatch, tmp_path) -> None:
+def test_a_run_that_died_continues_from_its_last_checkpoint(straight, monkeypatch, tmp_path) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 3, error=SimulatorError("the simulator is gone"))
         with pytest.raises(SimulatorError):

@@ -1,6 +1,6 @@
 """One contract for every env: point_reach, ManiSkill on the batched CPU backend, its stock envs, the env of the docs.
 
-For an env of one's own alone: `python -m pytest tests/envs/test_env_contract.py --env=<yaml>` (docs/own_env.md).  What
+For a custom env alone: `python -m pytest tests/envs/test_env_contract.py --env=<yaml>` (docs/own_env.md).  What
 an env does not offer is skipped, with the reason.
 """
 

@@ -1,4 +1,4 @@
-"""What all simulators in environments of their own share: the wire, and the rows of a process."""
+"""What all simulators in separate environments share: the wire, and the rows of a process."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def moving(value: float = 0.5) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- at rest
-def test_a_row_at_rest_shows_where_it_came_to_rest_while_others_go_on(simulator) -> None:
+def test_a_row_at_rest_shows_where_it_came_to_rest_while_others_continue(simulator) -> None:
     simulator.step(moving(), [0, 1, 2, 3])
     before = simulator.measure(moving())
     for _ in range(3):

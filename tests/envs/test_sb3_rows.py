@@ -46,7 +46,7 @@ def test_what_sb3_sees_is_finite_in_its_spaces_and_repeats_with_the_seed(observa
     assert row in env.observation_space
 
 
-def test_sb3_is_told_of_time_limits_and_last_observations() -> None:
+def test_sb3_learns_of_time_limits_and_last_observations() -> None:
     env = sb3()
     env.seed(1)
     env.reset()

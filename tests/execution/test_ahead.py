@@ -82,7 +82,7 @@ def test_staleness_changes_what_is_computed() -> None:
 
 
 @pytest.mark.ray
-def test_a_run_on_ray_goes_on_with_fronts_two_iterations_ahead_and_snapshots(ray_session) -> None:
+def test_a_run_on_ray_continues_with_fronts_two_iterations_ahead_and_snapshots(ray_session) -> None:
     """At first all fronts have the same weights, so that a snapshot holds one reference several times."""
     workflow = random_workflow(CASES[0])
     plan = replace(collocated(workflow, 2), staleness=2)

@@ -121,7 +121,7 @@ def session(ray_cluster):
     ],
     ids=["an opener dies", "who relays dies"],
 )
-def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_go_on(session, fate, kind, told, lost) -> None:
+def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_continue(session, fate, kind, told, lost) -> None:
     made = executor(session, fate)
     pids = pids_of(made)
     first = made.run(StepContext(0)).reports["policy"]

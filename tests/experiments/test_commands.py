@@ -21,7 +21,7 @@ PATIENCE_S = 280  # for a process that hangs; what is tested does not depend on 
 
 
 def start(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """Starts a script in a process of its own, its two streams as one."""
+    """Starts a script in a separate process, its two streams as one."""
     command = [sys.executable, "-u", str(REPOSITORY / "experiments" / f"{script}.py"), *arguments]
     return subprocess.Popen(
         command,
@@ -72,7 +72,7 @@ def test_train_then_evaluate(monkeypatch, capsys, tmp_path) -> None:
 
 # ----------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.slow
-def test_a_machine_that_cannot_render_is_told_how_to_get_there(tmp_path) -> None:
+def test_a_machine_that_cannot_render_learns_how_to_get_there(tmp_path) -> None:
     nothing = {"VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
     chosen = ["cluster=serial", f"run.dir={tmp_path}", "eval.num_episodes=1", "env=maniskill_pick"]
     process = start("train_vla", *chosen, **nothing)
@@ -95,7 +95,7 @@ SIGNALS = [pytest.param(signal.SIGINT, "interrupt", 130, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("number", "name", "code"), SIGNALS)
-def test_a_signal_during_training_leaves_a_checkpoint_from_which_the_same_run_goes_on(
+def test_a_signal_during_training_leaves_a_checkpoint_from_which_the_same_run_continues(
     tmp_path, finished, number: int, name: str, code: int
 ) -> None:
     gated = ["env._target_=gated_reach.make_env", f"warm_start.checkpoint={clone(tiny())}", "checkpoint.every=0"]

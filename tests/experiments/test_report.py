@@ -147,7 +147,7 @@ def test_a_run_of_language_models_has_its_own_defaults_and_metric(tmp_path: Path
 
 
 # ------------------------------------------------------------------------------------------------ not finished, damaged
-def test_a_run_that_goes_on_says_what_is_not_there_yet(tmp_path: Path) -> None:
+def test_a_run_that_continues_says_what_is_not_there_yet(tmp_path: Path) -> None:
     folder = started(tmp_path / "run")
     run = read_run(folder)
     text = Checked(page([run], 0)).text

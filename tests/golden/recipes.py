@@ -172,7 +172,7 @@ def language(stages: Stages) -> None:
 
 @contextmanager
 def _cached_in(folder: str) -> Iterator[None]:
-    """Caches lie in a folder of their own for a while: nothing that another processor made is found."""
+    """Caches lie in a separate folder for a while: nothing that another processor made is found."""
     before = os.environ.get("RLINF_EMBODIED_CACHE")
     os.environ["RLINF_EMBODIED_CACHE"] = folder
     try:

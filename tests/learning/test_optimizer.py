@@ -105,7 +105,7 @@ def test_a_group_that_makes_no_step_keeps_weights_and_moments():
     assert state["mean"][sum(p.numel() for p in before[:2]) :].any()
 
 
-def test_a_restored_optimizer_goes_on_bit_for_bit():
+def test_a_restored_optimizer_continues_bit_for_bit():
     straight, resumed = make_net(), make_net()
     first = optimizer_of(straight.parameters())
     other = optimizer_of(resumed.parameters())

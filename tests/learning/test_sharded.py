@@ -96,7 +96,7 @@ def test_parts_for_a_snapshot_are_slices_that_make_up_the_whole_state(two, solo)
     assert all(torch.equal(joined[name], whole[name]) for name in whole)
 
 
-def test_a_resumed_run_goes_on_bit_for_bit(two):
+def test_a_resumed_run_continues_bit_for_bit(two):
     for jobs in two:
         through, resumed = jobs["through"], jobs["resumed"]
         assert all(torch.equal(tensor, resumed["weights"][name]) for name, tensor in through["weights"].items())

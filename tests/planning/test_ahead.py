@@ -45,7 +45,7 @@ def test_a_stage_between_that_takes_no_weights_gains_by_a_second_iteration(few_m
 
     Fresh: 30 s.  One ahead: generation i + 1 and then reward i + 1 go beside actor i, but a run ends with actor and
     generation: actor i + 1 waits for what is left of reward i + 1, r s, a run takes 10 + r, and r is 10 - r of the run
-    before: 15 s on average.  Two ahead: reward i + 1 has a run of its own: 10 s.
+    before: 15 s on average.  Two ahead: reward i + 1 has a separate run: 10 s.
     """
     chain = [("generation", "reward"), ("reward", "actor")]
     names = ("generation", "reward", "actor")

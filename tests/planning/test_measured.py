@@ -49,7 +49,7 @@ def test_the_graph_that_a_profile_makes_is_the_one_that_was_measured(run: str) -
     assert not any(spec.config for spec in again.stages.values())
 
 
-def test_a_profile_may_be_of_a_workflow_of_ones_own() -> None:
+def test_a_profile_may_be_of_a_workflow_of_a_user() -> None:
     measured = profile({name: stage(1.0, 1.0) for name in ("a", "b")})
     found = workflow_for(replace(measured, workload=Workload("plan_cases.own_graph", 6)))
     assert (tuple(found.stages), found.num_blocks) == (("a", "b"), 6)

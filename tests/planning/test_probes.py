@@ -83,7 +83,7 @@ def test_a_chain_has_no_disaggregated_probe() -> None:
     assert [probe.name for probe in probes(chain(), cluster(2))] == names
     assert [probe.name for probe in probes(chain(whole=False), cluster(2))] == [*names, "one block"]  # may stream
     waiting = chain(b=StageSpec("b", "fakes.b", None, waits=True))
-    last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others go on block by block
+    last = probes(waiting, with_waiting(cluster(2), 1))[-1]  # while it waits the others continue block by block
     assert (last.name, last.workflow.num_blocks, last.plan.devices()) == ("one block", 1, (0,))
 
 
@@ -230,7 +230,7 @@ def test_data_of_the_steps_that_were_left_out_takes_memory_too() -> None:
     assert stages["policy"].working(4, 1) == 0.0  # what it is shown does not wait
 
 
-def test_what_an_actor_shares_with_the_policy_of_its_worker_is_told_apart() -> None:
+def test_what_an_actor_shares_with_the_policy_of_its_worker_is_distinguished() -> None:
     both = made(measurements(resident={(4, 1): 90.0}, sharing={(4, 1): 30.0})).stages["actor"]
     assert (both.resident(4, 1), both.shared_bytes) == (90.0, 60.0)
     measured = measurements(sharing={(4, 1): 30.0})  # never alone in a worker: it would hold the weights as well

@@ -27,7 +27,7 @@ def data(**changes) -> dict:
 def test_between_points_lines_beyond_them_the_last_slope() -> None:
     xs, ys = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 6.0])
     assert [interpolate(x, xs, ys) for x in (0.5, 1.0, 1.5, 3.0, 4.0, 6.0)] == [1.0, 1.0, 1.5, 4.0, 6.0, 10.0]
-    # what fell at the end does not go on falling
+    # what fell at the end does not keep falling
     assert [interpolate(x, np.array([1.0, 2.0]), np.array([5.0, 4.0])) for x in (2.0, 9.0)] == [4.0, 4.0]
 
 

@@ -158,7 +158,7 @@ def test_a_critic_on_observations_reads_the_expert_and_trains_its_head_alone() -
 
 
 @pytest.mark.parametrize("expert_only", [True, False])
-def test_the_expert_learns_alone_unless_told_otherwise(expert_only: bool) -> None:
+def test_the_expert_learns_alone_unless_stated_otherwise(expert_only: bool) -> None:
     policy = policy_of(expert_only=expert_only)
     features, noise = policy.encode_trainable(seen()), policy.imitation_noise.draw(0, "test", range(ROWS))
     policy.imitation_loss(features, torch.zeros(ROWS, CHUNK, ACTION), {"noise": noise}).backward()

@@ -68,7 +68,7 @@ def test_a_block_is_returned_before_those_after_it_are_decoded(decoder_steps):
         output = stage.run(StepContext(0, chunk=block, num_chunks=4), {block: prompts[block]})
         made |= output.blocks
         steps.append(len(decoder_steps))
-    assert len(decoder_steps) == in_all  # going on where the call before stopped costs nothing
+    assert len(decoder_steps) == in_all  # continuing where the call before stopped costs nothing
     assert steps[1] < steps[2] <= steps[3]
     assert steps[0] < steps[1] or steps[2] < steps[3]  # within a set, too
     for block in BLOCKS:

@@ -52,7 +52,7 @@ SLOW = ("generation with adapters", "the critic's update", "the actor's update w
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in SLOW else case for case in CASES]
 )
-def test_what_a_fault_takes_is_done_again(tmp_path, monkeypatch, straight, case) -> None:
+def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, case) -> None:
     variant, kind, method, call, after = CASES[case]
     folder, summary = straight(*variant)
     calls = once(monkeypatch, kind, method, call, lost(), after)

@@ -53,7 +53,7 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
 
 
 @pytest.mark.slow
-def test_a_sharded_actor_goes_on_from_its_checkpoint_with_adapters(tmp_path):
+def test_a_sharded_actor_continues_from_its_checkpoint_with_adapters(tmp_path):
     config = config_of("policy.lora.rank=4", *SHARDED)
     through = math_executor(config, config.plan.variants, 1, SerialSession())
     progress = Progress(before={})

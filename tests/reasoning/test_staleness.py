@@ -65,7 +65,7 @@ def straight(tmp_path_factory):
     return folder, train_math(short(folder))
 
 
-def test_a_stopped_run_goes_on_under_another_plan_to_the_same_weights(tmp_path, straight) -> None:
+def test_a_stopped_run_continues_under_another_plan_to_the_same_weights(tmp_path, straight) -> None:
     folder, summary = straight
     train_math(short(tmp_path, "run.num_iterations=2"))
     found = train_math(short(tmp_path, "plan=disaggregated", "cluster.num_devices=2"))

@@ -135,7 +135,7 @@ def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(st
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
-def test_without_its_reference_a_run_does_not_go_on(straight, tmp_path) -> None:
+def test_without_its_reference_a_run_does_not_continue(straight, tmp_path) -> None:
     shutil.copytree(straight("reference"), tmp_path, dirs_exist_ok=True, symlinks=True)
     reference = str(checkpoint.load_state(tmp_path / "checkpoints/latest")["reference"])
     moved = warm(tiny_math()).rename(warm(tiny_math()).with_name("moved"))

@@ -26,7 +26,7 @@ def few(*overrides: str) -> MathConfig:
 
 
 def made(monkeypatch, cache: Path, config: MathConfig, devices: int = 1) -> tuple[str, list[tuple[int, int]]]:
-    """Returns the hash of the model in a cache of its own, and the (step, of) that were shown while it was made."""
+    """Returns the hash of the model in a separate cache, and the (step, of) that were shown while it was made."""
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(cache))
     shown = []
     folder = starting_policy(

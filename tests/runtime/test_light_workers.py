@@ -1,4 +1,4 @@
-"""Workers are as small as their stages allow: none brings torch or a simulator of its own."""
+"""Workers are as small as their stages allow: none brings torch or a simulator."""
 
 from __future__ import annotations
 

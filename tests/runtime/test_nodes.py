@@ -83,7 +83,7 @@ def test_workers_run_on_the_nodes_of_their_devices_which_are_held_for_them(tempo
 
 
 @pytest.mark.ray
-def test_a_training_that_loses_a_node_goes_on_with_the_rest_and_gives_the_same_weights(temporary: Path) -> None:
+def test_a_training_that_loses_a_node_continues_with_the_rest_and_gives_the_same_weights(temporary: Path) -> None:
     said = _run(temporary, str(TESTS / "two_node_training.py"), str(temporary / "run"))
     found = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
     assert found["lost"] == found["alone"]

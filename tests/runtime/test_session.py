@@ -29,7 +29,7 @@ from rlinf_embodied.workflow.graph import StageSpec
 
 
 class Member:
-    """Sums its worker's number over all workers; raises, or waits for an event, where it is told to."""
+    """Sums its worker's number over all workers; raises, or waits for an event, where its config says so."""
 
     def __init__(self, config: dict[int, object] | None) -> None:
         self.config = config or {}

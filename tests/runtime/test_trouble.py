@@ -103,7 +103,7 @@ def test_a_member_that_fails_keeps_nobody_waiting_and_is_the_one_that_is_named(s
 
 
 @pytest.mark.parametrize(("kind", "fate"), [("Gang", "stop"), ("Maker", "livelock")])
-def test_a_hang_is_told_with_its_culprit(session, kind, fate) -> None:
+def test_a_hang_is_reported_with_its_culprit(session, kind, fate) -> None:
     pids = build(session, kind, {1: fate})
     error, seconds = trouble(session)
     assert isinstance(error, HangError)

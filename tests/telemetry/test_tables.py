@@ -1,4 +1,4 @@
-"""Short columns beside each other, long text on lines of its own."""
+"""Short columns next to each other, long text on separate lines."""
 
 from rlinf_embodied.telemetry.tables import described_table, text_table
 

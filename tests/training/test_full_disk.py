@@ -1,4 +1,4 @@
-"""A full disk of the driver ends a run with one line that says which file, and the same command goes on."""
+"""A full disk of the driver ends a run with one line that says which file, and the same command resumes the run."""
 
 from __future__ import annotations
 

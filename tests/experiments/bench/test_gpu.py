@@ -35,7 +35,7 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason(monkeypatch, tmp_p
     assert all("CUDA device(s), found 0" in result["skipped"] for result in results.values())
 
 
-def test_a_broken_check_does_not_hide_the_others_and_is_told_by_the_exit_code(monkeypatch, tmp_path):
+def test_a_broken_check_does_not_hide_the_others_and_shows_in_the_exit_code(monkeypatch, tmp_path):
     monkeypatch.setitem(gpu.CHECKS, "physics", lambda config: {}["nothing"])
     monkeypatch.setitem(gpu.CHECKS, "train", lambda config: {"seconds": 1.0})
     assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,train"]) == 1

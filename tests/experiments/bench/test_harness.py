@@ -105,7 +105,7 @@ def test_arms_take_turns_and_every_other_round_goes_backwards():
     assert heard == [(0, "a", 3), (0, "b", 4), (1, "b", 5), (1, "a", 6)]
 
 
-def test_a_worker_answers_in_turn_and_its_death_is_told():
+def test_a_worker_answers_in_turn_and_its_death_is_reported():
     worker = Worker(Counter, "aab")
     try:
         assert worker.ask("__getitem__", "a").answer() == 2
