@@ -427,7 +427,7 @@ class SFTConfig(AlgorithmConfig):
     lr: float = 1e-3
     head_lr: float = 2e-3
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
-    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss chooses the checkpoint
+    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss is reported
     reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The sections `generation`, `reward`, `algorithm`, `warm_start`, `eval` and `samples` of the reasoning workflow."""
+"""The sections `generation`, `reward`, `algorithm`, `warm_start` and `eval` of the reasoning workflow."""
 
 from __future__ import annotations
 
