@@ -20,7 +20,7 @@ def require_start(config: TrainConfig) -> None:
     fine_tunes = config.algorithm.learns_from is Source.demonstrations
     given = config.files if fine_tunes else start.checkpoint or start.from_nothing
     folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
-    resumes = config.resume != "never" and (config.resume != "auto" or (folder is not None and folder.exists()))
+    resumes = config.resume != "auto" or (folder is not None and folder.exists())
     if given or start.demonstrations or resumes or (why := why_no_expert(config.env)) is None:
         return
     raise ConfigError(
