@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
-from rlinf_embodied.planning.profile import Profile
+
+if TYPE_CHECKING:
+    from rlinf_embodied.planning.profile import Profile  # imports numpy, before which a process is pinned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
     return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
 
 
-def profile_stages(config: TrainConfig | MathConfig) -> Profile:
+def profile_stages(config: TrainConfig | MathConfig) -> "Profile":
     """Measures the stages, writes and prints the profile, and returns it."""
     from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
     from rlinf_embodied.reasoning.job import ReasoningJob
@@ -56,7 +59,7 @@ def profile_stages(config: TrainConfig | MathConfig) -> Profile:
     return profile
 
 
-def rows(profile: Profile) -> list[dict[str, str]]:
+def rows(profile: "Profile") -> list[dict[str, str]]:
     """Returns a table to print: a row per stage and point of its grid."""
     return [
         {

@@ -343,7 +343,8 @@ class Effort:
 
     def _affordable_steps(self, short_s: float) -> int:
         most = max((loop.chunk_steps for loop in self._loops), default=_WARM_STEPS)
-        # rows that stop early, and are not reset, do less and less towards the end
-        least = max([-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in self._loops], default=most)
+        # so long that a line goes through both; rows that stop early do less and less towards the end
+        parts = [-(-loop.chunk_steps // (4 if loop.typical_steps else 2)) for loop in self._loops]
+        least = max(2 * _WARM_STEPS, *parts) if parts else most
         steps = _WARM_STEPS * self._budget_s * self._blocks[0] / max(sum(self._blocks) * short_s, 1e-9)
         return max(_WARM_STEPS, min(most, max(int(steps), min(least, int(_PATIENCE * steps)))))
