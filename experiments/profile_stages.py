@@ -31,7 +31,8 @@ def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
     return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
 
 
-def profile_stages(config: TrainConfig | MathConfig) -> None:
+def profile_stages(config: TrainConfig | MathConfig) -> Profile:
+    """Measures the stages, writes and prints the profile, and returns it."""
     from rlinf_embodied.embodied.job import EmbodiedJob  # these import torch, which must find the pins
     from rlinf_embodied.reasoning.job import ReasoningJob
     from rlinf_embodied.runtime.session import find_cluster, make_session
@@ -52,6 +53,7 @@ def profile_stages(config: TrainConfig | MathConfig) -> None:
         folder.write_text("profile.json", path.read_text(encoding="utf-8"))
         view.note(text_table(rows(profile), f"{profile.name} on {cluster.description}, seconds and MB:"))
         view.note(f"{folder.path / 'profile.json'}, kept as {path}")
+    return profile
 
 
 def rows(profile: Profile) -> list[dict[str, str]]:

@@ -34,7 +34,8 @@ class Options:
     videos_mb: float = 12.0  # megabytes of all videos inside the page; 0: no videos
 
 
-def report(options: Options) -> None:
+def report(options: Options) -> Path:
+    """Writes the page and returns its path."""
     folders = [Path(name) for name in [options.run.dir, *names_of(options.runs)] if name]
     if not folders:
         raise ConfigError("run.dir is not given, but the page is of a run: give run.dir=<run folder>, or runs=<a>,<b>")
@@ -50,6 +51,7 @@ def report(options: Options) -> None:
             f"out is {str(out)!r}, but it cannot be written ({error.strerror}): give out=<file>.html elsewhere"
         ) from error
     print(f"{out} ({len(text) / 1e6:.1f} MB)")
+    return out
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from rlinf_embodied.planning.coarse import coarse
 from rlinf_embodied.planning.notation import place_text, to_text
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
-from rlinf_embodied.planning.search import Search
+from rlinf_embodied.planning.search import Search, State
 from rlinf_embodied.planning.simulate import Simulator
 
 LONG_COLUMNS = ("plan", "why not")  # of `rows`: they need separate lines
@@ -22,6 +22,7 @@ SEARCH_S = 10.0  # limit of a search
 WORTH = 0.05  # of the seconds of the best plan with a smaller staleness, that a plan with a larger one has to save
 _SAME = 1e-6  # of the best plan's seconds: as fast
 _KIND_BUDGET = 0.15  # of the moves of a search, for the best plan of one kind
+_REFINED_BUDGET = 0.3  # of the moves of a search, for plans of units on the devices themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,10 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
     limited = search.run(until)
     for kind in Kind:
         limited = search.run(until, kind, _KIND_BUDGET) or limited
-    entries = sorted(((score, kind, plan) for (kind, _), (score, plan) in search.best.items()), key=lambda e: e[0])
-    found = [Found(plan, kind, *score) for score, kind, plan in entries]
+    found = _found(search)
     if units is None:
         return found, limited
-    simulator, expanded = Simulator(pricer), list[Found]()
+    search, states = Search(pricer, staleness), list[State]()
     first = {one.kind: one for one in reversed(found)}
     for one in {id(one): one for one in (*found[:3], *first.values())}.values():  # as many as can be simulated
         whole = units.expanded(one.plan, pricer)
@@ -131,10 +131,16 @@ def _search(pricer: Pricer, staleness: int, until: float) -> tuple[list[Found], 
             check(whole, pricer.workflow)
         except PlanError:
             continue
-        lacking = sum(max(0.0, n - pricer.memory_bytes[d]) for d, n in pricer.memory(whole).items())
-        seconds = math.inf if lacking else simulator.run(whole).iteration_s
-        expanded.append(Found(whole, one.kind, seconds, lacking))
-    return sorted(expanded, key=lambda one: (one.iteration_s, one.lacking_bytes)), limited
+        states.append((whole.items, whole.exclusive))
+    if states:
+        limited |= search.run(until, budget=_REFINED_BUDGET, starts=states)
+    return _found(search), limited
+
+
+def _found(search: Search) -> list[Found]:
+    """Returns the best plans of a search, the best of them first."""
+    entries = sorted(((score, kind, plan) for (kind, _), (score, plan) in search.best.items()), key=lambda e: e[0])
+    return [Found(plan, kind, *score) for score, kind, plan in entries]
 
 
 def _chosen(found: Sequence[Found], number: int) -> list[Found]:

@@ -256,18 +256,25 @@ class Search:
     def _move_devices(self, items: Items) -> Items | None:
         some, how, draw = self._some(items), self.draw.random(), self.draw
         everywhere, own = set(range(self.cluster.num_devices)), set(some[0].devices)
-        if how < 0.35:
+        others = [place for item in items for place in item.places]
+        over: list[Place] = []  # those of which a device goes over to these stages
+        if how < 0.25:
             new = own ^ {draw.randrange(len(everywhere))}
+        elif how < 0.35:
+            devices = draw.choice(others).devices
+            one = draw.choice(devices)
+            over = [replace(p, devices=tuple(d for d in devices if d != one)) for p in others if p.devices == devices]
+            new = own | {one}
         elif how < 0.5 and own != everywhere:
             new = own ^ {draw.choice(sorted(own)), draw.choice(sorted(everywhere - own))}
         elif how < 0.75:
-            other = draw.choice([place for item in items for place in item.places])
+            other = draw.choice(others)
             new = set(other.devices) if draw.random() < 0.5 else everywhere - set(other.devices)
         elif how < 0.85:
             new = everywhere
         else:
             new = set(draw.sample(sorted(everywhere), draw.randint(1, len(everywhere))))
-        chosen = []
+        chosen = [replace(place, blocks=()) for place in over]
         for place in some:
             devices = tuple(sorted(new & set(self.allowed[place.stage])))
             most = self.work.most_devices(place.stage)
@@ -352,21 +359,24 @@ class Search:
         return (*items[:at], Item(tuple(self._chunked(place, chunks) for place in parts), chunks), *items[last:])
 
     # ------------------------------------------------------------------------------------------------------------ run
-    def run(self, until: float = math.inf, kind: Kind | None = None, budget: float = 1.0) -> bool:
+    def run(
+        self, until: float = math.inf, kind: Kind | None = None, budget: float = 1.0, starts: Sequence[State] = ()
+    ) -> bool:
         """Searches until a number of moves or a time (of time.monotonic()); returns whether the time ended it.
 
         With a `kind` it keeps to that, starting from the best ones of it so far; `budget` is the share of the moves.
+        Good plans to start from need fewer of them.
         """
         self.kind = kind
         more = [(plan.items, plan.exclusive) for (k, _), (_, plan) in self.best.items() if k is kind]
         pool: list[tuple[Score, State]] = []
-        for state in (*more[:4], *self.starts()):
+        for state in (*more[:4], *(starts or self.starts())):
             pool.append((self.score(state), state))
             if time.monotonic() > until and pool[0][0][0] < math.inf:
                 return True
         pool = sorted({state: (score, state) for score, state in pool}.values(), key=lambda entry: entry[0])[:12]
         most = MOVES / (len(self.stages) * self.cluster.num_devices)
-        most = round(budget * min(MOST_MOVES, max(LEAST_MOVES, most)))
+        most = round(budget * min(MOST_MOVES, max(0 if starts else LEAST_MOVES, most)))
         patience = 30 + 15 * len(self.stages)
         current = best = pool[0]
         idle = 0

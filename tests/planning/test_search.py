@@ -169,6 +169,13 @@ def test_large_clusters_are_planned_in_groups() -> None:
     assert len(to_text(best.plan)) < 200
 
 
+def test_what_a_search_in_groups_has_found_is_refined_on_the_devices() -> None:
+    work = planning.graph("abc", [("a", "b"), ("a", "c")], blocks=60, whole=True)
+    stages = {"a": planning.stage(0, 0.001), "b": planning.stage(10, 1), "c": planning.stage(10, 3)}
+    pricer = Pricer(work, planning.profile(stages), planning.cluster(20))  # in pairs of devices
+    assert rank(pricer).best.iteration_s == pytest.approx(22, abs=0.1)  # b on 5 devices beside c on 15; 25 on 4 or 6
+
+
 # --------------------------------------------------------------------------------------------------- price, and reasons
 def test_calls_and_rounds_and_distant_weights_have_a_price() -> None:
     work, measured = planning.embodied((1, 0), (1, 0), (1, 0), blocks=4, steps=10)
