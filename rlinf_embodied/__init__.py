@@ -46,8 +46,7 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
 
 
 def _worker_modules(config: TrainConfig | MathConfig) -> list[str]:
-    """Returns what workers import for a config; code of a user's own stays with them, who then tell its errors."""
-    import importlib
+    """Returns what workers import for a config; a user's own code is left to them, which report its errors."""
     from dataclasses import asdict
 
     from rlinf_embodied.config import MathConfig
@@ -55,10 +54,8 @@ def _worker_modules(config: TrainConfig | MathConfig) -> list[str]:
 
     parts = {target.rpartition(".")[0] for target in targets_of(asdict(config))}
     own = sorted(part for part in parts if part.startswith(("envs.", "policies.")))
-    envs = [importlib.import_module(part) for part in own if part.startswith("envs.")]
-    needed = [name for env in envs for name in getattr(env, "WORKER_IMPORTS", ())]
     kind = "reasoning" if isinstance(config, MathConfig) else "embodied"
-    return [f"rlinf_embodied.{kind}.job", *own, *needed]
+    return [f"rlinf_embodied.{kind}.job", *own]
 
 
 def begin(config: TrainConfig | MathConfig) -> Job:

@@ -5,8 +5,9 @@
     3. accept   a plan that is not slower; after many moves without a gain, continue from a changed good plan (a kick)
 
 Where stages do not fit into a device's memory together, some are made exclusive.  Large clusters and many blocks are
-searched in units of alike devices and of blocks (coarse.py).  The search is deterministic: a number of moves ends it,
-or the time limit, which it reports.  What it keeps is the best plan of every kind and structure.
+searched in units of alike devices and of blocks (coarse.py), and the best plans then refined on the devices.  The
+search is deterministic: a number of moves ends it, or the time limit, which it reports.  What it keeps is the best plan
+of every kind and structure.
 """
 
 from __future__ import annotations

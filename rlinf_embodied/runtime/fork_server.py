@@ -41,7 +41,8 @@ def start(modules: Sequence[str], variables: Mapping[str, str]) -> None:
     """Starts the server of this process, in place of an earlier one; it ends with the process.
 
     Args:
-        modules: what the workers will need; one that cannot be imported is left to the worker, which tells the error.
+        modules: what the workers will need, and what these name in WORKER_IMPORTS; one that cannot be imported is left
+            to the worker, which reports the error.
         variables: those of the workers that it can fork, beside the ones of this process.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -69,7 +70,8 @@ def _serve(listener: socket.socket, lifeline: int, modules: Sequence[str]) -> No
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the driver's terminal
     for name in modules:
         with suppress(Exception):
-            importlib.import_module(name)
+            for needed in getattr(importlib.import_module(name), "WORKER_IMPORTS", ()):
+                importlib.import_module(needed)
     gc.freeze()  # a collection in a worker would copy the pages of all that is imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
     while True:

@@ -1,4 +1,4 @@
-"""A loop whose chunk-steps a worker relays: the same values with fewer calls, and trouble is told as ever."""
+"""A loop whose chunk-steps a worker relays: the same values with fewer calls, and faults are reported as without it."""
 
 from __future__ import annotations
 
@@ -114,18 +114,20 @@ def session(ray_cluster):
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("fate", "kind", "told", "lost"),
+    ("fate", "kind", "message", "lost"),
     [
         ({1: "die"}, LostWorkerError, r"worker 1 \(pid \d+, .* died", {1}),
         ({0: "end it"}, LostWorkerError, r"worker 2 \(pid \d+, .* died", {2}),
     ],
     ids=["an opener dies", "who relays dies"],
 )
-def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_continue(session, fate, kind, told, lost) -> None:
+def test_a_worker_in_trouble_is_the_one_that_is_named_and_the_others_continue(
+    session, fate, kind, message, lost
+) -> None:
     made = executor(session, fate)
     pids = pids_of(made)
     first = made.run(StepContext(0)).reports["policy"]
-    with pytest.raises(kind, match=told) as caught:
+    with pytest.raises(kind, match=message) as caught:
         made.run(StepContext(1, message=pids[2]))
     assert set(getattr(caught.value, "workers", ())) == lost
     session.replace(tuple(lost))
