@@ -171,7 +171,7 @@ class EpisodeEnv:
         if self._sim.expert is None:
             raise SimulatorError(
                 f"env.task={self.spec.task} with env.options={self._config.options} has no scripted expert: use "
-                "warm_start.demonstrations, warm_start.checkpoint or warm_start.from_nothing=true "
+                "warm_start.demonstrations, warm_start.checkpoint or warm_start.from_scratch=true "
                 "(docs/warm_start.md), or a task, control mode and robot of envs/tasks.py"
             )
         return self._sim.expert()

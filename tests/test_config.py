@@ -180,7 +180,7 @@ BAD_INPUT = [
         "hierarchy.goal_low is [1.0]|below that of hierarchy.goal_high=[0.0]|exchange the two",
     ),
     (
-        *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_nothing=true"),
+        *(VLA, "hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.from_scratch=true"),
         "hierarchy.frozen is True|never follows its goal|warm_start.checkpoint=<dir>",
     ),
     (VLA, "algorithm=grpo algorithm.group_size=3 env.auto_reset=false", "env.block_size is|group_size=3|multiple"),

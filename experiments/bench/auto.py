@@ -1,13 +1,13 @@
 """Is the plan that plan=auto picks the fastest one, and how good are the predictions?  Real workloads (auto_cases.py).
 
-python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [settle=0] [next_best=0]
+python -m experiments.bench.auto [cases=pick,point_reach] [iterations=3] [warmup=0] [next_best=0]
                                  [out=docs/results/auto.json] [overrides of train_vla.py or train_llm_math.py]
 
 For each workload the stages are profiled.  Then every preset plan and the picked plan train the same config from the
 same policy, iteration by iteration in alternation; with next_best=2 also the two best plans of other shapes.  Printed,
 and written as JSON and Markdown to `out`: predicted against measured seconds per iteration of each plan; whether the
 picked one is the fastest, or within 3 % of it, or within the spread of the measurement (otherwise the exit code is 1);
-and the share of an iteration that the busiest worker spent in no stage.  With settle=2 two iterations of a plan run
+and the share of an iteration that the busiest worker spent in no stage.  With warmup=2 two iterations of a plan run
 before each timed one: a worker's first iteration after another plan's is slower, which matters if iterations are short.
 With plan.max_staleness=1 algorithm.tis_cap=2.0 the picked plan may run ahead.
 
@@ -67,7 +67,7 @@ class Options:
 
     cases: str = ""
     iterations: int = 3
-    settle: int = 0
+    warmup: int = 0
     next_best: int = 0
     out: str = ""
 
@@ -107,7 +107,7 @@ def run_case(
     least_devices: int = 2,
     names: Sequence[str] = (),
     next_best: int = 0,
-    settle: int = 0,
+    warmup: int = 0,
 ) -> tuple[dict[str, Outcome], float]:
     """Profiles a workload and trains it under every plan in alternation; the picked one is called auto.
 
@@ -119,7 +119,7 @@ def run_case(
         least_devices: that the cluster has.
         names: of the presets, all if there are none.
         next_best: how many plans are added that the planner ranks behind the picked one (next 1, ...).
-        settle: iterations before each one that is timed.
+        warmup: iterations before each one that is timed.
 
     Raises:
         ConfigError: the overrides are wrong, or there are fewer devices.
@@ -137,7 +137,7 @@ def run_case(
         plans = presets(overrides, pricer, names) | {"auto": replace(ranked[0].plan, name="auto")}
         behind = enumerate(ranked[1 : 1 + next_best], start=1)
         plans |= {f"next {k}": replace(entry.plan, name=f"next {k}") for k, entry in behind}
-        return _trained(job, workflow, plans, pricer, session, begin, count, settle), profile_s
+        return _trained(job, workflow, plans, pricer, session, begin, count, warmup), profile_s
     finally:
         session.close()
 
@@ -214,7 +214,7 @@ def _trained(
     first: Session,
     begin: Callable[[], Session],
     count: int,
-    settle: int,
+    warmup: int,
 ) -> dict[str, Outcome]:
     """Alternates the plans' iterations; each plan has separate workers, which are stopped while another runs.
 
@@ -232,8 +232,8 @@ def _trained(
         arms = {}
         for name, executor in executors.items():
             others = [session for other, session in sessions.items() if other != name]
-            steps = iterations(job, executor, (before + count) * (1 + settle))
-            arms[name] = partial(timed_iteration, steps, others, settle)
+            steps = iterations(job, executor, (before + count) * (1 + warmup))
+            arms[name] = partial(timed_iteration, steps, others, warmup)
         found = alternate(arms, count, warm_up=before, said=lambda *_: None)
         return {
             name: outcome(simulate(plan, pricer), plan, found[name], digest_of(executors[name]))
@@ -311,7 +311,7 @@ def measure(run: Run[Options]) -> Report:
                 own.iterations,
                 names=FEW.get(case, ()),
                 next_best=own.next_best,
-                settle=own.settle,
+                warmup=own.warmup,
             )
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print(f"the profile took {profile_s:.0f} s", flush=True)

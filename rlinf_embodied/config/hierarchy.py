@@ -111,5 +111,5 @@ def require_hierarchy(
     rule = "the high-level policy is trained whole"
     require(sharding is Sharding.none, "hierarchy.algorithm.sharding", sharding.value, rule, "leave it out")
     rule = "a low-level policy that stays as it is, with random weights, never follows its goal"
-    action = "give warm_start.checkpoint=<dir> warm_start.from_nothing=false, or hierarchy.frozen=false to train both"
-    require(not (hierarchy.frozen and start.from_nothing), "hierarchy.frozen", hierarchy.frozen, rule, action)
+    action = "give warm_start.checkpoint=<dir> warm_start.from_scratch=false, or hierarchy.frozen=false to train both"
+    require(not (hierarchy.frozen and start.from_scratch), "hierarchy.frozen", hierarchy.frozen, rule, action)

@@ -36,7 +36,7 @@ class WarmStartConfig:
 
     checkpoint: str | None = None  # a checkpoint folder
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
-    from_nothing: bool = False  # a new policy
+    from_scratch: bool = False  # a new policy
     num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
@@ -50,7 +50,7 @@ class WarmStartConfig:
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
-        given = [name for name in ("checkpoint", "demonstrations", "from_nothing") if getattr(self, name)]
+        given = [name for name in ("checkpoint", "demonstrations", "from_scratch") if getattr(self, name)]
         rule, first = f"training starts from one policy, and {', '.join(given)} are given", (given or ["checkpoint"])[0]
         require(len(given) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
         rule = "each of the 4 blocks of demonstrations needs at least one"

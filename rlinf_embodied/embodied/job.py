@@ -139,7 +139,7 @@ class EmbodiedJob:
         rule = "a checkpoint replays running episodes, and a GPU's simulator cannot: it draws for all rows at once"
         replays, action = not (env.carry_over and env.runs_on_gpu(kind)), "set env.carry_over=false or "
         require(replays, "env.carry_over", env.carry_over, rule, f"{action}env.backend=batched")
-        clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_nothing)
+        clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_scratch)
         levels = [("", config.policy, config.algorithm, clones)]
         levels += [("hierarchy", hierarchy.policy, hierarchy.algorithm, False)] if hierarchy.on else []
         for section, policy, algorithm, cloned in levels:

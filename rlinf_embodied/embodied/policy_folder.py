@@ -229,7 +229,7 @@ def require_policy_class(config: PolicyConfig, cloned: bool) -> None:
     rule = f"{config._target_.rpartition('.')[2]} has no {', '.join(missing)}"
     action = f"write what is missing ({_SEE})"
     if missing == [*_CLONED]:
-        action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_nothing=true"
+        action += ", inheriting from ImitationPolicy, or start from random weights: warm_start.from_scratch=true"
     require(not missing, path, config._target_, rule, action)
 
 

@@ -18,7 +18,7 @@ def require_start(config: TrainConfig) -> None:
     """
     start = config.warm_start
     fine_tunes = config.algorithm.learns_from is Source.demonstrations
-    given = config.files if fine_tunes else start.checkpoint or start.from_nothing
+    given = config.files if fine_tunes else start.checkpoint or start.from_scratch
     folder = None if config.run.dir is None else Path(config.run.dir) / "checkpoints"
     resumes = config.resume != "auto" or (folder is not None and folder.exists())
     if given or start.demonstrations or resumes or (why := why_no_expert(config.env)) is None:
@@ -28,7 +28,7 @@ def require_start(config: TrainConfig) -> None:
         "  warm_start.demonstrations=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>\n"
         "                                        (record a policy that learned from the simulator's state)\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
-        "  warm_start.from_nothing=true          random weights: right with policy=state, seldom with images\n"
+        "  warm_start.from_scratch=true          random weights: right with policy=state, seldom with images\n"
         "or a task with an expert, as env=maniskill_pick. See docs/warm_start.md"
     )
 

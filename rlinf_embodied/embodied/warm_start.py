@@ -57,7 +57,7 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
     published = given is not None and is_published(given, config.policy)
     if given is not None and not published:
         return Path(given)
-    cloned = not (config.warm_start.from_nothing or published)
+    cloned = not (config.warm_start.from_scratch or published)
     if cloned and config.algorithm.learns_from is not Source.demonstrations:
         make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)

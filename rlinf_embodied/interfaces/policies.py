@@ -228,5 +228,5 @@ class ImitationPolicy(Policy, Protocol):
         """
         raise ConfigError(
             f"{type(self).__name__} has no imitation_loss, so it cannot be cloned: write that method, or start from "
-            "random weights (warm_start.from_nothing=true) or a checkpoint (warm_start.checkpoint=<dir>)"
+            "random weights (warm_start.from_scratch=true) or a checkpoint (warm_start.checkpoint=<dir>)"
         )

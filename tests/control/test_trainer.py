@@ -128,7 +128,7 @@ def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
 
 def test_a_vla_learns_by_dagger_from_images_that_are_kept_as_bytes(tmp_path) -> None:
     network = ["hidden_size=32", "num_layers=1", "num_heads=2", "stem_width=16", "keypoints=4", "num_bins=9"]
-    words = ["policy=tiny_vla", "env.cameras=[base_camera]", "env.obs_size=16", "warm_start.from_nothing=true"]
+    words = ["policy=tiny_vla", "env.cameras=[base_camera]", "env.obs_size=16", "warm_start.from_scratch=true"]
     options = [f"policy.options.{option}" for option in network]
     train(reach(f"run.dir={tmp_path}", *DAGGER, *words, *options, "algorithm.lr=3e-3"))
     losses = [row["losses/imitation_loss"] for row in metric_rows(tmp_path) if row["losses/updates"]]

@@ -41,7 +41,7 @@ def from_files(path: Path, *overrides: str) -> TrainConfig:
 def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
     """Runs all rounds of a warm start in one worker; returns the stage and the sums of its answers."""
     tuned, one = fine_tuning_of(config), cluster(1)
-    new = replace(tuned, warm_start=replace(config.warm_start, demonstrations=None, from_nothing=True))
+    new = replace(tuned, warm_start=replace(config.warm_start, demonstrations=None, from_scratch=True))
     folder = starting_policy(new, SerialSession(), one, lambda *progress: None)
     stage = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), str(folder)))
     stage.setup(solo_context(range(NUM_DATA_BLOCKS)))

@@ -107,7 +107,7 @@ def test_ray_workers_give_the_weights_of_one_process(alone, ray_session) -> None
 VARIANTS = {
     "episodes are carried over": ["env.carry_over=true"],
     "instructions, from images": [
-        *("policy=tiny_vla", "env.cameras=[base_camera]", "warm_start.from_nothing=true"),
+        *("policy=tiny_vla", "env.cameras=[base_camera]", "warm_start.from_scratch=true"),
         *("hierarchy.instructions=[go up,go down]", "hierarchy.goal_low=-", "hierarchy.goal_high=-"),
         "hierarchy.columns=-",
     ],
@@ -163,7 +163,7 @@ def test_a_checkpoint_acts_with_both_of_its_policies(straight, tmp_path, capsys)
 def test_a_frozen_lower_level_stays_as_it_is(straight, tmp_path) -> None:
     folder, _ = straight
     start = folder / "checkpoints" / "latest"
-    given = [f"warm_start.checkpoint={start}", "warm_start.from_nothing=false", "hierarchy.frozen=true"]
+    given = [f"warm_start.checkpoint={start}", "warm_start.from_scratch=false", "hierarchy.frozen=true"]
     train(four(tmp_path, *given))
     after = tmp_path / "checkpoints" / "latest"
     assert (after / "model.safetensors").read_bytes() == (start / "model.safetensors").read_bytes()
@@ -181,7 +181,7 @@ def instructed(straight, tmp_path_factory) -> tuple[list[str], Path]:
     first = straight[0] / "checkpoints" / "step_000002"
     latest = tmp_path_factory.mktemp("latest") / "latest"
     latest.symlink_to(first)
-    return [f"warm_start.checkpoint={latest}", "warm_start.from_nothing=false", "hierarchy.frozen=true"], first
+    return [f"warm_start.checkpoint={latest}", "warm_start.from_scratch=false", "hierarchy.frozen=true"], first
 
 
 def low_level(folder: Path) -> bytes:

@@ -22,7 +22,7 @@ from rlinf_embodied.errors import ConfigError
 def test_what_a_gpu_could_not_restore_is_not_carried_over(monkeypatch, given: list[str], refused: bool) -> None:
     gpus = Cluster("local", "cuda", num_devices=1, num_cores=2, memory_bytes=1 << 30)
     monkeypatch.setattr(job, "find_cluster", lambda config: gpus)
-    start = ["env=maniskill_pick", "warm_start.from_nothing=true"]
+    start = ["env=maniskill_pick", "warm_start.from_scratch=true"]
     run = EmbodiedJob(tiny(*start, *given))
     if not refused:
         run.require_checkpoint(None)

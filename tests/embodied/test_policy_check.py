@@ -96,7 +96,7 @@ def test_a_class_that_cannot_be_a_policy_is_refused_before_it_is_made(name: str,
 
 
 def test_a_policy_that_cannot_be_cloned_says_so_and_what_else_can_be_done() -> None:
-    with pytest.raises(ConfigError, match=r"has no imitation_loss: .* warm_start.from_nothing=true"):
+    with pytest.raises(ConfigError, match=r"has no imitation_loss: .* warm_start.from_scratch=true"):
         require_policy_class(CONFIG, cloned=True)
     with pytest.raises(ConfigError, match="so it cannot be cloned"):
         Right(CONFIG, ENV, 0).imitation_loss({}, torch.zeros(1), {})
@@ -147,7 +147,7 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
     ],
 )
 def test_options_that_a_policy_does_not_have_are_refused_before_anything_starts(target, options, words) -> None:
-    config = tiny("warm_start.from_nothing=true")
+    config = tiny("warm_start.from_scratch=true")
     config.policy = replace(config.policy, _target_=target, options=options)
     with pytest.raises(ConfigError, match=words):
         EmbodiedJob(config).require_checkpoint(None)

@@ -16,7 +16,7 @@ from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, Rl
 CARRIED = "env.carry_over=true"
 SHORT = [
     *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
-    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_nothing=true"),
+    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_scratch=true"),
     "recovery.snapshot_share=1",
 ]
 

@@ -72,7 +72,7 @@ SHORT = [
     *(
         "eval.num_episodes=2",
         "eval.num_envs=2",
-        "warm_start.from_nothing=true",
+        "warm_start.from_scratch=true",
         "plan.max_staleness=2",
         "algorithm.lr_end_fraction=1.0",
     ),

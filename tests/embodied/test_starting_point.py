@@ -43,7 +43,7 @@ def test_without_an_expert_all_ways_to_start_are_named() -> None:
     "given",
     [
         "warm_start.checkpoint=x",
-        "warm_start.from_nothing=true",
+        "warm_start.from_scratch=true",
         "env.task=StackCube-v1",
     ],
 )
@@ -85,10 +85,10 @@ def test_a_plug_in_that_cannot_be_used_is_named_before_anything_starts(given: st
 
 def test_a_run_of_no_iterations_leaves_a_starting_folder(tmp_path: Path) -> None:
     policy = ["policy=state", "algorithm=ppo_dense", "env.chunk=4", "env.block_size=4"]
-    start = ["warm_start.from_nothing=true", "run.num_iterations=0", "eval.num_episodes=2", *policy]
+    start = ["warm_start.from_scratch=true", "run.num_iterations=0", "eval.num_episodes=2", *policy]
     train(tiny(f"run.dir={tmp_path / 'start'}", *start))
     folder = tmp_path / "start/checkpoints/latest"
     assert folder.resolve().name == "step_000000"
     again = ["run.num_iterations=1", f"warm_start.checkpoint={folder}", "eval.num_episodes=2", *policy]
-    config = tiny(f"run.dir={tmp_path / 'run'}", *again, "warm_start.from_nothing=false")
+    config = tiny(f"run.dir={tmp_path / 'run'}", *again, "warm_start.from_scratch=false")
     assert train(config)["iterations"] == 1

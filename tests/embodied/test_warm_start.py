@@ -75,7 +75,7 @@ def test_a_new_policy_is_a_function_of_the_seed_and_knows_the_scale_of_its_input
     assert files(new(tiny(*STATE, "run.seed=4")))["model.safetensors"] != first["model.safetensors"]
     columns = json.loads(first["dataset_statistics.json"])["PointReach-v0"]["privileged"]
     assert all(0.1 <= std < 2 for std in columns["std"])
-    seeing = json.loads(files(new(tiny("warm_start.from_nothing=true")))["dataset_statistics.json"])
+    seeing = json.loads(files(new(tiny("warm_start.from_scratch=true")))["dataset_statistics.json"])
     assert {"vision", "proprio"} <= set(seeing["PointReach-v0"])
 
 

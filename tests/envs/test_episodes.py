@@ -153,7 +153,7 @@ def test_what_a_simulator_leaves_out_has_a_default() -> None:
     results = [env.step_chunk(torch.zeros(2, 5, 3)) for _ in range(2)]
     assert not any(result.terminated.any() for result in results)
     assert env.take_frames() == {}
-    with pytest.raises(SimulatorError, match=r"no scripted expert: .*warm_start.from_nothing=true"):
+    with pytest.raises(SimulatorError, match=r"no scripted expert: .*warm_start.from_scratch=true"):
         env.expert_actions()
     env.close()
     with pytest.raises(SimulatorError, match=r"Bare draws none: set env.cameras=\[\]"):

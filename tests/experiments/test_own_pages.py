@@ -62,7 +62,7 @@ def test_the_pages_show_the_files(page: str, name: str, length: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------------ env
-def test_the_env_trains_from_nothing_and_is_evaluated(importable, capsys) -> None:
+def test_the_env_trains_from_scratch_and_is_evaluated(importable, capsys) -> None:
     run = importable / "run"
     more = [*EPISODES, "policy.options.hidden_size=16", "run.num_iterations=1", "cluster=serial"]
     config = compose_train(words_of(ENV, "own_env", run, *more))

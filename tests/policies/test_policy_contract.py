@@ -46,7 +46,7 @@ def config(request: pytest.FixtureRequest) -> PolicyConfig:
     """The section of a policy."""
     if request.param == str(EXAMPLE):
         sys.path.append(str(EXAMPLE.parent))
-    section = compose_train([f"policy={request.param}", "warm_start.from_nothing=true"]).policy
+    section = compose_train([f"policy={request.param}", "warm_start.from_scratch=true"]).policy
     require_policy_class(section, cloned=False)
     return section
 

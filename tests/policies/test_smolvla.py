@@ -93,7 +93,7 @@ def joint_pass(net: SmolVLANet, before: Tensor, actions: Tensor, valid: Tensor, 
 
 
 def policy_of(critic: Critic = Critic.privileged, **options: object) -> SmolVLA:
-    section = compose_train([f"policy={TOY}", "warm_start.from_nothing=true"]).policy
+    section = compose_train([f"policy={TOY}", "warm_start.from_scratch=true"]).policy
     return SmolVLA(replace(section, critic=critic, options={**section.options, **options}), ENV, seed=3)
 
 

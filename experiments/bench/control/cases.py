@@ -86,7 +86,7 @@ _GRASP = (
 )
 _TWO_LEVELS = {"given": "warm_start.checkpoint"}
 _HIGH = (
-    *("warm_start.from_nothing=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
+    *("warm_start.from_scratch=false", "hierarchy.algorithm.lr=1e-3", "hierarchy.algorithm.epochs=6"),
     "hierarchy.algorithm.num_minibatches=4",
 )
 _POINT = (

@@ -90,14 +90,14 @@ def outside_stages(spans: Iterable[Span], seconds: float) -> float:
 
 
 def timed_iteration(
-    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session] = (), settle: int = 0
+    steps: Iterator[tuple[IterationResult, dict[str, float]]], others: Iterable[Session] = (), warmup: int = 0
 ) -> tuple[float, float]:
     """Runs the next iteration; returns its seconds and the share of them that was spent in no stage.
 
-    The workers of `others` rest meanwhile; those of this one, which rested before, run `settle` iterations first.
+    The workers of `others` rest meanwhile; those of this one, which rested before, run `warmup` iterations first.
     """
     with resting(others):
-        for _ in range(settle):
+        for _ in range(warmup):
             next(steps)
         start = time.perf_counter()
         result, _ = next(steps)

@@ -70,7 +70,7 @@ def test_an_openvla_of_toy_size_is_measured_on_an_accelerator() -> None:
     assert update["samples_per_s"] == pytest.approx(2 / update["seconds"])
 
 
-SHORT = ["warm_start.from_nothing=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
+SHORT = ["warm_start.from_scratch=true", "env.chunks_per_rollout=3", "plan.profile_budget_s=1"]
 
 
 @pytest.mark.parametrize(
