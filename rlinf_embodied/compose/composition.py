@@ -27,8 +27,10 @@ from rlinf_embodied.config import (
     EvaluateAnswersConfig,
     EvaluateConfig,
     ExportConfig,
+    LanguageAlgorithmConfig,
     MathConfig,
     PPOConfig,
+    ReasoningAlgorithmConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.checks import require
@@ -45,10 +47,15 @@ _FILES: dict[type, str] = {
     EvaluateAnswersConfig: "evaluate_answers",
     ExportConfig: "export_dataset",
 }
+_ALGORITHMS: dict[type, tuple[type, type]] = {  # of a training: what they are all below, and the default
+    TrainConfig: (AlgorithmConfig, PPOConfig),
+    MathConfig: (LanguageAlgorithmConfig, ReasoningAlgorithmConfig),
+}
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
 _RESOLVERS = {  # what files under configs/ may compute from other keys
     "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
+    "divide_up": lambda a, b: -(-int(a) // int(b)),
     "gymnasium_steps": lambda task: load_target("envs.gym.row.time_limit")(task),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
@@ -157,19 +164,19 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
 @functools.cache
 def _with_algorithm(schema: type, target: str) -> type:
     """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`."""
-    if schema is not TrainConfig:
+    if schema not in _ALGORITHMS:
         return schema
-    path, rule = "algorithm._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
-    kind = load_plug_in(target, path)
-    fits = isinstance(kind, type) and issubclass(kind, AlgorithmConfig) and is_dataclass(kind)
+    base, default = _ALGORITHMS[schema]
+    path, rule = "algorithm._target_", f"it is the dotted path of a dataclass below {base.__name__}"
+    kind = load_plug_in(target, path) if target else default
+    fits = isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
     require(fits, path, target, rule, "see docs/own_algorithm.md")
     return make_dataclass(schema.__name__, [("algorithm", kind)], bases=(schema,), kw_only=True)  # pyright: ignore
 
 
 def _target(data: Mapping[str, Any]) -> str:
     section = data.get("algorithm")
-    default = f"rlinf_embodied.config.{PPOConfig.__name__}"
-    return str(section.get("_target_", default)) if isinstance(section, Mapping) else default
+    return str(section.get("_target_", "")) if isinstance(section, Mapping) else ""
 
 
 @functools.cache  # building it takes longer than merging a copy of it

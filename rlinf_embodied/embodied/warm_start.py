@@ -17,13 +17,10 @@ from rlinf_embodied.config.checks import within
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
-from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
 from rlinf_embodied.embodied.sources import sources_of
-from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
@@ -85,7 +82,7 @@ def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Clu
 
 def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: Cluster) -> None:
     workflow = Workflow(_STAGE, 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.NewPolicyStage", config)})
-    common.make_policy(folder, workflow, _STAGE, session, cluster)
+    common.make_policy(workflow, session, cluster, 0, lambda *_: None, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,22 +157,13 @@ def fine_tuning_of(config: TrainConfig) -> TrainConfig:
 
 
 def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> None:
-    algorithm, sources = config.algorithm, sources_of(config)
-    assert isinstance(algorithm, SFTConfig)
     with TemporaryDirectory(prefix="rlinf_embodied-") as place:
         new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False)
         _make_new(Path(place) / "new", new, session, cluster)
-        stage = fine_tuning_stage(config, sources, f"{place}/new")
-
-        def train(executor: Executor) -> None:
-            demonstrate(executor, stage, progress)
-            for number in range(algorithm.num_epochs):
-                _, metrics = run_iteration(executor, number)
-                whole, loss = number < algorithm.epochs, f"loss {metrics['losses/imitation_loss']:.3f}"
-                what, total = ("cloning", algorithm.epochs) if whole else ("cloning the head", algorithm.head_epochs)
-                progress(what, 1 + (number if whole else number - algorithm.epochs), total, loss)
-
-        common.make_policy(folder, fine_tuning_workflow(stage), ACTOR, session, cluster, train)
+        stage = fine_tuning_stage(config, sources_of(config), f"{place}/new")
+        prepare = lambda executor: demonstrate(executor, stage, progress)  # noqa: E731
+        number = config.run.num_iterations
+        common.make_policy(fine_tuning_workflow(stage), session, cluster, number, progress, folder, prepare)
 
 
 def clone_folder(config: TrainConfig, kind: str) -> Path:
