@@ -198,5 +198,5 @@ def test_every_example_is_used_once_per_epoch_and_none_is_held_out() -> None:
 def test_examples_that_do_not_fit_are_left_out() -> None:
     stage = alone(few("warm_start.tokens_per_microbatch=16"))
     assert max(stage._examples[0].lengths()) <= 16
-    with pytest.raises(ConfigError, match=r"warm_start.batch_size is 32, but .*use a smaller batch"):
+    with pytest.raises(ConfigError, match=r"warm_start.batch_size is 32, but .*use a smaller one"):
         alone(few("warm_start.tokens_per_microbatch=4"))
