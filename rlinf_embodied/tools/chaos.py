@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rlinf_embodied import begin
 from rlinf_embodied.command_line import pin
-from rlinf_embodied.compose import compose_math, compose_train
+from rlinf_embodied.compose import Prepare, compose_math, compose_train
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.telemetry.tables import text_table
@@ -56,7 +56,9 @@ class Options:
     seed: int = 7  # of the schedule
 
 
-def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConfig | MathConfig:
+def configure(
+    own: Options, overrides: Sequence[str], folder: Path, prepare: Prepare | None = None
+) -> TrainConfig | MathConfig:
     """Returns the config of a run: small, unless overridden, and with a separate cache.
 
     Raises:
@@ -68,7 +70,7 @@ def configure(own: Options, overrides: Sequence[str], folder: Path) -> TrainConf
     given = dict(word.split("=", 1) for word in (*words, *overrides))
     given |= {"run.dir": str(folder), "warm_start.cache_dir": str(folder / "cache")}
     compose = compose_train if own.workflow == "embodied" else compose_math
-    return compose([f"{key}={value}" for key, value in given.items()])
+    return compose([f"{key}={value}" for key, value in given.items()], prepare)
 
 
 # ------------------------------------------------------------------------------------------------------------- faults
