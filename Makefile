@@ -41,7 +41,7 @@ $(STAMP) $(DEV_STAMP): pyproject.toml constraints.txt
 		fi; \
 		$$chosen -m venv $(VENV); \
 	fi
-	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),--dev)
+	@$(BIN)/python -m experiments.setup.environment $(if $(filter %-dev,$@),dev=true)
 	@touch $(STAMP) $@
 
 # Vulkan belongs to the machine, not to .venv: it is checked each time, which takes half a second.

@@ -23,4 +23,11 @@ def check_vulkan() -> Finding:
 
 
 if __name__ == "__main__":
+    # without the other commands' main, which imports what may be missing
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__, end="")
+        sys.exit(0)
+    if sys.argv[1:]:
+        print(f"error: {sys.argv[1]} is unknown: this command has no keys", file=sys.stderr)
+        sys.exit(2)
     sys.exit(verdict(examine(check_vulkan)))

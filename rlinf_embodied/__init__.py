@@ -11,22 +11,36 @@ The commands of experiments/ are these functions of a config, which is composed 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_embodied.compose import Draft
-    from rlinf_embodied.config import EvaluateAnswersConfig, EvaluateConfig, ExportConfig, MathConfig, TrainConfig
+    from rlinf_embodied.config import (
+        ClusterConfig,
+        EvaluateAnswersConfig,
+        EvaluateConfig,
+        ExportConfig,
+        MathConfig,
+        TrainConfig,
+    )
+    from rlinf_embodied.runtime.session import Session
     from rlinf_embodied.training.job import Job
 
 __all__ = ["evaluate", "export", "train"]
 
 
-def train(config: TrainConfig | MathConfig, started: float | None = None) -> dict[str, Any]:
+def train(
+    config: TrainConfig | MathConfig,
+    started: float | None = None,
+    sessions: Callable[[ClusterConfig], Session] | None = None,
+) -> dict[str, Any]:
     """Trains what the config's type says, and returns what <run.dir>/summary.json holds.
 
     Args:
         config: of the training.
         started: when the command was given, in seconds since the epoch; None: now.
+        sessions: makes the workers' session; None: as `cluster` says.
 
     Raises:
         RlinfError: the input is wrong, or the work failed.
@@ -39,7 +53,7 @@ def train(config: TrainConfig | MathConfig, started: float | None = None) -> dic
     from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
 
-    trainer = Trainer(job, started)
+    trainer = Trainer(job, started, sessions)
     code = trainer.run()
     if code:
         raise Stopped(code - 128)

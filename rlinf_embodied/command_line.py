@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import os
 import re
 import signal
 import sys
@@ -62,8 +63,7 @@ def main(
     """
     words = sys.argv[1:] if words is None else list(words)
     if {"-h", "--help"} & set(words):
-        print(help_text(schema))
-        sys.exit(0)
+        print_only(help_text(schema))
 
     def prepare(draft: Draft) -> Exactness:
         if draft.dry:
@@ -78,8 +78,7 @@ def main(
             config = composer(words, prepare) if composer else compose(schema, words, prepare=prepare)
             run = getattr(config, "run", None)
             if isinstance(run, RunConfig) and run.dry:
-                print(to_yaml(config), end="")
-                sys.exit(0)
+                print_only(to_yaml(config).rstrip())
             code = work(config)
             sys.exit(code if isinstance(code, int) else 0)
     except (*USAGE_ERRORS, *FAULTS) as error:
@@ -92,6 +91,15 @@ def main(
     except KeyboardInterrupt as error:
         stop = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         _exit(str(stop), stop.exit_code)
+
+
+def print_only(text: str) -> NoReturn:
+    """Prints what was asked for and exits."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # a reader such as head has left; Python would complain once more as it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
 
 
 def _exit(message: str, code: int) -> NoReturn:

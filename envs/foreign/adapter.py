@@ -141,6 +141,6 @@ def installed_python(key: str, name: str) -> Path:
     if not python.exists():
         raise SimulatorError(
             f"{name} runs in a separate virtual environment, and {folder_of(key)} does not exist: install it with "
-            f"`python -m experiments.setup.foreign {key}`, or set RLINF_EMBODIED_{key.upper()} to its folder"
+            f"`python -m experiments.setup.foreign env={key}`, or set RLINF_EMBODIED_{key.upper()} to its folder"
         )
     return python

@@ -1,19 +1,30 @@
 """Draws one episode before and after RL, a row of frames each: the first episode whose outcome changed.
 
-python -m experiments.examples.film_strip runs/demo docs/demo.png
+python -m experiments.examples.film_strip run=runs/demo out=docs/demo.png
 """
 
 import re
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from rlinf_embodied.command_line import main
+from rlinf_embodied.config.checks import require
+
 MOMENTS = 6
 GAP, CAPTION = 4, 26  # pixels
 WORDS = {"0": "not solved", "1": "solved"}
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The keys."""
+
+    run: str = "runs/demo"  # a run folder
+    out: str = "docs/demo.png"  # the picture
 
 
 def episodes(folder: Path) -> dict[int, tuple[str, Path]]:
@@ -48,22 +59,18 @@ def strip(rows: dict[str, list[np.ndarray]]) -> Image.Image:
     return canvas
 
 
-def main(run: Path, out: Path) -> None:
+def draw_strip(own: Options) -> None:
     """Writes the picture of a run folder with videos of before and after."""
-    steps = sorted((run / "videos").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    if len(steps) < 2:
-        sys.exit(
-            f"error: {run}/videos holds {len(steps)} evaluations, but before and after are shown: train with videos"
-        )
+    steps = sorted(Path(own.run, "videos").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    rule = f"its videos are of {len(steps)} evaluations, and before and after are shown"
+    require(len(steps) > 1, "run", own.run, rule, "train with eval.record_video=true")
     before, after = episodes(steps[0]), episodes(steps[-1])
     seed = choose(before, after)
     videos = {"before RL": before[seed], "after RL": after[seed]}
     picture = strip({f"{when}: {WORDS[won]} (episode {seed})": moments(video) for when, (won, video) in videos.items()})
-    picture.save(out)
-    print(f"{out}: episode {seed}, {WORDS[before[seed][0]]} before, {WORDS[after[seed][0]]} after")
+    picture.save(own.out)
+    print(f"{own.out}: episode {seed}, {WORDS[before[seed][0]]} before, {WORDS[after[seed][0]]} after")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit(__doc__)
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(draw_strip, Options)

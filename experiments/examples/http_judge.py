@@ -14,15 +14,13 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import sys
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from omegaconf import OmegaConf
-
+from rlinf_embodied.command_line import main
 from rlinf_embodied.data.problems import Problem
 
 URL = "JUDGE_URL"  # the variable that says where the judge is
@@ -88,14 +86,12 @@ def make_server(own: Options) -> ThreadingHTTPServer:
     return Server(("127.0.0.1", own.port), Judge)
 
 
-def main(words: list[str]) -> None:
+def serve(own: Options) -> None:
     """Serves until it is interrupted."""
-    own = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_dotlist(words)))
-    assert isinstance(own, Options)
     server = make_server(own)
     print(f"export {URL}=http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(serve, Options)

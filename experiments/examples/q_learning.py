@@ -5,7 +5,6 @@ python -m experiments.examples.q_learning [env=CliffWalking-v1] [rates=0.5,0.2,0
 collect --steps--> replay --batches--> learn0, learn1, ... (a learning rate each)      learn0 ~~Q~~> collect
 """
 
-import sys
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +12,7 @@ import gymnasium
 import torch
 
 from rlinf_embodied.cluster.hardware import Cluster, local_cluster
-from rlinf_embodied.compose import compose
+from rlinf_embodied.command_line import main
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import measure
 from rlinf_embodied.learning.reduce import Reducer
@@ -123,11 +122,14 @@ class Options:
     iterations: int = 30
 
 
-if __name__ == "__main__":
+def learn(own: Options) -> None:
     from rlinf_embodied.runtime.ray_session import RaySession
 
-    own = compose(Options, sys.argv[1:])
     flow = workflow(own.env, [float(rate) for rate in own.rates.split(",")])
     best, returns = train(flow, session := RaySession(), local_cluster(None), own.iterations)
     session.close()
     print(f"{best.label}: {best.iteration_s:.3f} s per iteration predicted; return before and after: {returns}")
+
+
+if __name__ == "__main__":
+    main(learn, Options)

@@ -13,12 +13,10 @@ of proprioception (`policy.options.proprio=true`).
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from policies.checkpoint_folder import write_json
@@ -28,6 +26,7 @@ from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT, ProprioProjector
 from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
+from rlinf_embodied.command_line import main
 
 _FIRST_WORD = 512  # ids of words; those below are left to signs
 _PAD = 32000
@@ -50,7 +49,7 @@ class Options:
 
 
 def write_small(own: Options) -> Path:
-    """Writes the folder and returns it."""
+    """Writes the folder, prints it and returns it."""
     folder = Path(own.out)
     folder.mkdir(parents=True, exist_ok=True)
     sizes = [[3, own.image_size, own.image_size]] * 2
@@ -66,6 +65,7 @@ def write_small(own: Options) -> Path:
         projector = ProprioProjector(own.hidden_size, len(ranges["proprio"]["q01"])) if "proprio" in ranges else None
     model = OpenVLAOFT(network, 1, len(ranges["action"]["q01"]), proprio_projector=projector)
     write_checkpoint(Checkpoint(folder, network.config, {"small": ranges}, network), folder, model)
+    print(f"written to {folder}")
     return folder
 
 
@@ -109,12 +109,5 @@ def _tokenizer(instruction: str) -> Tokenizer:
     return tokenizer
 
 
-def main(arguments: list[str]) -> int:
-    """Writes what the arguments ask for."""
-    own = OmegaConf.merge(OmegaConf.structured(Options), OmegaConf.from_dotlist(arguments))
-    print(f"written to {write_small(OmegaConf.to_object(own))}")  # pyright: ignore[reportArgumentType]
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(write_small, Options)

@@ -1,7 +1,7 @@
 """Installs the versions of constraints.txt, and the project, into the environment of the Python that runs it.
 
-`python -m experiments.setup.environment` installs what a run needs, `--dev` also what tests and checks need.  Packages
-that are installed already stay.  Only the standard library is imported, since nothing else is installed yet.
+`python -m experiments.setup.environment` installs what a run needs, `dev=true` also what tests and checks need.
+Packages that are installed already stay.  Only the standard library is imported, since nothing else is installed yet.
 
 constraints.txt names every package with its version, so pip resolves nothing.  pip compiles no byte code either: for
 all 20,600 files that takes a core 50 s, and a run imports a quarter of them.  Importing these leaves theirs.
@@ -9,7 +9,6 @@ all 20,600 files that takes a core 50 s, and a run imports a quarter of them.  I
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -102,9 +101,13 @@ def import_all() -> bool:
 
 def main() -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dev", action="store_true", help="also what tests and checks need")
-    dev = parser.parse_args().dev
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__, end="")
+        return 0
+    dev = sys.argv[1:] == ["dev=true"]
+    if sys.argv[1:] and not dev:
+        print(f"error: {sys.argv[1]} is unknown: use dev=true, or nothing", file=sys.stderr)
+        return 2
     if sys.prefix == sys.base_prefix:
         print("error: not in a virtual environment: use make setup, or <environment>/bin/python", file=sys.stderr)
         return 1

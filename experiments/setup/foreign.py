@@ -1,6 +1,6 @@
 """Installs a simulator into a separate virtual environment, since its versions conflict with those of runs.
 
-python -m experiments.setup.foreign <simulator>        aloha, libero, metaworld or pusht
+python -m experiments.setup.foreign env=<simulator>    aloha, libero, metaworld or pusht
 
 installs the versions of experiments/setup/<simulator>.txt into .venv-<simulator> (or the folder that the variable
 RLINF_EMBODIED_<SIMULATOR> names), and an off-screen renderer where there is none and it may (root on Debian or
@@ -15,14 +15,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from envs.foreign.adapter import folder_of
+from rlinf_embodied.command_line import main
 from rlinf_embodied.compose import compose_evaluate
-from rlinf_embodied.errors import ConfigError, RlinfError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.plug_ins import load_target
 
 OSMESA = "libosmesa6"
@@ -46,8 +47,7 @@ class Installation:
             ConfigError: there is none of that name.
         """
         known = sorted(path.stem for path in Path(__file__).parent.glob("*.txt"))
-        if key not in known:
-            raise ConfigError(f"the simulator is {key!r}, but it must be one of {', '.join(known)}: name one")
+        require(key in known, "env", key, f"it must be one of {', '.join(known)}", "name one")
         return cls(key, Path(__file__).with_name(f"{key}.txt"))
 
     @property
@@ -97,9 +97,16 @@ class Installation:
         return seen.instruction[0]
 
 
-def main(arguments: Sequence[str]) -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The keys."""
+
+    env: str = ""  # aloha, libero, metaworld or pusht
+
+
+def set_up(own: Options) -> int:
     """Installs and checks; returns the exit code."""
-    wanted = Installation.of(arguments[0] if arguments else "")
+    wanted = Installation.of(own.env)
     folder = folder_of(wanted.key)
     print(f"set-up of {folder}: up to 2 GB on disk if nothing is there yet", flush=True)
     try:
@@ -141,7 +148,4 @@ def install_renderer() -> str:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except RlinfError as error:
-        sys.exit(f"error: {error}")
+    main(set_up, Options)

@@ -1,7 +1,7 @@
 """Makes sure that SAPIEN can render: finds a Vulkan device, or installs Mesa's software one (llvmpipe).
 
 `python -m experiments.setup.vulkan` checks, installs Mesa if it may (root on Debian or Ubuntu) and checks again by
-rendering an image; `--dry-run` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
+rendering an image; `dry=true` prints what it would do.  Exit code 0: rendering works; 1: it does not, and the last
 lines name the command to run.
 
 SAPIEN needs descriptor indexing, which Mesa's llvmpipe has from 23.1 on.  Debian 12 ships 22.3.6, so there the package
@@ -10,7 +10,6 @@ comes from bookworm-backports, taken from the same mirror as the machine's other
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -161,26 +160,30 @@ def install(system: System, dry_run: bool) -> bool:
         return commands is not None
 
 
-def main() -> int:
+@dataclass(kw_only=True)
+class Options:
+    """The keys."""
+
+    dry: bool = False  # only print what would be done, as if nothing were usable
+
+
+def make_render(own: Options) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done, as if nothing were usable")
-    dry_run = parser.parse_args().dry_run
     found = probe_rendering()
-    if found.works and not dry_run:
+    if found.works and not own.dry:
         print(f"Vulkan: {found.device}")
         return 0
     system = read_system()
     print(f"Vulkan: {found.device if found.works else 'no usable device (' + found.output + ')'}")
     if hint := nvidia_hint():
         print(hint)
-    if os.geteuid() != 0 and not dry_run:
+    if os.geteuid() != 0 and not own.dry:
         print(f"error: installing software Vulkan needs root: {manual_instructions(system)}", file=sys.stderr)
         return 1
-    if not install(system, dry_run):
+    if not install(system, own.dry):
         print(f"error: software Vulkan could not be installed: {manual_instructions(system)}", file=sys.stderr)
         return 1
-    if dry_run:
+    if own.dry:
         return 0
     found = probe_rendering(picture=True)
     if not found.works:
@@ -191,4 +194,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from rlinf_embodied.command_line import main  # the doctor imports this module where libraries may be missing
+
+    main(make_render, Options)

@@ -33,7 +33,8 @@ FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "warm_start.cache_dir"),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.tensorboard", "run.wandb"),
     *("env.control_hz", "env.rows_per_call"),
-    "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
+    # ManiSkill's: what it comes to on this machine is compared with the checkpoint's fingerprint
+    "env.options.backend",
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone
 
@@ -65,7 +66,6 @@ class TrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
-        env.on_cores(self.cluster.cpu_devices)
         algorithm.check(self)
         needed, steps = env.chunks_per_episode, env.chunks_per_rollout
         rule = f"an episode may take {needed} chunk-steps, and none would end within a rollout"
@@ -185,7 +185,6 @@ class EvaluateConfig:
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
 
     def __post_init__(self) -> None:
-        self.env.on_cores(self.cluster.cpu_devices)
         require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
         _require_checkpoint(self.policy, self.checkpoint)
         if self.policy == "sb3":

@@ -15,15 +15,18 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from rlinf_embodied import begin
-from rlinf_embodied.command_line import pin
-from rlinf_embodied.compose import Prepare, compose_math, compose_train
-from rlinf_embodied.config import MathConfig, TrainConfig
-from rlinf_embodied.errors import ConfigError
+from rlinf_embodied import train
+from rlinf_embodied.compose import Prepare, compose_math, compose_train, split
+from rlinf_embodied.config import ClusterConfig, MathConfig, RunConfig, TrainConfig
+from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.telemetry.tables import text_table
+
+if TYPE_CHECKING:
+    from rlinf_embodied.runtime.session import Session  # imports numpy, before which a process is pinned
 
 SMALL = {  # trainings of seconds
     "embodied": """
@@ -44,33 +47,54 @@ SMALL = {  # trainings of seconds
 }
 _COMMON = """
     plan=disaggregated cluster=local cluster.num_devices=2 cluster.hang_after_s=10 checkpoint.every=1
-    recovery.max_restarts=1000 recovery.snapshot_share=1 run.seed=3"""
+    recovery.max_restarts=1000 recovery.snapshot_share=1 run.seed=3 run.dir=runs/chaos"""
+_MORE_ITERATIONS = 3  # than faults
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Options:
-    """The arguments of the comparison."""
+    """Keys in addition to those of the training."""
 
     workflow: str = "embodied"  # or reasoning
     faults: int = 20
     seed: int = 7  # of the schedule
 
+    def __post_init__(self) -> None:
+        require_one_of(self, "", "workflow", *SMALL)
+        require_numbers(self, "", "faults")
 
-def configure(
-    own: Options, overrides: Sequence[str], folder: Path, prepare: Prepare | None = None
-) -> TrainConfig | MathConfig:
-    """Returns the config of a run: small, unless overridden, and with a separate cache.
 
-    Raises:
-        ConfigError: there is no such workflow, or an override is wrong.
-    """
-    if own.workflow not in SMALL:
-        raise ConfigError(f"workflow is {own.workflow!r}, but it is {' or '.join(SMALL)}: use one of these")
-    words = [*SMALL[own.workflow].split(), *_COMMON.split(), f"run.num_iterations={max(3, own.faults // 2)}"]
-    given = dict(word.split("=", 1) for word in (*words, *overrides))
-    given |= {"run.dir": str(folder), "warm_start.cache_dir": str(folder / "cache")}
+@dataclass(slots=True, kw_only=True)
+class ChaosConfig(Options):
+    """A comparison: the training that is run twice, and its faults."""
+
+    training: Any  # a TrainConfig or MathConfig; its run.dir is where both runs go
+
+    @property
+    def run(self) -> RunConfig:
+        return self.training.run
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        return self.training.cluster
+
+    @property
+    def folder(self) -> Path:
+        return Path(str(self.run.dir)) / f"{self.workflow}-{self.seed}"
+
+    def training_in(self, name: str) -> TrainConfig | MathConfig:
+        """Returns the training in a folder of the comparison, with a separate cache."""
+        folder = self.folder / name
+        start = replace(self.training.warm_start, cache_dir=str(folder / "cache"))
+        return replace(self.training, run=replace(self.run, dir=str(folder)), warm_start=start)
+
+
+def compose_chaos(words: Sequence[str], prepare: Prepare | None = None) -> ChaosConfig:
+    """Returns a comparison: its training is small, unless overridden, and has an iteration for each fault."""
+    own, overrides = split(Options, words)
+    small = [*SMALL[own.workflow].split(), *_COMMON.split(), f"run.num_iterations={own.faults + _MORE_ITERATIONS}"]
     compose = compose_train if own.workflow == "embodied" else compose_math
-    return compose([f"{key}={value}" for key, value in given.items()], prepare)
+    return ChaosConfig(**asdict(own), training=compose([*small, *overrides], prepare))
 
 
 # ------------------------------------------------------------------------------------------------------------- faults
@@ -124,20 +148,29 @@ class Chaos:
 
 
 # --------------------------------------------------------------------------------------------------------- comparison
-def disturbed(config: TrainConfig | MathConfig, chaos: Chaos) -> int:
-    """Runs a training with faults in this process; returns the trainer's exit code."""
-    job = begin(config)
-    from rlinf_embodied.tools.disturbances import ChaosSession  # these import torch, which must find the pins
-    from rlinf_embodied.training.trainer import Trainer
+@dataclass(slots=True, frozen=True)
+class Comparison:
+    """What came of both runs."""
 
-    return Trainer(job, sessions=lambda cluster: ChaosSession(cluster, chaos)).run()
+    undisturbed: str  # SHA-256 of the weights
+    disturbed: str
+    faults: list[Fault]  # that came
+    all_came: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.all_came and self.undisturbed == self.disturbed
 
 
-def train(config: TrainConfig | MathConfig, chaos: Chaos) -> str:
-    """Runs a training to its end and returns the digest of its weights."""
-    code = disturbed(config, chaos)
-    assert code == 0, f"a run that nobody interrupts ended with {code}"
-    return json.loads((Path(str(config.run.dir)) / "summary.json").read_text())["weights_sha256"]
+def disturbed(config: TrainConfig | MathConfig, chaos: Chaos) -> str:
+    """Runs a training with faults to its end and returns the digest of its weights."""
+
+    def session(cluster: ClusterConfig) -> Session:
+        from rlinf_embodied.tools.disturbances import ChaosSession  # it imports torch, which must find the pins
+
+        return ChaosSession(cluster, chaos)
+
+    return train(config, sessions=session)["weights_sha256"]
 
 
 def report(chaos: Chaos, folder: Path) -> str:
@@ -157,15 +190,18 @@ def report(chaos: Chaos, folder: Path) -> str:
     return f"{text_table(rows, 'faults:')}\n{last}"
 
 
-def compare(own: Options, overrides: Sequence[str], root: Path) -> int:
-    """Makes both runs, prints the comparison, and returns the exit code."""
-    undisturbed = configure(own, overrides, root / "straight")
-    pin(undisturbed, overrides)
-    overrides = [*overrides, f"run.exact={undisturbed.run.exact.value}"]
-    straight = train(undisturbed, Chaos([]))
-    shares = undisturbed.plan.name in ("auto", "collocated")  # a worker: nothing is transferred
-    chaos = Chaos(schedule(own.faults, own.seed, ("transfer",) if shares else ()))
-    digest = train(configure(own, overrides, root / "chaos"), chaos)
-    print(report(chaos, root / "chaos"))
+def compare(config: ChaosConfig) -> Comparison:
+    """Makes both runs, prints what each fault cost, and returns the comparison.
+
+    Raises:
+        ConfigError: the folder holds an earlier comparison.
+    """
+    rule = f"it has {config.folder}, of an earlier comparison"
+    require(not config.folder.exists(), "run.dir", config.run.dir, rule, "use another run.dir, or remove it")
+    straight = train(config.training_in("straight"))["weights_sha256"]
+    shares = config.training.plan.name in ("auto", "collocated")  # a worker: nothing is transferred
+    chaos = Chaos(schedule(config.faults, config.seed, ("transfer",) if shares else ()))
+    digest = disturbed(config.training_in("chaos"), chaos)
+    print(report(chaos, config.folder / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")
-    return 0 if straight == digest and len(chaos.come) == own.faults else 1
+    return Comparison(straight, digest, chaos.come, len(chaos.come) == config.faults)

@@ -247,7 +247,7 @@ def test_an_episode_behind_a_pipe_is_the_same_after_and_beside_others() -> None:
     ("options", "words"),
     [
         ({"python": ".venv-nothing/bin/python"}, "env.options.python is '.venv-nothing/bin/python'.*python -m venv"),
-        ({"python": "nothing"}, "runs in a separate virtual environment.*experiments.setup.foreign nothing"),
+        ({"python": "nothing"}, "runs in a separate virtual environment.*experiments.setup.foreign env=nothing"),
         ({"python": "x", "timeout_s": 0}, "env.options.timeout_s is 0"),
     ],
 )

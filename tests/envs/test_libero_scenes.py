@@ -1,6 +1,6 @@
 """LIBERO itself: what its rows show equals the benchmark's own loop, episodes have no past, and success is success.
 
-Skipped where its environment is missing (python -m experiments.setup.foreign libero).
+Skipped where its environment is missing (python -m experiments.setup.foreign env=libero).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRAINING = 1 << 30
 
 
 pytestmark = [
-    pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign libero"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign env=libero"),
     pytest.mark.timeout(1800),  # a task takes seconds to build
 ]
 

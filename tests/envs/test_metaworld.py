@@ -1,6 +1,6 @@
 """MetaWorld's rows: what config may say, what a seed stands for, and, where it is installed, that episodes repeat.
 
-The latter are skipped where its environment is missing (python -m experiments.setup.foreign metaworld).
+The latter are skipped where its environment is missing (python -m experiments.setup.foreign env=metaworld).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.observations import stacked
 
 REFERENCE = Path(__file__).resolve().parents[1] / "metaworld_reference.py"
 PYTHON = folder_of("metaworld") / "bin/python"
-INSTALLED = pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign metaworld")
+INSTALLED = pytest.mark.skipif(not PYTHON.exists(), reason="needs python -m experiments.setup.foreign env=metaworld")
 INSTRUCTIONS = compose_evaluate(["env=metaworld", "policy=random"]).env.options["instructions"]
 MT10 = [
     f"{name}-v3"

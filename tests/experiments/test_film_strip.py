@@ -22,7 +22,7 @@ def test_the_first_episode_that_only_the_trained_policy_solves_is_shown(tmp_path
         film(tmp_path / "videos/step_0", seed, before, 20)
         film(tmp_path / "videos/step_4", seed, 1 - after, 90)  # neither the first nor the last evaluation
         film(tmp_path / "videos/step_16", seed, after, 120)
-    film_strip.main(tmp_path, tmp_path / "strip.png")
+    film_strip.draw_strip(film_strip.Options(run=str(tmp_path), out=str(tmp_path / "strip.png")))
     assert "episode 9002, not solved before, solved after" in capsys.readouterr().out
     shown = np.asarray(Image.open(tmp_path / "strip.png")).astype(int)
     assert shown.shape == (

@@ -7,19 +7,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from scripts import call
 
+from rlinf_embodied import train
 from rlinf_embodied.tools.chaos import (
     AGAIN,
     FIRST,
     KINDS,
     Chaos,
     Fault,
-    Options,
-    configure,
+    compose_chaos,
+    disturbed,
     report,
     schedule,
-    train,
 )
 
 ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
@@ -49,6 +50,8 @@ def test_the_next_fault_waits_until_the_run_has_recovered_from_the_one_before() 
     [
         (["workflow=control"], "workflow is 'control', but it is embodied or reasoning"),
         (["env.horizn=3"], "env.horizn is unknown"),
+        (["faults"], "'faults' has no value: use faults=<value>"),
+        (["faults=-1"], "faults is -1, but it must not be negative"),
         (["run.dir={there}"], "of an earlier comparison: use another run.dir"),
     ],
 )
@@ -69,11 +72,19 @@ def test_wrong_input_is_one_line_and_exit_code_two(monkeypatch, capsys, tmp_path
     ],
 )
 def test_the_weights_of_a_disturbed_run_are_those_of_an_undisturbed_one(tmp_path: Path, workflow, faults) -> None:
-    straight = train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "straight"), Chaos([]))
+    config = compose_chaos([f"workflow={workflow}", f"run.dir={tmp_path}", *ITERATIONS])
     made = Chaos([Fault(phase, kind, 0.3, 0.05) for phase, kind in faults])
-    assert train(configure(Options(workflow=workflow), ITERATIONS, tmp_path / "chaos"), made) == straight
+    straight = train(config.training_in("straight"))["weights_sha256"]
+    assert disturbed(config.training_in("chaos"), made) == straight
     assert len(made.come) == len(faults)
-    lines = (tmp_path / "chaos" / "recoveries.jsonl").read_text().splitlines()
+    lines = (config.folder / "chaos/recoveries.jsonl").read_text().splitlines()
     assert len(lines) >= len(faults)
     assert {json.loads(line)["error"] for line in lines} <= {"LostWorkerError", "HangError", "WorkerError"}
-    assert f"{len(faults)} of {len(faults)} faults came" in report(made, tmp_path / "chaos")
+    assert f"{len(faults)} of {len(faults)} faults came" in report(made, config.folder / "chaos")
+
+
+def test_a_dry_run_prints_the_training_with_an_iteration_for_each_fault(monkeypatch, capsys) -> None:
+    code, out, _ = call(monkeypatch, capsys, "chaos", "faults=50", "run.dry=true")
+    printed = yaml.safe_load(out)
+    assert (code, printed["faults"], printed["training"]["env"]["num_envs"]) == (0, 50, 16)
+    assert printed["training"]["run"]["num_iterations"] > 50

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
+from rlinf_embodied.command_line import help_text, print_only
 from rlinf_embodied.compose import compose, split
 from rlinf_embodied.errors import RlinfError
 
@@ -49,8 +50,11 @@ class Benchmark(Generic[_Options]):
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Measures, prints and writes; returns the exit code, 2 for wrong input."""
+        words = sys.argv[1:] if arguments is None else arguments
         try:
-            return self._run(sys.argv[1:] if arguments is None else arguments)
+            if {"-h", "--help"} & set(words):
+                print_only(help_text(self.options))
+            return self._run(words)
         except RlinfError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -72,4 +72,4 @@ def test_the_script_needs_nothing_but_the_standard_library():
         [sys.executable, "-I", "-S", str(script), "--help"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0
-    assert "--dev" in done.stdout
+    assert "dev=true" in done.stdout

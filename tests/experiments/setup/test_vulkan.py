@@ -64,8 +64,7 @@ def test_without_root_it_stops_with_the_command_to_run(setup_vulkan, monkeypatch
     monkeypatch.setattr(setup_vulkan, "read_system", lambda: setup_vulkan.System("debian", 12))
     monkeypatch.setattr(setup_vulkan, "install", lambda *_: pytest.fail("it must not install"))
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["vulkan"])
-    assert setup_vulkan.main() == 1
+    assert setup_vulkan.make_render(setup_vulkan.Options()) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: installing software Vulkan needs root")
     assert f"sudo {sys.executable} " in err
