@@ -154,7 +154,8 @@ class EpisodeEnv:
             raise SimulatorError(
                 f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
                 "to be a function of seed and actions: use env.carry_over=false, or an env that can be replayed "
-                "(ManiSkill: env.backend=batched; Gymnasium, if it is true of the env: env.options.history_free=true)"
+                "(ManiSkill: env.options.backend=batched; Gymnasium, if it is true of the env: "
+                "env.options.history_free=true)"
             )
         self._running[:] = False
         if rows:

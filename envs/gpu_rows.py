@@ -102,5 +102,6 @@ def require_alike(task: BaseEnv) -> None:
     if own:
         raise SimulatorError(
             f"the rows of {type(task).__name__} differ in {', '.join(str(name) for name in own[:3])}, so that those of "
-            "a group cannot start from one state on env.backend=gpu: use env.backend=batched, or algorithm=ppo"
+            "a group cannot start from one state on env.options.backend=gpu: use env.options.backend=batched, or "
+            "algorithm=ppo"
         )

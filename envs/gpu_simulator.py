@@ -138,5 +138,5 @@ def require_hideable(task_id: str, goal: Actor | None) -> None:
     if any(body is not None and body.collision_shapes for body in bodies):
         raise ConfigError(
             f"env.options.show_goal is false, but the goal of {task_id} can be touched, and ManiSkill cannot hide "
-            "such a body on a GPU: use env.options.show_goal=true, or env.backend=batched"
+            "such a body on a GPU: use env.options.show_goal=true, or env.options.backend=batched"
         )

@@ -11,9 +11,11 @@ make_env              config -> simulator -> EpisodeEnv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rlinf_embodied.config import EnvConfig, EnvOptions
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.options import typed
 
 if TYPE_CHECKING:
@@ -24,10 +26,21 @@ CONTROL_MODE = "pd_ee_delta_pose"  # of the experts
 WORKER_IMPORTS = ("envs.maniskill_rows",)  # what a worker imports for its envs, which takes seconds
 
 
+class Backend(StrEnum):
+    """Which physics steps the env."""
+
+    auto = "auto"  # gpu where there is one, else batched CPU, else stock
+    batched = "batched"  # N CPU scenes in one process behind ManiSkill's batched code path
+    cpu = "cpu"  # batched CPU, else stock, also where there is a GPU
+    stock = "stock"  # one stock ManiSkill env object per row
+    gpu = "gpu"  # one batched physx_cuda env
+
+
 @dataclass(kw_only=True, slots=True)
 class ManiskillOptions(EnvOptions):
     """The options in env.options."""
 
+    backend: Backend = Backend.auto
     control_mode: str = CONTROL_MODE
     robot: str | None = None  # ManiSkill's robot_uids; None: the task's default
     camera_fov: float | None = None  # of the first camera, radians; None: as the task has it
@@ -36,13 +49,26 @@ class ManiskillOptions(EnvOptions):
     goal_in_proprio: bool = True  # whether the proprioception holds the goal position
     objects_in_proprio: bool = False  # whether it holds the positions of the task's objects, as a tracker reports them
 
-    def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
+    def on_accelerator(self, kind: str) -> bool:
+        return self.backend is Backend.gpu or (self.backend is Backend.auto and kind == "cuda")
+
+    def on_cores(self) -> dict[str, Any]:
+        rule = "with cluster.cpu_devices simulators run on cores"
+        action = "use env.options.backend=auto, or leave cluster.cpu_devices out"
+        require(self.backend is not Backend.gpu, "env.options.backend", self.backend.value, rule, action)
+        return {"backend": Backend.cpu.value} if self.backend is Backend.auto else {}
+
+    def conditions(self, sees: bool, kind: str) -> dict[str, Any]:
         """Returns what an evaluation must share with the training.
 
-        Frequencies, gains and solver settings are the task's and the robot's own, alike on CPUs and GPUs: task, robot,
-        control mode and versions determine them.
+        The CPU's backends are one, with equal bits.  A GPU is another: its inverse kinematics takes one step along the
+        Jacobian, a reset draws for all rows at once, and images have the original meshes.  Frequencies, gains and
+        solver settings are the task's and the robot's own, alike on CPUs and GPUs: task, robot, control mode and
+        versions determine them.
         """
+        on_gpu = self.on_accelerator(kind)
         return {
+            "backend": "physx_cuda" if on_gpu else "physx_cpu",
             "control_mode": self.control_mode,
             "robot": self.robot or "default",
             "camera_fov": self.camera_fov,
@@ -75,9 +101,9 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """Returns `num_envs` rows of a ManiSkill task.
 
     Args:
-        config: the task, its cameras, rewards and backend.
+        config: the task, its cameras, rewards and options.
         num_envs: rows N of this env object.
-        device: torch's name; with backend=auto a CUDA device uses the gpu backend, any other the CPU's.
+        device: torch's name; with env.options.backend=auto a CUDA device uses the gpu backend, any other the CPU's.
         render_final: whether final observations have images.
 
     Raises:

@@ -13,7 +13,7 @@ from sapien import physx
 
 from envs.batched.build import known_difference
 from envs.gpu_simulator import GpuSimulator
-from envs.maniskill import ManiskillOptions
+from envs.maniskill import Backend, ManiskillOptions
 from envs.simulator import Simulator
 from envs.simulators import BatchedSimulator, StockSimulator
 from envs.stock import (
@@ -29,7 +29,7 @@ from envs.stock import (
     warn_of_fallback,
 )
 from envs.tasks import instruction_of
-from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.portable.exact_reciprocals import make_reciprocals_exact
@@ -61,7 +61,7 @@ def reward_mode(task_id: str) -> str:
 
 
 def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int, device: str) -> Simulator:
-    backend = config.backend
+    backend = options.backend
     if backend is Backend.auto and kind_of(device) == "cuda":
         backend = Backend.gpu
     sensors: dict[str, object] = {"width": config.obs_size, "height": config.obs_size}
@@ -88,15 +88,15 @@ def _try_batched(
     """Returns the batched simulator, None (and the reason in the log) if this task cannot be batched."""
     try:
         known = known_difference(config.task, **kwargs)
-        if known or (known is None and config.backend is not Backend.batched):
-            unknown = "it was not compared with stock ManiSkill; env.backend=batched runs it nevertheless"
-            raise SimulatorError(f"{known}: use env.backend=stock" if known else unknown)
+        if known or (known is None and options.backend is not Backend.batched):
+            unknown = "it was not compared with stock ManiSkill; env.options.backend=batched runs it nevertheless"
+            raise SimulatorError(f"{known}: use env.options.backend=stock" if known else unknown)
         simulator = BatchedSimulator(config.task, num_envs, config.cameras, options, kwargs)
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
     except (SimulatorError, *BUILD_ERRORS) as error:
-        if WRONG_MODE in str(error) or (isinstance(error, SimulatorError) and config.backend is Backend.batched):
+        if WRONG_MODE in str(error) or (isinstance(error, SimulatorError) and options.backend is Backend.batched):
             raise
         warn_of_fallback(config.task, f"{type(error).__name__}: {error}")
         return None
@@ -107,7 +107,8 @@ def _make_gpu(
 ) -> GpuSimulator:
     if kind_of(device) != "cuda":
         raise SimulatorError(
-            f"env.backend=gpu needs a CUDA device, but the simulator runs on {device}: use env.backend=batched"
+            f"env.options.backend=gpu needs a CUDA device, but the simulator runs on {device}: use "
+            "env.options.backend=batched"
         )
     _enable_gpu_physics()
     index = device.partition(":")[2] or "0"
@@ -122,12 +123,13 @@ def _enable_gpu_physics() -> None:
         physx.enable_gpu()
     except RuntimeError as error:
         raise SimulatorError(
-            f"env.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before any "
-            "that a CPU simulates, or in another process"
+            f"env.options.backend=gpu cannot use PhysX in this process ({error}): build the first env on a GPU before "
+            "any that a CPU simulates, or in another process"
         ) from error
     except (OSError, zipfile.BadZipFile) as error:  # requests' errors are OSErrors, as a loader's are
         raise SimulatorError(
-            f"env.backend=gpu cannot fetch or load PhysX's library for GPUs ({type(error).__name__}: {error}): look at "
-            f"the driver (nvidia-smi); without network unzip release {physx.version()} of github.com/sapien-sim/"
-            f"physx-precompiled into {Path.home() / '.sapien/physx' / physx.version()}; or use env.backend=batched"
+            f"env.options.backend=gpu cannot fetch or load PhysX's library for GPUs ({type(error).__name__}: {error}): "
+            f"look at the driver (nvidia-smi); without network unzip release {physx.version()} of github.com/"
+            f"sapien-sim/physx-precompiled into {Path.home() / '.sapien/physx' / physx.version()}; or use "
+            "env.options.backend=batched"
         ) from error

@@ -12,7 +12,7 @@ from rlinf_embodied.config import EnvConfig
 
 
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
-    """Returns rows of a ManiSkill task as envs.maniskill.make_env does with env.backend=gpu."""
+    """Returns rows of a ManiSkill task as envs.maniskill.make_env does with env.options.backend=gpu."""
     options = read_options(config)
     task = gpu_task(
         config.task,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlinf_embodied.algorithms.grpo import GRPOConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     choices,
@@ -18,12 +20,9 @@ from rlinf_embodied.compose import (
     to_yaml,
 )
 from rlinf_embodied.config import (
-    Backend,
     EnvConfig,
     Exactness,
-    GRPOConfig,
     MathConfig,
-    PPOConfig,
     Reward,
     TrainConfig,
 )
@@ -106,7 +105,7 @@ def test_overrides_reach_every_section_with_their_types():
             "run.dir=/tmp/some run",
             "run.seed=3",
             "run.exact=false",
-            "env.backend=stock",
+            "env.options.backend=stock",
             "env.cameras=[base_camera]",
             "env.options.crash=0.5",
             "algorithm.reduction=fast",
@@ -119,7 +118,7 @@ def test_overrides_reach_every_section_with_their_types():
         ]
     )
     assert (config.run.dir, config.run.seed, config.run.exact) == ("/tmp/some run", 3, Exactness.off)
-    assert config.env.backend is Backend.stock
+    assert config.env.options["backend"] == "stock"
     assert config.env.cameras == ["base_camera"]
     assert config.env.options["crash"] == 0.5
     assert config.algorithm.target_kl is None

@@ -58,7 +58,8 @@ def check_versions() -> None:
         if found not in tested:
             raise SimulatorError(
                 f"{package} {found} is installed, but the batched CPU backend was tested with {package} "
-                f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs (env.backend=stock)"
+                f"{' and '.join(tested)} only: install `{package}=={tested[-1]}`, or use stock envs "
+                "(env.options.backend=stock)"
             )
 
 

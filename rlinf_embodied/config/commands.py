@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlinf_embodied.config.algorithms import AlgorithmConfig, Source, require_exact
+from rlinf_embodied.config.algorithm import AlgorithmConfig, Source, require_exact
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
@@ -33,7 +33,8 @@ FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "warm_start.cache_dir"),
     *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.tensorboard", "run.wandb"),
     *("env.control_hz", "env.rows_per_call"),
-    "env.backend",  # what it comes to on this machine is compared with the checkpoint's fingerprint
+    # ManiSkill's: what it comes to on this machine is compared with the checkpoint's fingerprint
+    "env.options.backend",
 )
 KEPT_ON_RESUME = ("plan.max_staleness",)  # of these: what is not a matter of speed alone
 
@@ -65,7 +66,6 @@ class TrainConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         env, algorithm = self.env, self.algorithm
-        env.on_cores(self.cluster.cpu_devices)
         algorithm.check(self)
         needed, steps = env.chunks_per_episode, env.chunks_per_rollout
         rule = f"an episode may take {needed} chunk-steps, and none would end within a rollout"
@@ -76,10 +76,10 @@ class TrainConfig(TrainingConfig):
         rule = "checks need separate episodes, neither evaluation's nor training's"
         require(self.run.until_success is None or apart, "eval.check_seed", first, rule, "use 1000000")
         require_exact(self.run.exact, "algorithm", algorithm.reduction, algorithm.compile)
+        require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         high = self.hierarchy.algorithm
         if self.hierarchy.on:
             require_exact(self.run.exact, "hierarchy.algorithm", high.reduction, high.compile)
-        require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
         require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")
@@ -185,7 +185,6 @@ class EvaluateConfig:
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
 
     def __post_init__(self) -> None:
-        self.env.on_cores(self.cluster.cpu_devices)
         require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
         _require_checkpoint(self.policy, self.checkpoint)
         if self.policy == "sb3":

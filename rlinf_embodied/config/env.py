@@ -9,16 +9,6 @@ from typing import Any
 from rlinf_embodied.config.checks import require, require_numbers
 
 
-class Backend(StrEnum):
-    """Which physics steps the env."""
-
-    auto = "auto"  # gpu where there is one, else batched CPU, else stock
-    batched = "batched"  # N CPU scenes in one process behind ManiSkill's batched code path
-    cpu = "cpu"  # batched CPU, else stock, also where there is a GPU
-    stock = "stock"  # one stock ManiSkill env object per row
-    gpu = "gpu"  # one batched physx_cuda env
-
-
 class Reward(StrEnum):
     """What training sees as the reward of an env step."""
 
@@ -35,10 +25,22 @@ MANISKILL = "envs.maniskill.make_env"
 class EnvOptions:
     """Base class of an env's options, which `read_options(env section)` in the module of `env._target_` returns."""
 
-    def conditions(self, sees: bool, on_gpu: bool) -> dict[str, Any]:
+    def on_accelerator(self, kind: str) -> bool:
+        """Whether the env simulates and renders on an accelerator where devices are of a kind, torch's name of it."""
+        return False
+
+    def on_cores(self) -> dict[str, Any]:
+        """Returns the options to change for an env that runs on CPU cores next to accelerators (cluster.cpu_devices).
+
+        Raises:
+            ConfigError: the options ask for an accelerator.
+        """
+        return {}
+
+    def conditions(self, sees: bool, kind: str) -> dict[str, Any]:
         """Returns what an evaluation must share with the training for its result to mean anything, as JSON values.
 
-        `sees`: whether the policy sees images; `on_gpu`: whether a GPU simulates and renders.
+        `sees`: whether the policy sees images; `kind`: of the devices, torch's name of it.
         """
         return {}
 
@@ -83,7 +85,6 @@ class EnvConfig(Chunking):
     reward: Reward = Reward.auto
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
-    backend: Backend = Backend.auto
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
     states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
     options: dict[str, Any] = field(default_factory=dict)  # of this env: ManiSkill's are in envs/maniskill.py
@@ -112,20 +113,6 @@ class EnvConfig(Chunking):
         held, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
         action = "use 1 to end episodes once the task is solved, or 0 to never end them early"
         require(held, "env.hold_steps", self.hold_steps, rule, action)
-
-    def on_cores(self, cpu_devices: int) -> None:
-        """Keeps the simulators off the GPU where CPU cores are separate devices next to the accelerators."""
-        rule = f"with cluster.cpu_devices={cpu_devices} simulators run on cores"
-        action = "use env.backend=auto, or leave cluster.cpu_devices out"
-        holds = not cpu_devices or self.backend is not Backend.gpu
-        require(holds, "env.backend", self.backend.value, rule, action)
-        if cpu_devices and self.backend is Backend.auto:
-            self.backend = Backend.cpu
-
-    def runs_on_gpu(self, kind: str) -> bool:
-        """Whether a GPU simulates and renders a ManiSkill task where devices are of a kind, torch's name of it."""
-        auto = self.backend is Backend.auto and kind == "cuda"
-        return self._target_ == MANISKILL and (auto or self.backend is Backend.gpu)
 
     @property
     def num_blocks(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rlinf_embodied.embodied.policy_folder import (
     require_policy_class,
     trained_under,
 )
-from rlinf_embodied.embodied.starting_point import require_env_target
+from rlinf_embodied.embodied.starting_point import on_cores, require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
@@ -36,7 +36,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
-    cluster = find_cluster(config.cluster)
+    config, cluster = replace(config, env=on_cores(config.env, config.cluster)), find_cluster(config.cluster)
     default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
     where = Path(config.run.dir or default)
     videos = str(where / "videos") if config.eval.record_video else None

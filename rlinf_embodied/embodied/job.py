@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import AlgorithmConfig, CriticsConfig, Source, TrainConfig
-from rlinf_embodied.config.algorithms import require_correction
+from rlinf_embodied.config import AlgorithmConfig, Source, TrainConfig
+from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
@@ -30,7 +30,7 @@ from rlinf_embodied.embodied.policy_folder import (
 )
 from rlinf_embodied.embodied.replay_stage import require_recorded
 from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of
-from rlinf_embodied.embodied.starting_point import require_env_target, require_start
+from rlinf_embodied.embodied.starting_point import on_cores, require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_high_level, starting_policy
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -39,7 +39,7 @@ from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
-from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.plug_ins import env_options, load_target
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session, find_cluster, of_type
 from rlinf_embodied.telemetry.live import Column
@@ -59,7 +59,7 @@ class EmbodiedJob:
     first_work = "env.step"
 
     def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+        self.config = config = replace(config, env=on_cores(config.env, config.cluster))
         self._fine_tunes = config.algorithm.learns_from is Source.demonstrations
         self.work = "fine-tuning" if self._fine_tunes else "RL"
         self.columns = _columns(config.algorithm)
@@ -137,8 +137,8 @@ class EmbodiedJob:
         env, start, kind, hierarchy = config.env, config.warm_start, cluster.kind, config.hierarchy
         require_env_target(env)
         rule = "a checkpoint replays running episodes, and a GPU's simulator cannot: it draws for all rows at once"
-        replays, action = not (env.carry_over and env.runs_on_gpu(kind)), "set env.carry_over=false or "
-        require(replays, "env.carry_over", env.carry_over, rule, f"{action}env.backend=batched")
+        replays, action = not (env.carry_over and env_options(env).on_accelerator(kind)), "set env.carry_over=false"
+        require(replays, "env.carry_over", env.carry_over, rule, f"{action}, or env.options.backend=batched")
         clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_scratch)
         levels = [("", config.policy, config.algorithm, clones)]
         levels += [("hierarchy", hierarchy.policy, hierarchy.algorithm, False)] if hierarchy.on else []
@@ -244,7 +244,7 @@ def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:
         columns.append(Column("success_once", "rollout/success_once", ".1f", " %", 100.0))
         columns.append(Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0))
         columns.append(Column("return", "rollout/return", ".2f"))
-    if isinstance(algorithm, CriticsConfig):
+    if algorithm.has_critic and algorithm.learns_from is Source.transitions:
         columns += [Column("Q", "losses/q", ".2f"), Column("critic loss", "losses/critic_loss", ".3f")]
     elif algorithm.learns_from is not Source.rollouts:
         columns.append(Column("loss", "losses/imitation_loss", ".4f"))

@@ -12,9 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Backend, Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.config.env import MANISKILL
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, FeatureKind, Observation
@@ -26,7 +25,7 @@ from rlinf_embodied.telemetry.run_folder import library_versions
 
 _FILE = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
-USE_ITS_OWN = "Use its own settings (env.backend=batched is physx_cpu, env.backend=gpu is physx_cuda)"
+USE_ITS_OWN = "Use its own settings (ManiSkill: env.options.backend=batched is physx_cpu, gpu is physx_cuda)"
 _CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
 PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 _PACKAGE = "policies."
@@ -128,11 +127,9 @@ def require_fitting(folder: str, observation: Observation, criticised: bool = Fa
 def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, Any]:
     """Returns what an evaluation must share with the training for its number to mean anything, as JSON values.
 
-    The CPU's routes are one backend, with equal bits.  A GPU is another: its inverse kinematics takes one step along
-    the Jacobian, a reset draws for all rows at once, and images have the original meshes.  `kind` is torch's name of
-    the devices: "cuda", "cpu", ...
+    `kind` is torch's name of the devices: "cuda", "cpu", ...
     """
-    maniskill, on_gpu, libraries = env._target_ == MANISKILL, env.runs_on_gpu(kind), library_versions()
+    libraries = library_versions()
     return {
         "task": env.task,
         "cameras": list(env.cameras),
@@ -141,8 +138,8 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
         "horizon": env.horizon,
         "action_head": policy.name,
         "observations": OBSERVATION_VERSION,
-        "backend": ("physx_cuda" if on_gpu else "physx_cpu") if maniskill else "own",
-        **env_options(env).conditions(bool(env.cameras), on_gpu),
+        "backend": "own",
+        **env_options(env).conditions(bool(env.cameras), kind),
         **{f"version of {name}": libraries[name] for name in _LIBRARIES if name in libraries},
     }
 
@@ -198,7 +195,7 @@ def trained_under(folder: str) -> TrainedUnder:
         content = json.loads(path.read_text())
         policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
         env, levels = dict(content["env"]), content.get("hierarchy")
-        env["backend"], env["reward"] = Backend(env["backend"]), Reward(env["reward"])
+        env["reward"] = Reward(env["reward"])
         if levels is not None:
             levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
         return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), dict(content["fingerprint"]), levels)

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.transitions import Columns, length
-from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.config.algorithms import ReplaySchedule
+from rlinf_embodied.algorithms.transitions import Columns, ReplaySchedule, length
+from rlinf_embodied.config import FREE_ON_RESUME, EnvConfig
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify
@@ -30,7 +29,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 DEMONSTRATIONS = "demonstrations"
-_SAME = ("_target_", "task", "states", "options")
+_SAME = ("_target_", "task", "states")
 _CURSOR = "cursor"  # of a state: where the next transition goes
 
 
@@ -49,10 +48,15 @@ def require_recorded(folders: Sequence[str], env: EnvConfig) -> None:
         if not load_tensors(Path(folder), REPLAY):
             raise CheckpointError(f"{said}, but that checkpoint holds no transitions: {action}")
         theirs = trained_under(folder).env
-        for name in _SAME:
-            there, here = getattr(theirs, name), getattr(env, name)
-            if there != here:
+        for name, there in _same(theirs).items():
+            if (here := _same(env)[name]) != there:
                 raise DataError(f"{said}, recorded with env.{name}={there!r}, but env.{name} is {here!r}: use the same")
+
+
+def _same(env: EnvConfig) -> dict[str, object]:
+    """Returns what recorded transitions and an env must have in common, by name."""
+    options = {name: value for name, value in env.options.items() if f"env.options.{name}" not in FREE_ON_RESUME}
+    return {**{name: getattr(env, name) for name in _SAME}, "options": options}
 
 
 def recorded_block(folders: Sequence[str], columns: Sequence[str], block: int, num_blocks: int) -> Columns:

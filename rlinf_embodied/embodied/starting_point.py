@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
-from rlinf_embodied.config import EnvConfig, Source, TrainConfig
+from rlinf_embodied.config import ClusterConfig, EnvConfig, Source, TrainConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import env_options, load_plug_in
 
@@ -41,6 +42,18 @@ def require_env_target(env: EnvConfig) -> None:
     """
     load_plug_in(env._target_, "env._target_", "config", "num_envs", "device", "render_final")
     env_options(env)
+
+
+def on_cores(env: EnvConfig, cluster: ClusterConfig) -> EnvConfig:
+    """Returns the env section with which simulators stay on cores if these are devices next to the accelerators.
+
+    Raises:
+        ConfigError: cluster.cpu_devices is set, and env.options ask for an accelerator or cannot be read.
+    """
+    if cluster.cpu_devices == 0:
+        return env
+    require_env_target(env)
+    return replace(env, options=env.options | env_options(env).on_cores())
 
 
 def why_no_expert(env: EnvConfig) -> str | None:

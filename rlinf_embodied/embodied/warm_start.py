@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, SFTConfig, Source, TrainConfig
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
@@ -27,7 +28,7 @@ from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
-from rlinf_embodied.plug_ins import source_digest, targets_of
+from rlinf_embodied.plug_ins import env_options, source_digest, targets_of
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
@@ -200,7 +201,7 @@ def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, mo
         "env": {name: value for name, value in asdict(env).items() if name not in _OF_TRAINING},
         "policy": {k: v for k, v in asdict(policy).items() if k != "temperature" and v != {}},
         "cpu": kind == "cpu",
-        "backend": "physx_cuda" if env.runs_on_gpu(kind) else None,
+        "backend": "physx_cuda" if env_options(env).on_accelerator(kind) else None,
         "code": source_digest(sorted({*own})) if own else None,  # where custom code is edited, training starts anew
         **more,
     }

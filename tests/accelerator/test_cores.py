@@ -108,7 +108,10 @@ def test_what_is_placed_otherwise_is_refused() -> None:
         (["cluster.cpu_devices=2", "cluster.torch_device=cpu"], "there is no accelerator for cores to be beside"),
         ([*overrides(1), "cluster.cpu_devices=4096"], "but a node has .* cores: use cluster.cpu_devices="),
         ([*overrides(1), "cluster.cpu_devices=-1"], "cluster.cpu_devices is -1, but it must not be negative"),
-        ([*overrides(1), "cluster.cpu_devices=1", "env.backend=gpu"], "simulators run on cores: use env.backend=auto"),
+        (
+            [*overrides(1), "env=maniskill_pick", "cluster.cpu_devices=1", "env.options.backend=gpu"],
+            "env.options.backend is 'gpu', but .* simulators run on cores: use env.options.backend=auto",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(tmp_path: Path, given: list[str], said: str) -> None:

@@ -15,7 +15,7 @@ from rlinf_embodied.errors import ConfigError
     ("given", "refused"),
     [
         (["env.carry_over=true"], True),
-        (["env.carry_over=true", "env.backend=batched"], False),
+        (["env.carry_over=true", "env.options.backend=batched"], False),
         (["env.carry_over=false"], False),
     ],
 )
@@ -27,5 +27,5 @@ def test_what_a_gpu_could_not_restore_is_not_carried_over(monkeypatch, given: li
     if not refused:
         run.require_checkpoint(None)
         return
-    with pytest.raises(ConfigError, match=r"env.carry_over is True.*set env.carry_over=false or env.backend=batched"):
+    with pytest.raises(ConfigError, match=r"env.carry_over is True.*carry_over=false, or env.options.backend=batched"):
         run.require_checkpoint(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def test_the_cache_knows_what_a_clone_is_a_function_of() -> None:
     other += ["env.chunk=3"]
     assert {where(override) for override in same} == {where()}
     assert len({where(), *(where(override) for override in other)}) == 1 + len(other)
-    pick, batched = ["env=maniskill_pick"], ["env=maniskill_pick", "env.backend=batched"]
+    pick, batched = ["env=maniskill_pick"], ["env=maniskill_pick", "env.options.backend=batched"]
     assert where(*pick, kind="cuda") != where(*pick, kind="npu")  # where PhysX does not run a CPU simulates
     assert where(*batched, kind="cuda") == where(*batched, kind="npu")
 
@@ -124,10 +125,13 @@ def test_the_cache_knows_a_file_by_what_it_holds(recording: Path, tmp_path: Path
 def test_a_clone_is_trained_again_once_custom_code_has_changed(tmp_path, monkeypatch, key) -> None:
     source = tmp_path / "own_code_of_a_clone.py"
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_code_of_a_clone", raising=False)
+    given = [f"{key}=own_code_of_a_clone.Mine"]
+    given += ["env._target_=envs.foreign.env.make_env"] if key == "env.options.adapter" else []
     folders = set()
-    for content in ("class Mine: ...", "class Mine: slow = True"):
-        source.write_text(content)
-        folders.add(clone_folder(tiny(f"{key}=own_code_of_a_clone.Mine"), "cpu"))
+    for body in ("...", "slow = True"):
+        source.write_text(f"from envs.foreign.adapter import Adapter\nclass Mine(Adapter): {body}")
+        folders.add(clone_folder(tiny(*given), "cpu"))
     assert len(folders) == 2
 
 

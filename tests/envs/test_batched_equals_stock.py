@@ -168,7 +168,7 @@ def test_another_version_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyP
     from rlinf_embodied.errors import SimulatorError
 
     monkeypatch.setattr(build, "TESTED_VERSIONS", {"sapien": ("2.0.1", "2.0.2")})
-    expected = r"sapien 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*sapien==2\.0\.2.*env.backend=stock"
+    expected = r"sapien 3\.0\.\d+ .* 2\.0\.1 and 2\.0\.2 only.*sapien==2\.0\.2.*env.options.backend=stock"
     with pytest.raises(SimulatorError, match=expected):
         known_difference("PickCube-v1")
     with pytest.raises(SimulatorError, match=expected):

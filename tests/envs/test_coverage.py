@@ -76,10 +76,10 @@ def test_a_task_that_was_not_compared_or_differs_falls_back_and_says_so(
     """RotateValveLevel1 gives its rows three, four and five spokes in turn; a stock single env has three."""
     from envs import maniskill_rows as rows
     from envs.maniskill import make_env
-    from rlinf_embodied.config import Backend, EnvConfig
+    from rlinf_embodied.config import EnvConfig
 
     config = EnvConfig(task="RotateValveLevel1-v1", obs_size=16, options={"control_mode": "pd_joint_delta_pos"})
-    for difference, reason in (("qpos differs by 1", "qpos differs"), (None, "env.backend=batched runs it")):
+    for difference, reason in (("qpos differs by 1", "qpos differs"), (None, "env.options.backend=batched runs it")):
         monkeypatch.setattr(rows, "known_difference", lambda *_, known=difference, **__: known)
         with caplog.at_level(logging.WARNING, logger="envs"):
             env = make_env(config, 2)
@@ -87,5 +87,5 @@ def test_a_task_that_was_not_compared_or_differs_falls_back_and_says_so(
         env.close()
         assert reason in caplog.text
     monkeypatch.setattr(rows, "known_difference", lambda *_, **__: "qpos differs by 1")
-    with pytest.raises(SimulatorError, match=r"qpos differs by 1: use env.backend=stock"):
-        make_env(replace(config, backend=Backend.batched), 2)
+    with pytest.raises(SimulatorError, match=r"qpos differs by 1: use env.options.backend=stock"):
+        make_env(replace(config, options=config.options | {"backend": "batched"}), 2)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from envs import point_reach
 from rlinf_embodied.compose import compose_evaluate
-from rlinf_embodied.config import Backend, EnvConfig, Reward
+from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import RlinfError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, FeatureKind, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target
@@ -40,8 +40,8 @@ PICK = EnvConfig(
 )
 CONFIGS = {
     "point_reach": POINT,
-    "batched": replace(PICK, backend=Backend.batched),
-    "stock": replace(PICK, backend=Backend.stock),
+    "batched": replace(PICK, options=PICK.options | {"backend": "batched"}),
+    "stock": replace(PICK, options=PICK.options | {"backend": "stock"}),
     "gymnasium": EnvConfig(
         _target_="envs.gym.env.make_env",
         task="HalfCheetah-v5",

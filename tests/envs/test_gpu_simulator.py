@@ -145,7 +145,7 @@ def test_rows_that_were_built_of_other_objects_are_no_group() -> None:
         return SimpleNamespace(num_envs=2, agent=agent, scene=SimpleNamespace(state_dict_registry=registry))
 
     require_alike(task(cube))
-    with pytest.raises(SimulatorError, match=r"differ in peg.*env.backend=batched, or algorithm=ppo"):
+    with pytest.raises(SimulatorError, match=r"differ in peg.*env.options.backend=batched, or algorithm=ppo"):
         require_alike(task(cube, pegs))
 
 
@@ -171,7 +171,7 @@ def test_a_goal_that_can_be_touched_is_not_hidden(simulator) -> None:
 
     require_hideable("PickCube-v1", simulator._task.goal_site)
     with pytest.raises(
-        ConfigError, match=r"env.options.show_goal is false.*env.options.show_goal=true, or env.backend=batched"
+        ConfigError, match=r"env.options.show_goal is false.*env.options.show_goal=true, or env.options.backend=batched"
     ):
         require_hideable("PickCube-v1", simulator._task.cube)
 

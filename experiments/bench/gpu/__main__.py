@@ -41,7 +41,7 @@ from experiments.bench.harness import Benchmark, Report, Run, chosen
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import Backend, TrainConfig
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.embodied.workflow import training_workflow
@@ -110,7 +110,7 @@ def physics(config: TrainConfig) -> dict[str, object]:
     need_gpus(1)
     results: dict[str, object] = {}
     for rows in (64, 512, 2048):
-        env = make_env(dataclasses.replace(config.env, backend=Backend.gpu), rows, "cuda:0")
+        env = make_env(dataclasses.replace(config.env, options=config.env.options | {"backend": "gpu"}), rows, "cuda:0")
         env.reset(range(rows))
         seeds = list(range(rows, 2 * rows))
         start, steps = time.perf_counter(), 0
