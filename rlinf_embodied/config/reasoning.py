@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf_embodied.config.algorithms import Reduction, Sharding
+from rlinf_embodied.config.algorithm import Reduction, Sharding
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
