@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import compose_math, compose_train, split
+from rlinf_embodied.compose import Prepare, compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Options:
     workflow: str = "embodied"  # or reasoning
 
 
-def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
+def compose_job(words: Sequence[str], prepare: Prepare) -> TrainConfig | MathConfig:
     own, overrides = split(Options, words)
-    return compose_math(overrides) if own.workflow == "reasoning" else compose_train(overrides)
+    return (compose_math if own.workflow == "reasoning" else compose_train)(overrides, prepare)
 
 
 def profile_stages(config: TrainConfig | MathConfig) -> "Profile":
@@ -52,7 +52,7 @@ def profile_stages(config: TrainConfig | MathConfig) -> "Profile":
     with closing(make_session(config.cluster)) as session:
         start = str(job.starting_policy(session, cluster, view.progress))
         session.clear()
-        profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress)
+        profile, path = measured_profile(job, cluster, start, session, view.progress)
         folder.write_text("profile.json", path.read_text(encoding="utf-8"))
         view.note(text_table(rows(profile), f"{profile.name} on {cluster.description}, seconds and MB:"))
         view.note(f"{folder.path / 'profile.json'}, kept as {path}")

@@ -5,19 +5,19 @@ python experiments/train_vla.py env=maniskill_pick policy=tiny_vla algorithm=ppo
 
 from collections.abc import Sequence
 
-from rlinf_embodied import train
+from rlinf_embodied import begin_workers, train
 from rlinf_embodied.command_line import STARTED, main
-from rlinf_embodied.compose import compose_train
+from rlinf_embodied.compose import Prepare, compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.starting_point import require_start
 
 
-def compose_startable(words: Sequence[str]) -> TrainConfig:
+def compose_startable(words: Sequence[str], prepare: Prepare) -> TrainConfig:
     """Returns the config, after a check that the training has something to start from."""
-    config = compose_train(words)
+    config = compose_train(words, prepare)
     require_start(config)
     return config
 
 
 if __name__ == "__main__":
-    main(lambda config: train(config, STARTED), TrainConfig, compose_startable)
+    main(lambda config: train(config, STARTED), TrainConfig, compose_startable, begin=begin_workers)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlinf_embodied.compose import Draft
     from rlinf_embodied.config import (
         ClusterConfig,
         EvaluateAnswersConfig,
@@ -59,27 +60,30 @@ def train(
     return json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def _worker_modules(config: TrainConfig | MathConfig) -> list[str]:
-    """Returns what workers import for a config; a user's own code is left to them, which report its errors."""
-    from dataclasses import asdict
-
+def begin_workers(draft: Draft) -> None:
+    """Has Ray start for a training, and a process import what its workers need; a user's code is left to them."""
     from rlinf_embodied.config import MathConfig
-    from rlinf_embodied.plug_ins import targets_of
 
-    parts = {target.rpartition(".")[0] for target in targets_of(asdict(config))}
-    own = sorted(part for part in parts if part.startswith(("envs.", "policies.")))
-    kind = "reasoning" if isinstance(config, MathConfig) else "embodied"
-    return [f"rlinf_embodied.{kind}.job", *own]
+    if draft.cluster is None or draft.cluster.session != "ray" or draft.cluster.address is not None:
+        return
+    from rlinf_embodied.runtime.ray_cluster import begin_ray
+
+    parts = {target.rpartition(".")[0] for target in draft.targets}
+    ours = sorted(part for part in parts if part.startswith(("envs.", "policies.", "rlinf_embodied.")))
+    kind = "reasoning" if issubclass(draft.schema, MathConfig) else "embodied"
+    begin_ray(draft.cluster.object_store_bytes, [f"rlinf_embodied.{kind}.job", *ours])
 
 
 def begin(config: TrainConfig | MathConfig) -> Job:
-    """Returns the job of a config, and has Ray start meanwhile; torch is imported once the input is found right."""
+    """Returns the job of a config, and has Ray start meanwhile."""
+    from dataclasses import asdict
+
+    from rlinf_embodied.compose import Draft
     from rlinf_embodied.config import MathConfig
+    from rlinf_embodied.plug_ins import targets_of
 
-    if config.cluster.session == "ray" and config.cluster.address is None:
-        from rlinf_embodied.runtime.ray_cluster import begin_ray
-
-        begin_ray(config.cluster.object_store_bytes, _worker_modules(config))
+    targets = tuple(targets_of(asdict(config)))
+    begin_workers(Draft(type(config), config.run.exact, config.run.dry, config.cluster, targets))
     if isinstance(config, MathConfig):
         from rlinf_embodied.reasoning.job import ReasoningJob
 

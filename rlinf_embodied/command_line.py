@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
-from rlinf_embodied.compose import choices, compose, groups, to_yaml
+from rlinf_embodied.compose import Draft, Prepare, choices, compose, groups, to_yaml
 from rlinf_embodied.config import ClusterConfig, Exactness, ProfiledConfig, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
@@ -46,8 +46,9 @@ _Config = TypeVar("_Config")
 def main(
     work: Callable[[_Config], object],
     schema: type[_Config],
-    composer: Callable[[Sequence[str]], _Config] | None = None,
+    composer: Callable[[Sequence[str], Prepare], _Config] | None = None,
     words: Sequence[str] | None = None,
+    begin: Callable[[Draft], None] | None = None,
 ) -> NoReturn:
     """Composes the config from the command line, runs `work` with it and exits; see the module for the exit codes.
 
@@ -55,19 +56,29 @@ def main(
         work: returns an exit code, or something else for 0.  It imports what is heavy, so that a typing error is
             reported at once.
         schema: of the config.
-        composer: makes the config of the command's words; None: `compose` does.
+        composer: makes the config of the command's words, and calls what prepares the process as `compose` does; None:
+            `compose` does both.
         words: None: those of `sys.argv`.
+        begin: starts what takes as long as the import of the code that the config names, before that.
     """
     words = sys.argv[1:] if words is None else list(words)
     if {"-h", "--help"} & set(words):
         print_only(help_text(schema))
+
+    def prepare(draft: Draft) -> Exactness:
+        if draft.dry:
+            return draft.exact
+        exact = _pinned(draft.schema, draft.exact, draft.cluster, words)
+        if begin is not None:
+            begin(draft)
+        return exact
+
     try:
         with ends_at_once():
-            config = composer(words) if composer else compose(schema, words)
+            config = composer(words, prepare) if composer else compose(schema, words, prepare=prepare)
             run = getattr(config, "run", None)
             if isinstance(run, RunConfig) and run.dry:
                 print_only(to_yaml(config).rstrip())
-            pin(config, words)
             code = work(config)
             sys.exit(code if isinstance(code, int) else 0)
     except (*USAGE_ERRORS, *FAULTS) as error:
@@ -107,17 +118,24 @@ def pin(config: object, words: Sequence[str] | None = None) -> None:
         ConfigError: the process cannot be pinned.
     """
     run, cluster = getattr(config, "run", None), getattr(config, "cluster", None)
-    if not isinstance(run, RunConfig) or run.exact is not Exactness.portable or isinstance(config, ProfiledConfig):
-        return  # plans and emulations compute no weights
-    if isinstance(cluster, ClusterConfig) and uses_accelerators(cluster):
-        return
+    if isinstance(run, RunConfig):
+        run.exact = _pinned(type(config), run.exact, cluster, words)
+
+
+def _pinned(schema: type, exact: Exactness, cluster: ClusterConfig | None, words: Sequence[str] | None) -> Exactness:
+    """Pins the process for a config of a schema if its run.exact asks for it; returns what that comes to."""
+    if exact is not Exactness.portable or issubclass(schema, ProfiledConfig):
+        return exact  # plans and emulations compute no weights
+    if cluster is not None and uses_accelerators(cluster):
+        return exact
     try:
         portable.pin()
     except ConfigError as error:
         if words is None or any(text.startswith("run.exact=") for text in words):
             raise
-        run.exact = Exactness.exact
         print(f"note: {error} (this run does so)", file=sys.stderr)
+        return Exactness.exact
+    return exact
 
 
 def help_text(schema: type) -> str:

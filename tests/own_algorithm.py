@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.imitation import Imitation
-from rlinf_embodied.algorithms.transitions import REWARD, Columns
-from rlinf_embodied.config import ReplayConfig
+from rlinf_embodied.algorithms.transitions import REWARD, Columns, ReplayConfig
 from rlinf_embodied.runtime.host import StepContext
 
 
@@ -16,10 +16,12 @@ class FilteredCloningConfig(ReplayConfig):
     """Its numbers, and what it needs."""
 
     name = "filtered cloning"
-    implementation = "own_algorithm.FilteredCloning"
     columns = ("state", "action", "reward")
     policy_method = "imitation_loss"
     threshold: float = 0.0  # of the reward of a step
+
+    def make(self, training: Training) -> FilteredCloning:
+        return FilteredCloning(training)
 
 
 class FilteredCloning(Imitation):

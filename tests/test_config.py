@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rlinf_embodied.algorithms.grpo import GRPOConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     choices,
@@ -20,9 +22,7 @@ from rlinf_embodied.compose import (
 from rlinf_embodied.config import (
     EnvConfig,
     Exactness,
-    GRPOConfig,
     MathConfig,
-    PPOConfig,
     Reward,
     TrainConfig,
 )

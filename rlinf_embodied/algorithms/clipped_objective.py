@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +14,72 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
-from rlinf_embodied.config import Level, OnPolicyConfig
+from rlinf_embodied.config import AlgorithmConfig, Level, Sharding, Source
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class OnPolicyConfig(AlgorithmConfig):
+    """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
+
+    learns_from = Source.rollouts
+    ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    epochs: int = 4
+    num_minibatches: int = 5  # a minibatch is one slice of every block
+    lr: float = 1.5e-4
+    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
+    max_grad_norm: float = 0.5
+    entropy_coef: float = 0.0
+    sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
+    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
+    tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
+    target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
+    # PPO
+    gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
+    gae_lambda: float = 0.97  # per env step
+    bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
+    value_lr: float = 1e-3  # of what only the critic has
+    value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
+    value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
+    one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
+    value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
+    critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
+    # GRPO
+    group_size: int = 8  # episodes from one initial state
+    success_only: bool = True  # the return of an episode is its success, not its shaped reward
+    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
+    min_groups: int = 8  # resample until this many groups are left
+    length_normalized: bool = True  # every episode weighs the same, however long
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch")
+        require_numbers(self, "algorithm", *counts, low=1)
+        optional = ("ratio_tolerance", "target_kl", "tis_cap")
+        require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
+        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
+        require_numbers(self, "algorithm", "value_epochs", *more, low=0)
+        whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
+        rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
+        require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
+        bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
+        require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
+        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
+
+    def check(self, config: TrainConfig) -> None:
+        rule, resets = "a pass is compiled for one number of rows, which blocks have with resets", config.env.auto_reset
+        require(
+            resets or not self.compile, "algorithm.compile", self.compile, rule, "set env.auto_reset=true, or false"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
@@ -13,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns
-from rlinf_embodied.config import CriticsConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns, ReplayConfig
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
@@ -58,6 +58,33 @@ class Ensemble(nn.Module):
                     hidden = torch.addcmul(pick(self.shifts[k]), hidden, pick(self.scales[k]))
                 hidden = hidden.relu()
         return hidden[..., 0]
+
+
+@dataclass(kw_only=True, slots=True)
+class CriticsConfig(ReplayConfig):
+    """An ensemble of critics Q(s, a) with targets that follow it."""
+
+    has_critic = True
+
+    gamma: float = 0.99  # per env step
+    value_lr: float = 3e-4  # of the critics
+    num_critics: int = 2
+    target_critics: int = 2  # the target is the minimum over this many, drawn for each update if there are more (REDQ)
+    critic_hidden_size: int = 256
+    critic_layers: int = 2
+    layer_norm: bool = False  # behind every hidden layer of the critics
+    tau: float = 0.005  # how far targets move towards the critics per update
+
+    def __post_init__(self) -> None:
+        ReplayConfig.__post_init__(self)
+        counts = ("num_critics", "target_critics", "critic_hidden_size", "critic_layers")
+        require_numbers(self, "algorithm", *counts, low=1)
+        require_numbers(self, "algorithm", "value_lr", low=0, above=True)
+        require(0 <= self.gamma < 1, "algorithm.gamma", self.gamma, "it lies in [0, 1)", "use 0.99")
+        require_numbers(self, "algorithm", "tau", above=True, high=1)
+        few, number = self.target_critics <= self.num_critics, self.num_critics
+        rule = f"the target is the minimum over some of algorithm.num_critics={number}"
+        require(few, "algorithm.target_critics", self.target_critics, rule, f"use at most {number}")
 
 
 class CriticsAlgorithm(Algorithm):

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from rlinf_embodied.algorithms.advantages import group_advantages
+from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock, concatenate, training_block
-from rlinf_embodied.algorithms.on_policy import OnPolicy
-from rlinf_embodied.config import OnPolicyConfig
+from rlinf_embodied.algorithms.on_policy import OnPolicy, OnPolicyConfig
+from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config.algorithm import Resampling
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.runtime.host import StepContext
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class GRPOConfig(OnPolicyConfig):
+    """Group-relative policy optimisation (arXiv:2402.03300): episodes of a group are compared, without a critic."""
+
+    name = "grpo"
+
+    def __post_init__(self) -> None:
+        OnPolicyConfig.__post_init__(self)
+        rule = "GRPO compares episodes of a group, so a group needs at least two"
+        require(self.group_size >= 2, "algorithm.group_size", self.group_size, rule, "use 8")
+
+    @property
+    def same_start(self) -> int:
+        return self.group_size
+
+    def resampling(self, env: EnvConfig) -> Resampling:
+        drop = self.drop_zero_variance_groups
+        return Resampling(env.num_envs // self.group_size, self.min_groups, drop, 1 + (self.max_resamples * drop))
+
+    def check(self, config: TrainConfig) -> None:
+        OnPolicyConfig.check(self, config)
+        env, size = config.env, self.group_size
+        whole, rule = env.block_size % size == 0, f"a group of algorithm.group_size={size} episodes stays in a block"
+        require(whole, "env.block_size", env.block_size, rule, "make the block a multiple of the group")
+        rule = "GRPO compares whole episodes, one per row"
+        require(not env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=false")
+        few, rule = self.min_groups <= env.num_envs // size, f"env.num_envs={env.num_envs} rows hold fewer groups"
+        require(few, "algorithm.min_groups", self.min_groups, rule, "use fewer groups or more envs")
+
+    def make(self, training: Training) -> GRPO:
+        return GRPO(training)
 
 
 class GRPO(OnPolicy):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
-from rlinf_embodied.algorithms.transitions import Columns
-from rlinf_embodied.config import SFTConfig
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
+from rlinf_embodied.config import AlgorithmConfig, Reduction, Source
+from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.config.learning import require_phases
+from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -32,6 +34,9 @@ from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.update import Fitted, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # what a flow policy's loss draws
@@ -81,6 +86,36 @@ class _Imitating(Algorithm):
         return LossSums(value, value.new_tensor(float(len(actions))), value.detach().reshape(1))
 
 
+@dataclass(kw_only=True, slots=True)
+class BehaviourCloningConfig(ReplayConfig):
+    """The policy learns to do what was done in recorded transitions."""
+
+    name = "bc"
+    acts = False
+    columns = ("state", "action")
+    policy_method = "imitation_loss"
+    sees_images = True
+
+    def make(self, training: Training) -> Imitation:
+        return Imitation(training)
+
+
+@dataclass(kw_only=True, slots=True)
+class DaggerConfig(BehaviourCloningConfig):
+    """DAgger (arXiv:1011.0686): the policy acts and learns what the scripted expert would have done there."""
+
+    name = "dagger"
+    acts = True
+    columns = ("state", "expert_action")
+
+    def check(self, config: TrainConfig) -> None:
+        rule = "DAgger learns from what it gathers"
+        require(not config.files, "data", config.data, rule, "leave it out")
+        rule = "DAgger begins with what the expert does"
+        require(self.expert_steps > 0, "algorithm.expert_steps", self.expert_steps, rule, "use 2000")
+        ReplayConfig.check(self, config)
+
+
 class Imitation(_Imitating):
     """One optimizer of the whole policy; policies that see learn from images, too."""
 
@@ -105,6 +140,52 @@ class Imitation(_Imitating):
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
         features = self._policy.encode_trainable(transitions.observation_of(columns))
         return self._loss(features, actions[:, None], targets)
+
+
+@dataclass(kw_only=True, slots=True)
+class SFTConfig(AlgorithmConfig):
+    """Supervised fine-tuning on demonstrations: those of `data`, or those of a warm start.
+
+    An iteration is an epoch.
+    """
+
+    name = "sft"
+    learns_from = Source.demonstrations
+    acts = False
+    policy_method = "imitation_loss"
+
+    epochs: int = 7  # of the whole policy
+    head_epochs: int = 38  # then, of everything but the stem, on cached features
+    batch_size: int = 32  # chunks
+    head_batch_size: int = 32
+    lr: float = 1e-3
+    head_lr: float = 2e-3
+    warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
+    held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss is reported
+    reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        require_phases(self, "algorithm")
+        require_numbers(self, "algorithm", "warmup", high=1)
+        require_numbers(self, "algorithm", "held_out", high=0.5)
+        require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs of both phases."""
+        return self.epochs + self.head_epochs
+
+    def check(self, config: TrainConfig) -> None:
+        require_no_cores(config.cluster)
+        target, rule = config.run.until_success, "fine-tuning continues for its epochs"
+        require(target is None, "run.until_success", target, rule, "leave it out")
+        number, epochs = config.run.num_iterations, self.num_epochs
+        rule = f"an iteration is an epoch, and algorithm.epochs + algorithm.head_epochs = {epochs}"
+        require(number == epochs, "run.num_iterations", number, rule, "leave it out, and set algorithm.epochs")
+
+    def make(self, training: Training) -> FineTuning:
+        return FineTuning(training)
 
 
 class FineTuning(_Imitating):

@@ -7,20 +7,42 @@ V <-- expectile of the targets' Q(s, a)    Q <-- r + gamma V(s')    policy <-- m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, joined, loss_sums
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
 from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, step_on
-from rlinf_embodied.config import IQLConfig
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.runtime.host import StepContext
 
 _VALUE, _POLICY, _CRITICS = "value_optimizer", "policy_optimizer", "critics_optimizer"  # in a checkpoint
 _STATISTIC = "statistic"
+
+
+@dataclass(kw_only=True, slots=True)
+class IQLConfig(CriticsConfig):
+    """Implicit Q-learning from recorded transitions alone (arXiv:2110.06169)."""
+
+    name = "iql"
+    acts = False
+
+    expectile: float = 0.7  # of Q over the recorded actions, which V is
+    advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
+    advantage_limit: float = 100.0  # ... and its largest value
+
+    def __post_init__(self) -> None:
+        CriticsConfig.__post_init__(self)
+        require_numbers(self, "algorithm", "advantage_scale", low=0)
+        require_numbers(self, "algorithm", "advantage_limit", low=0, above=True)
+        require(0 < self.expectile < 1, "algorithm.expectile", self.expectile, "it lies in (0, 1)", "use 0.7")
+
+    def make(self, training: Training) -> IQL:
+        return IQL(training)
 
 
 class IQL(CriticsAlgorithm):

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
-from rlinf_embodied.algorithms.clipped_objective import Objective
+from rlinf_embodied.algorithms.clipped_objective import Objective, OnPolicyConfig
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
-from rlinf_embodied.config import OnPolicyConfig, Precision, Sharding
+from rlinf_embodied.config import Precision, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import ConfigError

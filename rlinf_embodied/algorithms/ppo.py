@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms import batch
 from rlinf_embodied.algorithms.advantages import chunk_major, chunk_steps, gae, next_values, standardized, time_major
+from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TrainingBlock
-from rlinf_embodied.algorithms.on_policy import OnPolicy
-from rlinf_embodied.config import Critic, Level, OnPolicyConfig
+from rlinf_embodied.algorithms.on_policy import OnPolicy, OnPolicyConfig
+from rlinf_embodied.config import Critic, EnvConfig, Level
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.runtime.host import StepContext
+
+
+@dataclass(kw_only=True, slots=True)
+class PPOConfig(OnPolicyConfig):
+    """Proximal policy optimisation (arXiv:1707.06347) with a critic."""
+
+    name = "ppo"
+    has_critic = True
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        return self.critic_warmup_iterations
+
+    def make(self, training: Training) -> PPO:
+        return PPO(training)
 
 
 class PPO(OnPolicy):

@@ -10,21 +10,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.algorithms.algorithm import Training
-from rlinf_embodied.algorithms.critics import CriticsAlgorithm, joined, loss_sums
+from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
 from rlinf_embodied.algorithms.transitions import NEXT_STATE, REWARD, STATE, Columns, each_update, step_on
-from rlinf_embodied.config import SACConfig
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.randomness import permutation
 from rlinf_embodied.runtime.host import StepContext
 
 _CRITICS, _POLICY = "critics_optimizer", "policy_optimizer"  # in a checkpoint
 _NOISE = "noise"  # a column of a batch, [2, R, C, A]: of the next state's action, of the state's
+
+
+@dataclass(kw_only=True, slots=True)
+class SACConfig(CriticsConfig):
+    """Soft actor-critic (arXiv:1812.05905, table 1); with demonstrations and many critics RLPD (arXiv:2302.02948)."""
+
+    name = "sac"
+    mixes = True
+
+    policy_period: int = 1  # updates of the critics per update of the policy, counted over iterations
+    pessimistic_policy: bool = True  # the policy climbs the minimum over all critics; false: their mean
+    entropy_coef: float | None = None  # null: learned
+    initial_entropy_coef: float = 1.0  # of one that is learned
+    entropy_per_dimension: float = -1.0  # of an action: what a learned coefficient keeps the entropy at
+    entropy_in_target: bool = True  # whether the critics' target holds the entropy of the next action
+
+    def __post_init__(self) -> None:
+        CriticsConfig.__post_init__(self)
+        require_numbers(self, "algorithm", "policy_period", low=1)
+        require_numbers(self, "algorithm", "initial_entropy_coef", low=0, above=True)
+        require_numbers(self, "algorithm", "entropy_coef", low=0)
+
+    def make(self, training: Training) -> SAC:
+        return SAC(training)
 
 
 class SAC(CriticsAlgorithm):

@@ -16,20 +16,110 @@ those of all U updates of an iteration, [U, R, ...].
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Source
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner, Step
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
 
 Columns = dict[str, Tensor]  # all of the same length M
 
 STATE, ACTION, REWARD, NEXT_STATE, TERMINATED = "state", "action", "reward", "next_state", "terminated"
 EXPERT_ACTION, IMAGES, INSTRUCTION = "expert_action", "images.", "instruction"
 _TEXT = 256  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySchedule:
+    """When and from how much an algorithm with a replay buffer learns in a training."""
+
+    rows: int  # transitions of a block in a batch
+    demonstration_rows: int  # of these demonstrations, as long as there are both
+    updates: int  # in an iteration that learns
+    steps: int  # env steps of an iteration over all rows
+    expert_iterations: int  # iterations in which the scripted expert acts
+    first_update: int  # the first iteration that learns
+
+
+@dataclass(kw_only=True, slots=True)
+class ReplayConfig(AlgorithmConfig):
+    """What algorithms that learn from transitions have in common."""
+
+    learns_from = Source.transitions
+    columns = (STATE, ACTION, REWARD, NEXT_STATE, TERMINATED)
+    policy_method = "sample"
+    sees_images: ClassVar[bool] = False  # whether transitions hold images where the env has cameras
+    mixes: ClassVar[bool] = False  # whether demonstrations are a share of each batch
+
+    batch_size: int = 256  # transitions per update, an equal part of every block
+    capacity: int = 1_000_000  # transitions over all blocks; the oldest ones make room
+    expert_steps: int = 0  # env steps of the scripted expert before all else
+    demonstration_share: float = 0.5  # of a batch, as long as there are demonstrations
+    warmup_steps: int = 1_000  # env steps of uniform actions before the first update, rounded up to whole iterations
+    updates_per_step: float = 1.0  # updates per env step
+    updates_per_iteration: int = 500  # where nothing acts, from `data` alone
+
+    def __post_init__(self) -> None:
+        AlgorithmConfig.__post_init__(self)
+        require_numbers(self, "algorithm", "batch_size", "capacity", "updates_per_iteration", low=1)
+        require_numbers(self, "algorithm", "updates_per_step", low=0, above=True)
+        require_numbers(self, "algorithm", "warmup_steps", "expert_steps")
+        require_numbers(self, "algorithm", "demonstration_share", high=1)
+
+    def schedule(self, env: EnvConfig) -> ReplaySchedule:
+        """Returns what the numbers come to with an env."""
+        rows, steps = self.batch_size // env.num_blocks, env.num_envs * env.chunks_per_rollout
+        expert, first = -(-self.expert_steps // steps), 0
+        updates = self.updates_per_iteration
+        if self.acts:
+            first = expert + -(-self.warmup_steps // steps)
+            updates = max(1, round(self.updates_per_step * steps))
+        return ReplaySchedule(rows, round(rows * self.demonstration_share), updates, steps, expert, first)
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        return self.schedule(env).first_update
+
+    def check(self, config: TrainConfig) -> None:
+        env = config.env
+        require(env.chunk == 1, "env.chunk", env.chunk, "a transition is one env step", "use env.chunk=1")
+        rule = "every row steps in every chunk-step, so that updates per env step mean something"
+        require(env.auto_reset, "env.auto_reset", env.auto_reset, rule, "set env.auto_reset=true")
+        rule = f"the critics of {self.name} see a state, not images"
+        require(self.sees_images or not env.cameras, "env.cameras", list(env.cameras), rule, "use env.cameras=[]")
+        for name in ("batch_size", "capacity"):
+            value = getattr(self, name)
+            rule = f"each of the env.num_envs / env.block_size = {env.num_blocks} blocks holds an equal part"
+            action = f"use {max(1, value // env.num_blocks) * env.num_blocks}"
+            require(value % env.num_blocks == 0, f"algorithm.{name}", value, rule, action)
+        gathered = env.num_envs * env.chunks_per_rollout
+        rule = f"an iteration gathers env.num_envs x env.chunks_per_rollout = {gathered}"
+        require(self.capacity >= gathered, "algorithm.capacity", self.capacity, rule, "use at least that")
+        temperature, rule = config.policy.temperature, "the objective is about the log-probs of its distribution"
+        require(temperature == 1 or self.sees_images, "policy.temperature", temperature, rule, "use 1.0")
+        self._check_data(env, config.files, config.data)
+
+    def _check_data(self, env: EnvConfig, files: Sequence[str], data: str | None) -> None:
+        """Checks that there is something to learn from, and that batches hold demonstrations as they should."""
+        rule, action = f"{self.name} learns from recorded transitions", "give data=<run.dir>/checkpoints/latest"
+        require(self.acts or bool(files), "data", data, rule, action)
+        steps, rule = self.expert_steps, f"data={data} holds the demonstrations"
+        require(not (steps and files), "algorithm.expert_steps", steps, rule, "use 0, or leave data out")
+        plan, share = self.schedule(env), self.demonstration_share
+        mixed = self.mixes and (steps > 0 or bool(files)) and 0 < share < 1
+        rule = f"of the {plan.rows} transitions of a block in a batch {plan.demonstration_rows} would be demonstrations"
+        action = "use a larger algorithm.batch_size or env.block_size, or a share of 0 or 1"
+        holds = not mixed or 0 < plan.demonstration_rows < plan.rows
+        require(holds, "algorithm.demonstration_share", share, rule, action)
 
 
 def length(columns: Columns) -> int:

@@ -16,6 +16,8 @@ from rlinf_embodied.compose.commands import (
 from rlinf_embodied.compose.composition import (
     CONFIG_DIR,
     FILE_SUFFIXES,
+    Draft,
+    Prepare,
     choices,
     compose,
     groups,

@@ -3,14 +3,18 @@
 Order of events, each over the one before: the defaults of the schema (rlinf_embodied/config/), what Hydra composes of
 configs/<command>.yaml with the presets that it lists or those chosen in their place, and the overrides.  All keys are
 checked, and the dataclasses are built once, which checks their combinations.
+
+An algorithm's dataclass lies in its module, which imports torch: all other keys are merged and checked first, then the
+process is prepared (Draft), then the module is imported.
 """
 
 from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass, make_dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,16 +28,17 @@ from omegaconf.errors import OmegaConfBaseException
 from rlinf_embodied.compose.overrides import did_you_mean, explained, keys, read_override, split_override
 from rlinf_embodied.config import (
     AlgorithmConfig,
+    ClusterConfig,
     EvaluateAnswersConfig,
     EvaluateConfig,
+    Exactness,
     ExportConfig,
     MathConfig,
-    PPOConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.plug_ins import load_plug_in, load_target
+from rlinf_embodied.plug_ins import load_plug_in, load_target, targets_of
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "configs"
 FILE_SUFFIXES = (".yaml", ".yml", ".json")  # of a file that stands where a preset of a group could
@@ -54,6 +59,20 @@ _RESOLVERS = {  # what files under configs/ may compute from other keys
     "if": lambda condition, then, otherwise: then if condition else otherwise,
 }
 _Config = TypeVar("_Config")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What is known of a config before code that it names is imported."""
+
+    schema: type
+    exact: Exactness  # run.exact
+    dry: bool  # run.dry
+    cluster: ClusterConfig | None  # if the schema has one
+    targets: tuple[str, ...]  # dotted paths of the code that it names
+
+
+Prepare = Callable[[Draft], Exactness]  # returns what run.exact comes to in this process
 
 
 class Preset(NamedTuple):
@@ -82,7 +101,10 @@ def choices(group: str, schema: type | None = None) -> list[str]:
 
 
 def compose(
-    schema: type[_Config], overrides: Sequence[str] = (), sections: Mapping[str, object] | None = None
+    schema: type[_Config],
+    overrides: Sequence[str] = (),
+    sections: Mapping[str, object] | None = None,
+    prepare: Prepare | None = None,
 ) -> _Config:
     """Returns the config for overrides such as `["env=maniskill_push", "run.seed=1"]`.
 
@@ -90,6 +112,7 @@ def compose(
         schema: the dataclass to be built.
         overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
         sections: values of whole sections that take the place of their default presets.
+        prepare: pins the process, say; it is called before code that the config names is imported.
 
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
@@ -97,21 +120,23 @@ def compose(
     words = dict(split_override(text) for text in overrides)
     chosen = {key: value for key, value in words.items() if key in groups(schema)}
     sections = {key: value for key, value in (sections or {}).items() if key not in chosen}
-    source = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
-    typed: type = schema
-    try:
+    files = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
+    with _explaining(keys(schema), files):
         presets = _presets(schema, chosen, sections)
-        typed = _with_algorithm(schema, words.get("algorithm._target_") or _target(presets))
-        given = dict(read_override(text, typed, list(groups(schema))) for text in overrides)
-        config = OmegaConf.merge(_structured(typed), sections, presets)
-        source = "the command line"
-        for key, value in given.items():
-            if key not in chosen:
-                OmegaConf.update(config, key, value, merge=True, force_add=key not in keys(typed))
-        _require_filled(presets, {**chosen, **given})
-        return _built(schema, config)
-    except (HydraException, OmegaConfBaseException, OverflowError) as error:
-        raise explained(error, typed, source) from error
+    open_sections = _open_sections(schema)
+    settled = [text for text in overrides if _is_settled(split_override(text)[0], schema)]
+    layers = [_without(layer, open_sections) for layer in (sections, presets)]
+    config = _merged(schema, {}, layers, settled, files)
+    _require_filled(presets, words)
+    targets = {path: words.get(f"{path}._target_") or _target(presets, path) for path in open_sections}
+    exact = prepare(_draft(schema, config, targets.values())) if prepare and "run" in keys(schema) else None
+    kinds = {path: _algorithm(target, path) for path, target in targets.items()}
+    if kinds:
+        config = _merged(schema, kinds, [sections, presets], overrides, files)
+    with _explaining(_keys(schema, kinds), "the command line"):
+        if exact is not None:
+            config.run.exact = exact
+        return _built(config, open_sections)
 
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
@@ -123,11 +148,10 @@ def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, lis
 def load(path: Path, schema: type[_Config]) -> _Config:
     """Returns the config in a YAML file, such as the config.yaml of a run; raises as `compose` does."""
     data = read_mapping(path)
-    typed = _with_algorithm(schema, _target(data))
-    try:
-        return _built(schema, OmegaConf.merge(_structured(typed), data))
-    except (OmegaConfBaseException, OverflowError) as error:
-        raise explained(error, typed, str(path)) from error
+    kinds = {section: _algorithm(_target(data, section), section) for section in _open_sections(schema)}
+    config = _merged(schema, kinds, [data], (), str(path))
+    with _explaining(_keys(schema, kinds), str(path)):
+        return _built(config, kinds)
 
 
 def to_yaml(config: object) -> str:
@@ -155,21 +179,79 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------------------------------------- the schema
 @functools.cache
-def _with_algorithm(schema: type, target: str) -> type:
-    """Returns a training's schema with the dataclass of the chosen algorithm as its section `algorithm`."""
-    if schema is not TrainConfig:
-        return schema
-    path, rule = "algorithm._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
+def _open_sections(schema: type) -> tuple[str, ...]:
+    """Returns the paths of the sections whose dataclass is the one that their `_target_` names."""
+    return tuple(path for path, kind in keys(schema).items() if kind is AlgorithmConfig)
+
+
+def _is_settled(key: str, schema: type) -> bool:
+    """Returns whether a key can be judged without the dataclasses of the open sections."""
+    sections = _open_sections(schema)
+    is_open = any(f"{key}.".startswith(f"{path}.") for path in sections)
+    return not sections or key in groups(schema) or (key.partition(".")[0] in keys(schema) and not is_open)
+
+
+def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = "") -> dict[str, object]:
+    """Returns a mapping without the values at some paths."""
+    left = {key: value for key, value in layer.items() if f"{prefix}{key}" not in paths}
+    return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in left.items()}
+
+
+def _target(data: object, path: str) -> str:
+    """Returns the dotted path of an algorithm's dataclass, in the section at a path."""
+    for name in (*path.split("."), "_target_"):
+        data = data.get(name) if isinstance(data, Mapping) else None
+    return str(data or "rlinf_embodied.algorithms.ppo.PPOConfig")
+
+
+def _algorithm(target: str, section: str) -> type:
+    """Returns an algorithm's dataclass, and imports its module."""
+    path, rule = f"{section}._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
     kind = load_plug_in(target, path)
     fits = isinstance(kind, type) and issubclass(kind, AlgorithmConfig) and is_dataclass(kind)
     require(fits, path, target, rule, "see docs/own_algorithm.md")
-    return make_dataclass(schema.__name__, [("algorithm", kind)], bases=(schema,), kw_only=True)  # pyright: ignore
+    return typing.cast(type, kind)
 
 
-def _target(data: Mapping[str, Any]) -> str:
-    section = data.get("algorithm")
-    default = f"rlinf_embodied.config.{PPOConfig.__name__}"
-    return str(section.get("_target_", default)) if isinstance(section, Mapping) else default
+def _draft(schema: type, config: Any, algorithms: Iterable[str]) -> Draft:
+    with _explaining(keys(schema), "the command line"):
+        cluster: Any = OmegaConf.to_object(config.cluster) if "cluster" in config else None
+        named = targets_of(OmegaConf.to_container(config, resolve=False))
+        return Draft(schema, config.run.exact, config.run.dry, cluster, (*named, *algorithms))
+
+
+def _keys(schema: type, kinds: Mapping[str, type]) -> dict[str, object]:
+    """Returns every key of a schema with its type, given the dataclasses of its open sections."""
+    return {**keys(schema), **{f"{path}.{name}": k for path, kind in kinds.items() for name, k in keys(kind).items()}}
+
+
+def _merged(
+    schema: type,
+    kinds: Mapping[str, type],
+    layers: Sequence[Mapping[str, object]],
+    overrides: Sequence[str],
+    files: str,
+) -> Any:
+    """Returns the defaults of a schema and of its open sections with layers, of `files`, and overrides over them."""
+    known, config = _keys(schema, kinds), OmegaConf.merge(_structured(schema))
+    given = dict(read_override(text, known, list(groups(schema))) for text in overrides)
+    for path, kind in kinds.items():
+        OmegaConf.update(config, path, _structured(kind), merge=False)
+    with _explaining(known, files):
+        config = OmegaConf.merge(config, *layers)
+    with _explaining(known, "the command line"):
+        for key, value in given.items():
+            if key not in groups(schema):
+                OmegaConf.update(config, key, value, merge=True, force_add=key not in known)
+    return config
+
+
+@contextmanager
+def _explaining(known: Mapping[str, object], source: str) -> Iterator[None]:
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, OverflowError) as error:
+        raise explained(error, known, source) from error
 
 
 @functools.cache  # building it takes longer than merging a copy of it
@@ -181,11 +263,12 @@ def _structured(schema: type) -> Any:
     return config
 
 
-def _built(schema: type[_Config], config: Any) -> _Config:
-    """Returns a config as an object of the schema's own class, which checks it."""
-    found: Any = OmegaConf.to_object(config)
-    same = type(found) is schema
-    return found if same else schema(**{entry.name: getattr(found, entry.name) for entry in fields(found)})
+def _built(config: Any, open_sections: Iterable[str]) -> Any:
+    """Returns a config as an object of its schema, which checks it."""
+    for section in open_sections:
+        with within(section.rpartition(".")[0]):  # an algorithm knows no other section than `algorithm`
+            OmegaConf.to_object(OmegaConf.select(config, section))
+    return OmegaConf.to_object(config)
 
 
 # ---------------------------------------------------------------------------------------------------------- the presets

@@ -32,8 +32,8 @@ def split_override(text: str) -> tuple[str, str]:
     return _ALIASES.get(key.strip(), key.strip()), value[1:-1] if quoted else value
 
 
-def read_override(text: str, schema: type, groups: Sequence[str]) -> tuple[str, Any]:
-    """Returns key and value of an override.
+def read_override(text: str, known: Mapping[str, object], groups: Sequence[str]) -> tuple[str, Any]:
+    """Returns key and value of an override; `known` are the types of all keys.
 
     Raises:
         ConfigError: the key is unknown, or the value cannot be read.
@@ -41,7 +41,6 @@ def read_override(text: str, schema: type, groups: Sequence[str]) -> tuple[str, 
     (key, value), raw = split_override(text), text.partition("=")[2]
     if key in groups:
         return key, value
-    known = keys(schema)
     open_key = next((k for k, kind in known.items() if key.startswith(f"{k}.") and typing.get_origin(kind) is dict), "")
     kind = known.get(key) or (typing.get_args(known[open_key])[1] if open_key else None)
     if kind is None:
@@ -120,7 +119,7 @@ def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
     return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
-def explained(error: Exception, schema: type, source: str) -> ConfigError:
+def explained(error: Exception, known: Mapping[str, object], source: str) -> ConfigError:
     """Returns OmegaConf's error as one line; the reason for a wrong type sits in the cause only."""
     reason: BaseException | None = error
     while reason is not None and not isinstance(reason, OmegaConfBaseException):
@@ -128,7 +127,7 @@ def explained(error: Exception, schema: type, source: str) -> ConfigError:
     if reason is None:
         first_lines = " ".join(line.strip() for line in str(error).splitlines()[:3])
         return ConfigError(f"{source} cannot be composed ({first_lines}): correct it")
-    path, known = str(reason.full_key or source), keys(schema)
+    path = str(reason.full_key or source)
     if isinstance(reason, MissingMandatoryValue):
         where = "the command" if source == "the command line" else source
         return ConfigError(f"{path} is not given, but {where} needs it: give {path}=<value>")

@@ -2,7 +2,7 @@
 
     env.py        the section `env`
     learning.py   the sections `policy` and `warm_start`
-    algorithms.py the section `algorithm`, a dataclass for each algorithm
+    algorithm.py  the section `algorithm`, as far as every algorithm has it; their dataclasses are in algorithms/
     hierarchy.py  the section `hierarchy` of training in simulators
     language.py   the sections `data`, `policy` of the reasoning workflow
     reasoning.py  the sections `generation`, `reward`, `algorithm`, `warm_start`, `eval`, `samples` of that workflow
@@ -11,27 +11,11 @@
     commands.py   what the other commands read, section by section; the checks that span several
     checks.py     the form of every check
 
-Every default lives here; the files under configs/ only say what differs.  A check names the path, the value, the rule
+The defaults live here; the files under configs/ only say what differs.  A check names the path, the value, the rule
 and what to do next.  Sections are handed to the component they belong to; only the entry points get the whole.
 """
 
-from rlinf_embodied.config.algorithms import (
-    AlgorithmConfig,
-    BehaviourCloningConfig,
-    CriticsConfig,
-    DaggerConfig,
-    GRPOConfig,
-    IQLConfig,
-    Level,
-    OnPolicyConfig,
-    PPOConfig,
-    Reduction,
-    ReplayConfig,
-    SACConfig,
-    SFTConfig,
-    Sharding,
-    Source,
-)
+from rlinf_embodied.config.algorithm import AlgorithmConfig, Level, Reduction, Sharding, Source
 from rlinf_embodied.config.commands import (
     FREE_ON_RESUME,
     KEPT_ON_RESUME,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlinf_embodied.config.algorithms import AlgorithmConfig, Source, require_exact
+from rlinf_embodied.config.algorithm import AlgorithmConfig, Source, require_exact
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
@@ -76,10 +76,10 @@ class TrainConfig(TrainingConfig):
         rule = "checks need separate episodes, neither evaluation's nor training's"
         require(self.run.until_success is None or apart, "eval.check_seed", first, rule, "use 1000000")
         require_exact(self.run.exact, "algorithm", algorithm.reduction, algorithm.compile)
+        require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         high = self.hierarchy.algorithm
         if self.hierarchy.on:
             require_exact(self.run.exact, "hierarchy.algorithm", high.reduction, high.compile)
-        require_hierarchy(self.hierarchy, env, algorithm, self.warm_start)
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
         require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")

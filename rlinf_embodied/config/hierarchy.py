@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from rlinf_embodied.config.algorithms import AlgorithmConfig, PPOConfig, Sharding
+from rlinf_embodied.config.algorithm import AlgorithmConfig, Sharding, Source
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
@@ -26,20 +26,6 @@ class HighLevelPolicyConfig(PolicyConfig):
 
 
 @dataclass(kw_only=True, slots=True)
-class HighLevelAlgorithmConfig(PPOConfig):
-    """A PPOConfig whose keys begin with hierarchy."""
-
-    lr: float = 3e-4
-    bootstrap_at_timeout: bool = True
-    critic_warmup_iterations: int = 0
-    target_kl: float | None = None
-
-    def __post_init__(self) -> None:
-        with within("hierarchy"):
-            PPOConfig.__post_init__(self)
-
-
-@dataclass(kw_only=True, slots=True)
 class HierarchyConfig:
     """What the high-level policy chooses from, how often, and how it learns (docs/hierarchy.md).
 
@@ -55,8 +41,7 @@ class HierarchyConfig:
     way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
     frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
     policy: PolicyConfig = field(default_factory=HighLevelPolicyConfig)
-    # gamma per env step, gae_lambda per decision
-    algorithm: PPOConfig = field(default_factory=HighLevelAlgorithmConfig)
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)  # an OnPolicyConfig; gae_lambda is per decision
 
     def __post_init__(self) -> None:
         require(self.every >= 0, "hierarchy.every", self.every, "it is a number of chunk-steps", "use 5, or 0 for none")
@@ -108,8 +93,11 @@ def require_hierarchy(
     rule = f"a rollout has env.chunks_per_rollout={steps} chunk-steps, in which there would be no second decision"
     require(hierarchy.every < steps, "hierarchy.every", hierarchy.every, rule, f"use {max(1, steps // 2)}")
     rule = "only an algorithm with a critic can tell the decisions within an episode apart"
-    require(isinstance(algorithm, PPOConfig), "algorithm._target_", algorithm._target_, rule, "use algorithm=ppo")
-    sharding = hierarchy.algorithm.sharding
+    high = hierarchy.algorithm
+    for path, learns in (("", algorithm), ("hierarchy.", high)):
+        fits, action = learns.has_critic and learns.learns_from is Source.rollouts, "use that of algorithm=ppo"
+        require(fits, f"{path}algorithm._target_", learns._target_, rule, action)
+    sharding = getattr(high, "sharding", Sharding.none)
     rule = "the high-level policy is trained whole"
     require(sharding is Sharding.none, "hierarchy.algorithm.sharding", sharding.value, rule, "leave it out")
     rule = "a low-level policy that stays as it is, with random weights, never follows its goal"

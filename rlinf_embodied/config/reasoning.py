@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlinf_embodied.config.algorithms import Reduction, Sharding
+from rlinf_embodied.config.algorithm import Reduction, Sharding
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 

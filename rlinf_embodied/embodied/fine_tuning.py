@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, join
-from rlinf_embodied.config import SFTConfig, TrainConfig, WarmStartConfig
+from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, SFTConfig, join
+from rlinf_embodied.config import TrainConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR

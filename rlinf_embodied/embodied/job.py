@@ -12,8 +12,8 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import AlgorithmConfig, CriticsConfig, Source, TrainConfig
-from rlinf_embodied.config.algorithms import require_correction
+from rlinf_embodied.config import AlgorithmConfig, Source, TrainConfig
+from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
@@ -244,7 +244,7 @@ def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:
         columns.append(Column("success_once", "rollout/success_once", ".1f", " %", 100.0))
         columns.append(Column("at_end", "rollout/success_at_end", ".1f", " %", 100.0))
         columns.append(Column("return", "rollout/return", ".2f"))
-    if isinstance(algorithm, CriticsConfig):
+    if algorithm.has_critic and algorithm.learns_from is Source.transitions:
         columns += [Column("Q", "losses/q", ".2f"), Column("critic loss", "losses/critic_loss", ".3f")]
     elif algorithm.learns_from is not Source.rollouts:
         columns.append(Column("loss", "losses/imitation_loss", ".4f"))

@@ -20,7 +20,6 @@ from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
 from rlinf_embodied.learning.reduce import make_reducer
 from rlinf_embodied.learning.weights import SharedPolicy, require_version
-from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.tensor_wire import to_device
 
@@ -72,7 +71,7 @@ class PolicyLearner(LearnerStage):
             context=context,
             copy=lambda: computing(load_policy(model.policy, model.folder, "cpu").policy),
         )
-        self._made = made = cast(Callable[[Training], Algorithm], load_target(algorithm.implementation))(training)
+        self._made = made = cast(Algorithm, algorithm.make(training))
         prefix = "" if config.both is None else "high_"  # one checkpoint holds both levels' optimizers
         learners = {prefix + name: learner for name, learner in made.learners.items()}
         self.hold(shared, context.group.rank, context.device, learners, made.modules, policy=model.name)

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.transitions import Columns, length
+from rlinf_embodied.algorithms.transitions import Columns, ReplaySchedule, length
 from rlinf_embodied.config import FREE_ON_RESUME, EnvConfig
-from rlinf_embodied.config.algorithms import ReplaySchedule
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.learning.checkpoint import load_tensors, verify

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, SFTConfig, Source, TrainConfig
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env

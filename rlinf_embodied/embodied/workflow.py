@@ -28,11 +28,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 from rlinf_embodied.algorithms.batch import RolloutReport
-from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, seen_columns
-from rlinf_embodied.config import Critic, HierarchyConfig, ReplayConfig, Source, TrainConfig
-from rlinf_embodied.config.algorithms import Resampling
+from rlinf_embodied.algorithms.on_policy import OnPolicyConfig
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, ReplayConfig, seen_columns
+from rlinf_embodied.config import Critic, HierarchyConfig, Source, TrainConfig
+from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, RESAMPLE, ROLLOUT, embodied_graph
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, decision_columns, low_level_columns
@@ -81,7 +83,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
         greedy=frozen,
         records=not frozen,
     )
-    critics = [config.policy.critic] if getattr(algorithm, "has_critic", True) else []
+    critics = [config.policy.critic] if algorithm.has_critic else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
     configs: dict[str, object] = {
         ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
@@ -91,7 +93,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
         ),
     }
     if hierarchy.on:
-        learns, folder = hierarchy.algorithm, high_folder
+        learns, folder = cast(OnPolicyConfig, hierarchy.algorithm), high_folder
         high = PolicyStageConfig(
             *(hierarchy.policy, folder, env, seed), exact=exact, precision=learns.precision, name=HIGH_POLICY
         )

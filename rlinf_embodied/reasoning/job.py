@@ -9,7 +9,7 @@ from pathlib import Path
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.config.algorithms import require_correction
+from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.sources import problem_source

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf_embodied import train
-from rlinf_embodied.compose import compose_math, compose_train, split
+from rlinf_embodied.compose import Prepare, compose_math, compose_train, split
 from rlinf_embodied.config import ClusterConfig, MathConfig, RunConfig, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.telemetry.tables import text_table
@@ -89,12 +89,12 @@ class ChaosConfig(Options):
         return replace(self.training, run=replace(self.run, dir=str(folder)), warm_start=start)
 
 
-def compose_chaos(words: Sequence[str]) -> ChaosConfig:
+def compose_chaos(words: Sequence[str], prepare: Prepare | None = None) -> ChaosConfig:
     """Returns a comparison: its training is small, unless overridden, and has an iteration for each fault."""
     own, overrides = split(Options, words)
     small = [*SMALL[own.workflow].split(), *_COMMON.split(), f"run.num_iterations={own.faults + _MORE_ITERATIONS}"]
     compose = compose_train if own.workflow == "embodied" else compose_math
-    return ChaosConfig(**asdict(own), training=compose([*small, *overrides]))
+    return ChaosConfig(**asdict(own), training=compose([*small, *overrides], prepare))
 
 
 # ------------------------------------------------------------------------------------------------------------- faults

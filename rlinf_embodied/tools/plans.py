@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, local_cluster
-from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, read_mapping, stored_variant
+from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, keys, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError, PlanError
 from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
@@ -89,7 +89,7 @@ def described_cluster(data: Mapping[str, object], path: str) -> Cluster:
     try:
         described = OmegaConf.to_object(OmegaConf.merge(schema, data))
     except (OmegaConfBaseException, OverflowError) as error:
-        raise explained(error, ClusterFile, path) from error
+        raise explained(error, keys(ClusterFile), path) from error
     assert isinstance(described, ClusterFile)
     groups = described.nodes
     if not groups:

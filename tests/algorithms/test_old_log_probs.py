@@ -13,7 +13,8 @@ from runs import GRPO, clone, digest, executor_for, iterate, tiny, trees
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
-from rlinf_embodied.config import Level, PPOConfig, TrainConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig
+from rlinf_embodied.config import Level, TrainConfig
 from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.policies import Evaluation
 from rlinf_embodied.runtime.session import SerialSession

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
-from rlinf_embodied.algorithms.grpo import grpo_block
-from rlinf_embodied.algorithms.ppo import ppo_block
-from rlinf_embodied.config import Critic, GRPOConfig, Level, OnPolicyConfig, PPOConfig
+from rlinf_embodied.algorithms.grpo import GRPOConfig, grpo_block
+from rlinf_embodied.algorithms.on_policy import OnPolicyConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig, ppo_block
+from rlinf_embodied.config import Critic, Level
 from rlinf_embodied.interfaces.envs import Observation
 from tests.observations import observed, stacked
 

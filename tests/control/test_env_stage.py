@@ -8,8 +8,8 @@ import pytest
 import torch
 from control_runs import reach, small
 
+from rlinf_embodied.algorithms.sac import SACConfig
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, STATE, observation_of, seen_columns
-from rlinf_embodied.config import SACConfig
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
 from rlinf_embodied.randomness import reset_seed, uniform
 from rlinf_embodied.runtime.host import StepContext, solo_context

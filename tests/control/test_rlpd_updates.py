@@ -15,10 +15,8 @@ from control_runs import learning, small
 from torch import Tensor, nn
 
 from policies.soft_actor import SoftActor
-from rlinf_embodied.algorithms.sac import SAC
-from rlinf_embodied.algorithms.transitions import Columns
-from rlinf_embodied.config import SACConfig
-from rlinf_embodied.config.algorithms import ReplaySchedule
+from rlinf_embodied.algorithms.sac import SAC, SACConfig
+from rlinf_embodied.algorithms.transitions import Columns, ReplaySchedule
 from rlinf_embodied.embodied.replay_stage import DEMONSTRATIONS, ReplayStage, ReplayStageConfig
 from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext, solo_context

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TwoLevelColumns
-from rlinf_embodied.algorithms.ppo import ppo_block
-from rlinf_embodied.config import Critic, PPOConfig
+from rlinf_embodied.algorithms.ppo import PPOConfig, ppo_block
+from rlinf_embodied.config import Critic
 from rlinf_embodied.embodied.hierarchy import decision_columns
 from rlinf_embodied.interfaces.envs import Observation
 from tests.observations import observed

@@ -11,7 +11,7 @@ import pytest
 from runs import GRPO, tiny
 
 from rlinf_embodied.algorithms.batch import Episode, RolloutReport
-from rlinf_embodied.config.algorithms import Resampling
+from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.outcome import episode_means, write_mp4
 from rlinf_embodied.embodied.workflow import kept_groups, training_workflow
 from rlinf_embodied.telemetry.metrics import read_metrics

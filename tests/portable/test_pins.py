@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from rlinf_embodied.compose import compose_train
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library, pins
 from rlinf_embodied.runtime.ray_cluster import worker_variables
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess:
@@ -79,6 +82,22 @@ def test_a_default_that_is_impossible_falls_back_and_a_wish_is_refused() -> None
     assert "no C compiler" in done.stderr
     done = run(code.format(wish=", 'run.exact=portable'"), CC="no-such-compiler")
     assert (done.stdout.strip(), done.returncode) == ("", 2)
+
+
+def test_a_command_is_pinned_before_it_imports_an_algorithm_and_an_env_that_import_torch(tmp_path) -> None:
+    path = tmp_path / "filtered.yaml"
+    path.write_text("_target_: own_algorithm.FilteredCloningConfig\n")
+    words = [f"algorithm={path}", "env=point_reach", "policy=soft_actor", "env.chunk=1", "env.auto_reset=true"]
+    code = (
+        f"import sys; sys.argv = ['x', *{words!r}, 'env.chunks_per_rollout=50', 'env.cameras=[]']\n"
+        "from rlinf_embodied import command_line, config, portable\n"
+        "def work(config):\n"
+        "    portable.require()\n"
+        "    print(config.run.exact.value, type(config.algorithm).__name__)\n"
+        "command_line.main(work, config.TrainConfig)"
+    )
+    done = run(code, PYTHONPATH=os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]))
+    assert (done.stdout, done.stderr) == ("portable FilteredCloningConfig\n", "")
 
 
 @pytest.mark.slow

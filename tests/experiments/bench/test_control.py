@@ -6,8 +6,8 @@ import pytest
 
 from experiments.bench.control import cases
 from experiments.bench.control.curves import Curve
+from rlinf_embodied.algorithms.transitions import ReplayConfig
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import ReplayConfig
 from rlinf_embodied.errors import ConfigError
 
 

@@ -1,0 +1,113 @@
+"""The section `algorithm`: what every algorithm has.  Each has its dataclass in its module (algorithms/)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.language import Precision
+from rlinf_embodied.config.run import Exactness
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import TrainConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """Rollouts are repeated until enough groups of episodes differ in their success."""
+
+    num_groups: int  # of a rollout
+    min_groups: int  # that suffice
+    drop: bool  # whether groups without a difference are dropped
+    max_rounds: int
+
+
+class Source(StrEnum):
+    """What an algorithm learns from."""
+
+    rollouts = "rollouts"  # whole rollouts of the weights that are trained, used once
+    transitions = "transitions"  # single env steps from the replay buffer
+    demonstrations = "demonstrations"  # episodes of files or of the scripted expert, again and again
+
+
+class Level(StrEnum):
+    """How far log-probs are summed before a ratio is formed."""
+
+    token = "token"
+    action = "action"
+    chunk = "chunk"
+
+
+class Reduction(StrEnum):
+    """How gradients are summed over workers."""
+
+    auto = "auto"  # exact on a CPU, fast on an accelerator
+    exact = "exact"  # along one fixed binary tree over blocks: the same bits for every plan and worker count
+    fast = "fast"  # all-reduce
+
+
+class Sharding(StrEnum):
+    """Where the actor's weights and optimizer state live while it trains."""
+
+    none = "none"  # whole, in each of its workers
+    fsdp2 = "fsdp2"  # in slices over its workers, see docs/reasoning.md and docs/openvla.md
+
+
+def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bool = False) -> None:
+    """Checks that what a learner's section `path` asks for keeps the promise of run.exact."""
+    holds, rule = reduction is not Reduction.fast or not exact.holds, "run.exact=true needs sums in a fixed order"
+    require(holds, f"{path}.reduction", reduction.value, rule, f"set run.exact=false or {path}.reduction=auto")
+    holds = not compile or exact is not Exactness.portable
+    rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
+    require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
+
+
+def require_correction(staleness: int, tis_cap: float | None) -> None:
+    """Checks that samples of earlier weights are corrected for."""
+    rule = f"with a staleness of {staleness} (of the plan, or plan.max_staleness) other weights sample than are trained"
+    action = "correct for them with algorithm.tis_cap=2.0, or use plan.max_staleness=0"
+    require(staleness == 0 or tis_cap is not None, "algorithm.tis_cap", tis_cap, rule, action)
+
+
+@dataclass(kw_only=True, slots=True)
+class AlgorithmConfig:
+    """What every algorithm has; a subclass adds its own numbers and says what it is."""
+
+    name: ClassVar[str]  # for people
+    learns_from: ClassVar[Source]
+    acts: ClassVar[bool] = True  # whether the policy acts in the env; otherwise it learns from `data` alone
+    columns: ClassVar[tuple[str, ...]] = ()  # of the transitions that it needs, see algorithms/transitions.py
+    policy_method: ClassVar[str] = "evaluate"  # that the policy must have
+    has_critic: ClassVar[bool] = False  # whether it estimates values
+
+    _target_: str = ""  # dotted path of this dataclass, which chooses it; files in configs/algorithm give it
+    lr: float = 3e-4
+    reduction: Reduction = Reduction.auto
+    precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
+    compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "algorithm", "lr", low=0, above=True)
+
+    def make(self, training: Any) -> Any:
+        """Returns the learner, an Algorithm, in a worker; both types are those of algorithms/algorithm.py."""
+        raise NotImplementedError
+
+    def check(self, config: TrainConfig) -> None:
+        """Checks the algorithm against the other sections of a training."""
+
+    @property
+    def same_start(self) -> int:
+        """Rows of the env that start from one initial state."""
+        return 1
+
+    def resampling(self, env: EnvConfig) -> Resampling | None:
+        """Returns how rollouts are repeated within an iteration; None: there is one."""
+        return None
+
+    def typical_iteration(self, env: EnvConfig) -> int:
+        """Returns the first iteration that does all that later ones do."""
+        return 0
