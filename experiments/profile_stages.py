@@ -52,7 +52,7 @@ def profile_stages(config: TrainConfig | MathConfig) -> "Profile":
     with closing(make_session(config.cluster)) as session:
         start = str(job.starting_policy(session, cluster, view.progress))
         session.clear()
-        profile, path = measured_profile(job, cluster, job.workflow(start), session, view.progress)
+        profile, path = measured_profile(job, cluster, start, session, view.progress)
         folder.write_text("profile.json", path.read_text(encoding="utf-8"))
         view.note(text_table(rows(profile), f"{profile.name} on {cluster.description}, seconds and MB:"))
         view.note(f"{folder.path / 'profile.json'}, kept as {path}")

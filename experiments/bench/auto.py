@@ -149,9 +149,8 @@ def profiled(job: Job, cluster: Cluster, session: Session) -> tuple[Workflow, Pr
     """
     folder = str(job.starting_policy(session, cluster, shown))
     session.clear()
-    workflow = job.workflow(folder)
-    start = time.perf_counter()
-    profile, _ = measured_profile(job, cluster, workflow, session, shown)
+    start, workflow = time.perf_counter(), job.workflow(folder)
+    profile, _ = measured_profile(job, cluster, folder, session, shown)
     seconds = time.perf_counter() - start
     return workflow, Pricer(as_measured(workflow, profile), profile, cluster), seconds
 

@@ -73,6 +73,8 @@ def require_hierarchy(
     """Checks that a high-level policy decides more than once, and that both levels can be trained or act."""
     if not hierarchy.on:
         return
+    rule = "goals are columns of the state vectors of one env step"
+    require(env.history == 1, "env.history", env.history, rule, "leave it out")
     steps = env.chunks_per_rollout
     rule = f"a rollout has env.chunks_per_rollout={steps} chunk-steps, in which there would be no second decision"
     require(hierarchy.every < steps, "hierarchy.every", hierarchy.every, rule, f"use {max(1, steps // 2)}")

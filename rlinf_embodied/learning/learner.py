@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.learning.gradients import Passes, block_sums, compiled, differentiated
@@ -41,7 +42,7 @@ class Learner:
     """
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
-    shares = 1  # number of workers that hold the state together; 1: each holds all of it
+    shares: int  # number of workers, each of which exports as much of the state
     statistics: tuple[str, ...]  # names of what passes add up beyond the loss, in their order
 
     def __init__(
@@ -62,6 +63,7 @@ class Learner:
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
+        self.shares = reducer.group.size
         self._size = sum(p.numel() for p in self._optimizer.parameters)
         self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
@@ -131,11 +133,12 @@ class Learner:
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns a copy of this worker's part of the state; nothing is exchanged."""
-        return self.export_state()
+        return self._optimizer.export_state((self.reducer.group.rank, self.shares))
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the state of which all workers together returned these parts."""
-        return parts[0]
+        moments = {name: torch.cat([part[name] for part in parts]) for name in ("mean", "square")}
+        return {"steps": parts[0]["steps"], **moments}
 
     def import_state(self, state: Mapping[str, Tensor]) -> None:
         """Restores what `export_state` returned, of any learner and number of workers.

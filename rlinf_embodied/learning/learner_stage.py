@@ -165,9 +165,9 @@ class LearnerStage:
         self.shared.version = step_context.iteration
 
     def export_snapshot(self, step_context: Moment) -> StageState | None:
-        """Returns a copy of weights, networks and moments; None in workers but the first.
+        """Returns a copy of this worker's share of weights and moments; the first one adds the other networks.
 
-        Where workers hold slices, each returns its slices, and as many of the weights: nothing is exchanged.
+        Nothing is exchanged.  A stage without learners has all of its state in the first worker, and None in others.
         """
         shares = max((learner.shares for learner in self.learners.values()), default=1)
         if self.rank >= shares:

@@ -15,7 +15,7 @@ from rlinf_embodied.planning.plan import Devices, Item, Place, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.workflow.graph import Workflow
 
-MOST_DEVICES = 16  # that a search distinguishes
+MOST_DEVICES = 16  # that a search distinguishes; more only where there are more groups of alike nodes
 MOST_BLOCKS = 128
 
 

@@ -33,7 +33,6 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.telemetry.run_folder import RunFolder
 from rlinf_embodied.telemetry.tables import described_table, text_table
 from rlinf_embodied.training.job import Job
-from rlinf_embodied.workflow.graph import Workflow
 
 
 def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
@@ -45,9 +44,9 @@ def _profile_path(job: Job, cluster: Cluster) -> tuple[Path, dict[str, str]]:
 
 
 def measured_profile(
-    job: Job, cluster: Cluster, workflow: Workflow, session: Session, progress: ShowProgress
+    job: Job, cluster: Cluster, policy_folder: str, session: Session, progress: ShowProgress
 ) -> tuple[Profile, Path]:
-    """Measures the stages of a job's workflow and caches the profile; returns it and where it lies.
+    """Measures the stages of a job with the policy of a folder and caches the profile; returns it and where it lies.
 
     The session's workers are left without stages.
 
@@ -57,7 +56,8 @@ def measured_profile(
     """
     path, key = _profile_path(job, cluster)
     require_writable(path)
-    profile = measure(workflow, session, cluster, job.name, key, progress, job.config.plan.profile_budget_s)
+    workflow, budget_s = job.workflow(policy_folder), job.config.plan.profile_budget_s
+    profile = measure(workflow, session, cluster, job.name, key, progress, budget_s)
     store_profile(path, profile)
     return profile, path
 
@@ -92,7 +92,7 @@ class Period:
 class Planning:
     """The plan of one run, and what is known about it."""
 
-    def __init__(self, job: Job, cluster: Cluster, workflow: Workflow, staleness: int | None = None) -> None:
+    def __init__(self, job: Job, cluster: Cluster, staleness: int | None = None) -> None:
         """Resolves a forced plan and reads a given profile, so that wrong ones are refused before anything starts.
 
         Every plan keeps the staleness of a run that is resumed; None: a new run.
@@ -101,8 +101,9 @@ class Planning:
             ConfigError: plan.profile cannot be read, or lacks a stage; the plan has another staleness than the run.
             PlanError: the plan does not fit the cluster.
         """
-        self._job, self._cluster, self._workflow, self._staleness = job, cluster, workflow, staleness
+        self._job, self._cluster, self._staleness = job, cluster, staleness
         self._config = config = job.config
+        self._workflow = job.workflow("")  # plans do not depend on where the policy comes from
         self._forced: Plan | None = None
         self._pricer: Pricer | None = None
         self._ranked: list[Ranked] = []
@@ -117,7 +118,7 @@ class Planning:
             action = f"use a plan with staleness {staleness}, or begin a new run in another run.dir"
             require(staleness in (None, ahead), "plan", config.plan.name, rule, action)
         if config.plan.profile is not None:
-            self._price(load_profile(Path(config.plan.profile).expanduser()), workflow)
+            self._price(load_profile(Path(config.plan.profile).expanduser()))
 
     def _resolved(self, cluster: Cluster) -> Plan:
         """Returns the plan that the config names; a plan that sets no staleness gets plan.max_staleness."""
@@ -130,21 +131,21 @@ class Planning:
 
     # ------------------------------------------------------------------------------------------------------- choose
     def choose(
-        self, workflow: Workflow, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
+        self, policy_folder: str, session: Session, folder: RunFolder, progress: ShowProgress, iteration: int
     ) -> tuple[Plan, str]:
         """Returns the plan from an iteration on, and why; writes plan.json, and profile.json if there is one.
 
-        The workflow is the one that will run; its stages are built and forgotten if they have to be measured.
+        If the stages have to be measured, they are built with the policy of the folder, and forgotten.
 
         Raises:
             ConfigError: plan.profile cannot be read, or lacks a stage.
             PlanError: no plan fits; says what is short.
         """
         asked, forced, reason = self._config.plan, self._forced, self._only_one()
-        path = self._profile(workflow, session, progress, needed=forced is None and not reason)
+        path = self._profile(policy_folder, session, progress, needed=forced is None and not reason)
         if path is not None:
             folder.write_text("profile.json", path.read_text(encoding="utf-8"))
-            self._price(load_profile(path), workflow)
+            self._price(load_profile(path))
         if forced is not None:
             plan, why = forced, f"plan {forced.name}: forced" + ("" if path else ", not profiled")
         elif path is None:
@@ -158,13 +159,13 @@ class Planning:
         self.write(folder)
         return plan, why
 
-    def _profile(self, workflow: Workflow, session: Session, progress: ShowProgress, needed: bool) -> Path | None:
+    def _profile(self, policy_folder: str, session: Session, progress: ShowProgress, needed: bool) -> Path | None:
         """Returns where the profile is: given, cached, or else measured now if it is needed."""
         if self._config.plan.profile is not None:
             return Path(self._config.plan.profile).expanduser()
         path, _ = _profile_path(self._job, self._cluster)
         if needed and not path.exists():
-            measured_profile(self._job, self._cluster, workflow, session, progress)
+            measured_profile(self._job, self._cluster, policy_folder, session, progress)
         return path if needed or (self._forced is not None and path.exists()) else None
 
     def _explained(self, ranking: Ranking) -> str:
@@ -205,7 +206,7 @@ class Planning:
         ahead = self.plan.staleness
         plan = self._forced or replace(self._collocated(), staleness=ahead)
         if self._pricer is not None:
-            self._price(self._pricer.profile, self._pricer.workflow)
+            self._price(self._pricer.profile)
             plan = self._forced or _named(self._rank(ahead, ahead).best)
         self._begin(plan, iteration)
         return plan
@@ -220,9 +221,9 @@ class Planning:
         }
         return next((reason for reason, holds in reasons.items() if holds), "")
 
-    def _price(self, profile: Profile, workflow: Workflow) -> None:
+    def _price(self, profile: Profile) -> None:
         standing = self._job.standing(self._cluster)
-        self._pricer = Pricer(as_measured(workflow, profile), profile, self._cluster, standing=standing)
+        self._pricer = Pricer(as_measured(self._workflow, profile), profile, self._cluster, standing=standing)
 
     # ------------------------------------------------------------------------------------------------------ observe
     def _begin(self, plan: Plan, iteration: int) -> None:

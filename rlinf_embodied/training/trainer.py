@@ -73,7 +73,7 @@ class Trainer:
             if self._config.run.exact is Exactness.portable and self._cluster.kind == "cpu":
                 portable.require()
             progress = Progress() if self._resumed is None else saved_progress(self._resumed)
-            self._planning = Planning(job, self._cluster, job.workflow(""), progress.staleness)
+            self._planning = Planning(job, self._cluster, progress.staleness)
             self._folder = folder or RunFolder(path, locked=True)
         except BaseException:
             if folder is not None:
@@ -148,8 +148,8 @@ class Trainer:
         repeat("set-up of the stages", lambda: self._build(policy_folder, self._resumed), session.clear)
 
     def _choose_plan(self, session: Session, policy_folder: Path) -> None:
-        workflow, first = self._job.workflow(str(policy_folder)), self._running.progress.iteration
-        _, why = self._planning.choose(workflow, session, self._folder, self._view.progress, first)
+        first, folder = self._running.progress.iteration, self._folder
+        _, why = self._planning.choose(str(policy_folder), session, folder, self._view.progress, first)
         self._view.note(why)
 
     def _build(self, policy_folder: Path, checkpoint: Path | None, snapshot: snapshots.Snapshot | None = None) -> None:

@@ -146,10 +146,9 @@ def test_a_profile_makes_a_plan_a_prediction_and_a_table(tmp_path, capsys) -> No
 def test_on_what_is_left_a_plan_stays_if_it_fits_and_is_made_again_otherwise(tmp_path) -> None:
     def moved(number: int, *overrides: str) -> list[str]:
         config = run(tmp_path, *overrides)
-        workflow = training_workflow(config, "")
-        planning = Planning(EmbodiedJob(config), Cluster("four", "cpu", 4, 4, 10**12), workflow)
+        planning = Planning(EmbodiedJob(config), Cluster("four", "cpu", 4, 4, 10**12))
         assert planning.move(Cluster("four", "cpu", 4, 4, 10**12), 0) is None  # none was chosen
-        plan, _ = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+        plan, _ = planning.choose("", SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
         left = planning.move(Cluster("left", "cpu", number, number, 10**12), 3)
         assert left is planning.plan
         assert planning.periods[-1].first_iteration == 3
@@ -166,9 +165,8 @@ def test_devices_of_a_kind_without_a_time_are_named_before_a_run(tmp_path) -> No
     one = NodeGroup(kind="cpu", num_nodes=1, devices_per_node=1, memory_bytes=1e12, cores_per_node=1)
     groups = (one, replace(one, kind="h200"))
     config = run(tmp_path, f"plan.profile={profile_file(tmp_path)}")
-    workflow = training_workflow(config, "")
-    planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12, groups=groups), workflow)
-    plan, why = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+    planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12, groups=groups))
+    plan, why = planning.choose("", SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
     assert plan.devices() == (0,)
     assert "no plan uses the devices of kind h200, on which this profile measured nothing" in why
 
@@ -186,9 +184,8 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
 
     def planned(*overrides: str, resumed: int | None = None) -> Planning:
         config = run(tmp_path, profile, *overrides)
-        workflow = training_workflow(config, "")
-        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), workflow, resumed)
-        _, told = planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
+        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 10**12), resumed)
+        _, told = planning.choose("", SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)
         assert ("staleness" in told) is (planning.plan.staleness > 0)
         return planning
 
@@ -213,11 +210,10 @@ def test_rollouts_that_run_ahead_do_so_until_the_end(tmp_path) -> None:
 def test_the_simulators_of_evaluations_take_memory_from_plans(tmp_path) -> None:
     env = {"items_per_device": [2, 4], "devices": [1], "s_per_chunk_step": [[0.001], [0.002]], "resident_bytes": 10e9}
     config = run(tmp_path, f"plan.profile={profile_file(tmp_path, env=env)}")  # one block of episodes, on device 0
-    workflow = training_workflow(config, "")
 
     def chosen() -> Plan:
-        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 30 * 10**9), workflow)
-        return planning.choose(workflow, SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)[0]
+        planning = Planning(EmbodiedJob(config), Cluster("two", "cpu", 2, 2, 30 * 10**9))
+        return planning.choose("", SerialSession(), RunFolder(tmp_path / "run"), lambda *p: None, 0)[0]
 
     assert chosen().places()["env"].devices == (1,)
     config.eval.num_envs = config.eval.num_episodes = 8  # two blocks of episodes

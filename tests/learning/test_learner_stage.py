@@ -22,14 +22,14 @@ from rlinf_embodied.learning.weights import SharedPolicy
 class Trained(LearnerStage):
     """A stage with a policy, another network, and an optimizer of both."""
 
-    def __init__(self, rank: int = 0, kind: type[Learner] = Learner, with_critic: bool = True) -> None:
+    def __init__(self, with_critic: bool = True) -> None:
         torch.manual_seed(0)
         self.policy, self.critic = nn.Linear(3, 1), nn.Linear(3, 1)
         parameters = [*self.policy.parameters(), *(self.critic.parameters() if with_critic else ())]
         settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
-        self.learner = kind(parameters, settings, ("loss",), Reducer(SoloGroup(), (0,)))
+        self.learner = Learner(parameters, settings, ("loss",), Reducer(SoloGroup(), (0,)))
         modules = {"critic": self.critic} if with_critic else {}
-        self.hold(SharedPolicy(SimpleNamespace(module=self.policy)), rank, "cpu", {"optimizer": self.learner}, modules)
+        self.hold(SharedPolicy(SimpleNamespace(module=self.policy)), 0, "cpu", {"optimizer": self.learner}, modules)
 
     def write_policy(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
@@ -76,44 +76,21 @@ def test_a_checkpoint_brings_back_networks_moments_and_version(tmp_path) -> None
     assert after(second, 3).weights == after(first, 3).weights
 
 
-def test_a_snapshot_is_a_copy_from_which_every_worker_continues() -> None:
-    first = after(Trained(), 1, 2)
-    parts = [first.export_snapshot(at(2)), Trained(rank=1).export_snapshot(at(2))]
-    assert parts[1] is None
-    later = after(first, 3).weights
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_snapshot_is_a_copy_in_shares_from_which_every_worker_continues(size: int) -> None:
+    workers = [after(Trained(), 1, 2) for _ in range(size)]
+    for rank, worker in enumerate(workers):
+        worker.rank, worker.learner.shares = rank, size
+        worker.learner.reducer.group = SimpleNamespace(rank=rank, size=size)
+    parts = [worker.export_snapshot(at(2)) for worker in workers]
+    held = [(len(part.weights.tensors), len(part.groups["optimizer"]["mean"])) for part in parts]
+    assert held == {1: [(2, 8)], 2: [(1, 4), (1, 4)], 3: [(1, 3), (1, 3), (0, 2)]}[size]
+    first = Trained()
+    later = after(first, 1, 2, 3).weights
     for made in (first, Trained()):
         made.import_snapshot(at(2), parts)
         assert made.shared.version == 2
         assert after(made, 3).weights == later
-
-
-class Half(Learner):
-    """Holds one of two slices, by its rank."""
-
-    shares = 2
-    rank = 0
-
-    def export_part(self) -> dict[str, torch.Tensor]:
-        state = self.export_state()
-        return {"steps": state["steps"]} | {n: state[n].chunk(2)[self.rank] for n in ("mean", "square")}
-
-    def joined(self, parts):
-        return {"steps": parts[0]["steps"]} | {n: torch.cat([part[n] for part in parts]) for n in ("mean", "square")}
-
-
-def test_where_workers_hold_slices_each_keeps_its_own_and_a_share_of_the_weights() -> None:
-    workers = [Trained(rank, Half) for rank in range(2)]
-    for rank, worker in enumerate(workers):
-        after(worker, 1, 2)
-        worker.learner.rank = rank
-    parts = [worker.export_snapshot(at(2)) for worker in workers]
-    assert [sorted(part.weights.tensors) for part in parts] == [["weight"], ["bias"]]
-    assert [len(part.groups["optimizer"]["mean"]) for part in parts] == [4, 4]
-    later = after(workers[0], 3).weights
-    made = Trained(0, Half)
-    made.import_snapshot(at(2), parts)
-    assert made.shared.version == 2
-    assert after(made, 3).weights == later
 
 
 def test_a_checkpoint_of_other_networks_is_refused(tmp_path) -> None:
