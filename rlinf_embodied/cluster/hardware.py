@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from rlinf_embodied.config import ClusterConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 EMULATED = "emulated"  # the name of a device that is only described
@@ -155,7 +156,24 @@ def gpus() -> list[tuple[str, int]]:
     for line in answer.stdout.splitlines() if answer.returncode == 0 else ():
         name, _, reported = (part.strip() for part in line.rpartition(","))  # in MiB, or "[N/A]"
         found.append((name, int(reported) << 20 if reported.isdigit() else host_memory_bytes()))
-    return found[: len(visible.split(","))] if visible else found
+    if visible is None:
+        return found
+    asked = [text.strip() for text in visible.split(",")]
+    return (
+        [found[int(n)] for n in asked if int(n) < len(found)] if all(map(str.isdigit, asked)) else found[: len(asked)]
+    )
+
+
+def require_one_model(found: Sequence[tuple[str, int]], node: str) -> None:
+    """Checks that the GPUs of a node, as `gpus` returns them, are alike: a profile has one time for all of them.
+
+    Raises:
+        ConfigError: they are of several models.
+    """
+    models = sorted({name for name, _ in found})
+    rule = f"{node} has GPUs of {len(models)} models ({', '.join(models)}), which take different times"
+    action = "set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES to those of one model"
+    require(len(models) < 2, "cluster.torch_device", "cuda", rule, action)
 
 
 def uses_accelerators(config: ClusterConfig) -> bool:
@@ -259,7 +277,8 @@ def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
     """Returns this machine as a cluster of `num_devices` devices (None: all of them) of a kind, see ClusterConfig.
 
     Raises:
-        ConfigError: more GPUs are asked for than there are, or the number of devices of another kind is missing.
+        ConfigError: more GPUs are asked for than there are, these are of several models, or the number of devices of
+            another kind is missing.
     """
     found, cores = gpus() if kind in ("auto", "cuda") else [], num_cores()
     if kind == "auto":
@@ -272,6 +291,7 @@ def local_cluster(num_devices: int | None, kind: str = "auto") -> Cluster:
         raise ConfigError(
             f"cluster.torch_device is {kind!r}, of which only torch knows how many there are: give cluster.num_devices"
         )
+    require_one_model(found, "this machine")
     number = num_devices or len(found) or cores
     name = found[0][0] if found else kind
     description = f"{cores} cores" if kind == "cpu" else f"{len(found) or number} x {name}"

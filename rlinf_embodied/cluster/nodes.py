@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, with_cores
+from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, require_one_model, with_cores
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 
@@ -57,7 +57,7 @@ def cluster_of(nodes: Sequence[RayNode], config: ClusterConfig) -> Cluster:
     """Returns the cluster that a run gets: GPUs where any node has one, otherwise the cores that Ray was given.
 
     Raises:
-        ConfigError: there are fewer devices than are asked for, or none of the kind.
+        ConfigError: there are fewer devices than are asked for, none of the kind, or several models in a node.
     """
     kind = _kind(nodes, config.torch_device)
     ordered = sorted(nodes, key=lambda node: (not node.is_here, node.address, node.node_id))
@@ -124,6 +124,7 @@ def _group(node: RayNode, kind: str, number: int) -> NodeGroup:
     if kind == "cpu":
         memory, name = facts.memory_bytes / max(number, node.num_cpus), kind
     else:
+        require_one_model(facts.gpus, f"node {node.address}")
         memory, name = float(min(num_bytes for _, num_bytes in facts.gpus)), facts.gpus[0][0]
     cores = max(facts.num_cores, number)
     return NodeGroup(kind=name, num_nodes=1, devices_per_node=number, memory_bytes=memory, cores_per_node=cores)

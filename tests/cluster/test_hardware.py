@@ -71,6 +71,14 @@ def test_the_kind_of_device_is_what_the_config_says(machine) -> None:
         local_cluster(None, "cuda")
 
 
+def test_gpus_of_two_models_are_refused_until_those_of_one_are_chosen(machine) -> None:
+    machine("NVIDIA H200\nRTX 4090\n")
+    with pytest.raises(ConfigError, match=r"this machine has GPUs of 2 models \(NVIDIA H200, RTX 4090\).*CUDA_VISIBLE"):
+        local_cluster(None)
+    machine("NVIDIA H200\nRTX 4090\n", visible="1")
+    assert (local_cluster(None).description, local_cluster(None).memory_bytes) == ("1 x RTX 4090", 81559 << 20)
+
+
 @pytest.mark.parametrize(("visible", "number"), [("0", 1), ("1,0", 2), ("", 0)])
 def test_hidden_gpus_do_not_count(machine, visible: str, number: int) -> None:
     machine("NVIDIA H200\nNVIDIA H200\n", cores=3, visible=visible)

@@ -75,6 +75,11 @@ def test_nodes_that_run_something_else_are_refused() -> None:
         require_alike([node("a")], VERSIONS | {"peft": "1.0"})
 
 
+def test_a_node_with_gpus_of_two_models_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"node b has GPUs of 2 models \(H100, RTX 4090\)"):
+        cluster_of([node("a", here=True), node("b", gpus=("RTX 4090", "H100"))], RAY)
+
+
 def test_cores_beside_gpus_are_devices_of_every_node() -> None:
     nodes = [node("a", gpus=("H100",), here=True), node("b", gpus=("H100",)), node("c", gpus=("RTX 4090",))]
     cluster = cluster_of(nodes, replace(RAY, cpu_devices=2))
