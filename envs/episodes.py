@@ -60,6 +60,10 @@ class EpisodeEnv:
         }
         self._vectors = self._vectors_of(config, simulator)
         states = {name: vector.shape[1] for name, vector in self._split(self._state.proprio).items()}
+        # what the env steps before the present one showed, the oldest first: [N, history - 1, ...]
+        earlier = lambda now: now[:, None].repeat_interleave(config.history - 1, 1)  # noqa: E731
+        self._past_proprio = earlier(self._state.proprio)
+        self._past_images = {name: earlier(images) for name, images in self._images.items()}
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -70,9 +74,10 @@ class EpisodeEnv:
             chunk=config.chunk,
             horizon=config.horizon,
             action_dim=simulator.action_dim,
-            features=features_of(cameras, states, self._privileged().shape[1]),
+            features=features_of(cameras, states, self._privileged().shape[1], config.history),
             backend=simulator.backend,
             execute_steps=config.execute_steps,
+            history=config.history,
             has_success=getattr(simulator, "has_success", True),
             categorical=getattr(simulator, "categorical", False),
         )
@@ -110,6 +115,7 @@ class EpisodeEnv:
             ended = (steps[-1]["terminated"] | steps[-1]["truncated"]).nonzero()[:, 0].tolist()
             self._running[ended] = False
             images = self._rendered(ended) if self._render_final and ended and self._images else {}
+            images = {name: _with_past(self._past_images[name][ended], seen) for name, seen in images.items()}
             last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
         final = sorted(last_images)
         episodes = tuple(self._episode_end(row) for row in final)
@@ -179,7 +185,7 @@ class EpisodeEnv:
 
     def state(self) -> Observation:
         """Returns the current observation of all rows, without images; see VectorEnv."""
-        state = self._split(self._state.proprio.clone())
+        state = self._split(_with_past(self._past_proprio, self._state.proprio).clone())
         return Observation(state, self._told(range(self.spec.num_envs)), privileged=self._privileged())
 
     def object_positions(self) -> Tensor | None:
@@ -210,6 +216,7 @@ class EpisodeEnv:
         self._solved_once[index] = False
         self._held[index] = 0
         self._last_reward[index] = self._state.reward[index]
+        self._past_proprio[index] = self._state.proprio[index][:, None]
         for row, seed in zip(rows, seeds, strict=True):
             self._seeds[row] = int(seed)
         self._unseen.update(rows)
@@ -229,6 +236,11 @@ class EpisodeEnv:
         else:
             actions = torch.where(mask[:, None], actions, 0.0)
             self._history[mask, self._steps[mask]] = actions[mask]
+        if self._config.history > 1:
+            self._render()
+            self._past_proprio[mask] = _with_past(self._past_proprio, self._state.proprio)[mask, 1:]
+            for name, past in self._past_images.items():
+                past[mask] = _with_past(past, self._images[name])[mask, 1:]
         self._sim.step(actions, rows)
         self._unseen.update(rows)
         self._state, self._shown = self._measured(actions), None
@@ -301,25 +313,31 @@ class EpisodeEnv:
         return self._shown
 
     def _observe(self) -> Observation:
-        """Returns the observation of all rows; running rows that changed are rendered, frozen ones are black."""
+        """Returns the observation of all rows; frozen ones are black."""
         if not self.spec.cameras:
             return self.state()
+        self._render()
+        for images in (*self._images.values(), *self._past_images.values()):
+            images[~self._running] = 0
+        self._unseen.update((~self._running).nonzero()[:, 0].tolist())
+        shown = {name: _with_past(self._past_images[name], images).clone() for name, images in self._images.items()}
+        return replace(self.state(), images=shown)
+
+    def _render(self) -> None:
+        """Renders the running rows that changed, at the start of an episode as the env steps before it, too."""
         runs = self._running.tolist()
         rows = sorted(row for row in self._unseen if runs[row])
-        if rows:
-            for name, images in self._rendered(rows).items():
-                self._images[name][rows] = images
-            self._unseen.difference_update(rows)
-        for images in self._images.values():
-            images[~self._running] = 0
-        self._unseen.update(row for row in range(len(runs)) if not runs[row])
-        return replace(self.state(), images={name: images.clone() for name, images in self._images.items()})
+        for name, images in self._rendered(rows).items() if rows and self._images else ():
+            self._images[name][rows] = images
+            begun = [row for row in rows if self._steps[row] == 0]
+            self._past_images[name][begun] = self._images[name][begun][:, None]
+        self._unseen.difference_update(rows)
 
     def _observe_final(self, images: Mapping[int, Mapping[str, Tensor]]) -> Observation:
         """Returns the last observation of rows whose episodes ended, with the images of that moment by row."""
         rows, several = list(images), list(images.values())
         return Observation(
-            state=self._split(self._state.proprio[rows]),
+            state=self._split(_with_past(self._past_proprio, self._state.proprio)[rows]),
             instruction=self._told(rows),
             images={name: torch.stack([seen[name] for seen in several]) for name in several[0]},
             privileged=self._privileged()[rows],
@@ -343,7 +361,7 @@ class EpisodeEnv:
         return {name: seen[name] for name in self._images}
 
     def _split(self, proprio: Tensor) -> dict[str, Tensor]:
-        return {name: proprio[:, place] for name, place in self._vectors.items()}
+        return {name: proprio[..., place] for name, place in self._vectors.items()}
 
     # ---------------------------------------------------------------------------------------------------------- checks
     def _checked(self, actions: Tensor, chunk: tuple[int, ...]) -> Tensor:
@@ -366,3 +384,11 @@ class EpisodeEnv:
                 "policy's outputs for NaN"
             )
         return actions
+
+
+def _with_past(past: Tensor, now: Tensor) -> Tensor:
+    """Returns env steps oldest first [N, history, ...] of those before [N, history - 1, ...] and the present [N, ...].
+
+    Without a history there is no such axis.
+    """
+    return torch.cat([past, now[:, None]], 1) if past.shape[1] else now

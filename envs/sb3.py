@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation, VectorEnv
+from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.plug_ins import load_target
 from rlinf_embodied.randomness import reset_seed
 
@@ -154,7 +154,8 @@ def _observation_space(spec: EnvSpec, shown: Shown) -> spaces.Space:
     proprio = spaces.Box(-np.inf, np.inf, (spec.proprio_dim,), np.float32)
     if shown is Shown.proprio:
         return proprio
-    return spaces.Dict({"image": spaces.Box(0, 255, (*spec.image_sizes[0], 3), np.uint8), "proprio": proprio})
+    (image, *_) = spec.of_kind(FeatureKind.image)
+    return spaces.Dict({"image": spaces.Box(0, 255, image.shape, np.uint8), "proprio": proprio})
 
 
 def _action_space(spec: EnvSpec) -> spaces.Space:

@@ -2,7 +2,7 @@
 
 state [B, P] --standardise by running statistics--> tanh network --> means or logits [B, C, A]
                                                 \\-> tanh network --> values [B, C]
-images [B, K, H, W, 3] --convolutions--> hidden -+-> (with the state) one layer each; trunk shared by both losses
+images [B, K F, H, W, 3] --convolutions--> hidden -+-> (with the state) one layer each; trunk shared by both losses
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ActorCriticNet(nn.Module):
         self.return_statistics = RunningStatistics(1)
         width, seen, hidden_layers = options.hidden_size, self.state_dim, options.num_layers
         if self.sees:
-            self.images = convolutions(3 * len(env.cameras), env.image_sizes[0], width)
+            self.images = convolutions(3 * len(env.cameras) * env.history, env.image_sizes[0], width)
             seen, hidden_layers = width + self.state_dim, 0
         self.actor = tanh_network(seen, width, hidden_layers, env.chunk * env.action_dim)
         self.critic = tanh_network(seen, width, hidden_layers, env.chunk)
@@ -86,7 +86,7 @@ class ActorCriticNet(nn.Module):
         """Returns what actor and critic begin with, [B, D]."""
         if not self.sees:
             return features["state"]
-        images = features["images"]  # uint8 [B, K, H, W, 3]
+        images = features["images"]  # uint8 [B, K F, H, W, 3]
         pixels = images.permute(0, 1, 4, 2, 3).flatten(1, 2).to(torch.float32) / 255.0
         return torch.cat([self.images(pixels), features["state"]], 1)
 
@@ -134,8 +134,8 @@ class ActorCritic(KeptInFolder, Policy):
     def encode(self, observation: Observation) -> Features:
         """Returns the state as it came and standardised, and the images."""
         features = {"raw_state": observation.proprio, "state": self.module.standardised(observation.proprio)}
-        seen = list(observation.images.values())
-        return features | ({"images": torch.stack(seen, 1)} if seen else {})
+        frames = [images.reshape(len(images), -1, *images.shape[-3:]) for images in observation.images.values()]
+        return features | ({"images": torch.cat(frames, 1)} if frames else {})
 
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:

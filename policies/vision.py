@@ -18,6 +18,7 @@ from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardises
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
@@ -104,6 +105,12 @@ class VisionPolicy(KeptInFolder, Standardises, ImitationPolicy):
         return list(self.module.value.parameters())
 
 
+def require_one_frame(config: PolicyConfig, env: EnvSpec) -> None:
+    """Raises ConfigError if an env shows images of several env steps."""
+    rule = f"policy.name={config.name} sees the images of one env step"
+    require(env.history == 1, "env.history", env.history, rule, "leave it out, or use policy=actor_critic")
+
+
 def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
     """Checks that an env shows what a policy and its critic look at.
 
@@ -115,6 +122,7 @@ def require_seen(config: PolicyConfig, env: EnvSpec) -> None:
             f"env.cameras is empty, but policy.name={config.name} sees: name at least one camera, or "
             "use policy=state, which acts on the state"
         )
+    require_one_frame(config, env)
     if config.critic is Critic.privileged and env.privileged_dim == 0:
         raise ConfigError(
             f"policy.critic is {config.critic.value}, but {env.task} shows no privileged state: "

@@ -139,6 +139,14 @@ class Handover(gymnasium.Env):
         return image
 
 
+def still_cart_pole() -> gymnasium.Env:
+    """Returns CartPole that shows where cart and pole are, not how fast they move."""
+    places = spaces.Box(-5.0, 5.0, (2,), np.float32)
+    cart = gymnasium.make("CartPole-v1").unwrapped
+    return gymnasium.wrappers.TransformObservation(cart, lambda seen: seen[[0, 2]], places)
+
+
+gymnasium.register("StillCartPole-v0", still_cart_pole)
 gymnasium.register("Walk-v0", Walk, max_episode_steps=3)
 gymnasium.register("Picture-v0", Picture)
 gymnasium.register("Handover-v0", Handover)

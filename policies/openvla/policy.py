@@ -28,6 +28,7 @@ from policies.openvla.folder import Checkpoint, read_checkpoint, read_described,
 from policies.openvla.images import read_processor
 from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import PromptTokenizer, TokenRows
+from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
@@ -77,6 +78,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         config, env = read_described(folder, env, config)
         options, cameras = typed(config.options, OpenVLAOptions, OPTIONS), list(env.cameras)
         require(bool(cameras), "env.cameras", cameras, "the policy sees", "name at least one camera")
+        require_one_frame(config, env)
         if options.decoding is Decoding.autoregressive:
             rule = "autoregressive OpenVLA decides on one action at a time"
             require(env.chunk == 1, "env.chunk", env.chunk, rule, "set env.chunk=1")

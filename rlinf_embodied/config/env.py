@@ -86,6 +86,7 @@ class EnvConfig(Chunking):
     success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
+    history: int = 1  # env steps that an observation shows of each camera and state vector: the last ones
     states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
     options: dict[str, Any] = field(default_factory=dict)  # of this env: ManiSkill's are in envs/maniskill.py
 
@@ -97,8 +98,8 @@ class EnvConfig(Chunking):
         require(0 <= executed <= self.chunk, "env.execute_steps", executed, rule, action)
         if self.chunks_per_rollout == 0 and self.chunk >= 1:
             self.chunks_per_rollout = self.chunks_per_episode
-        counts = ("num_envs", "block_size", "rows_per_call", "obs_size", "chunk", "horizon", "chunks_per_rollout")
-        require_numbers(self, "env", *counts, low=1)
+        require_numbers(self, "env", "num_envs", "block_size", "rows_per_call", "chunks_per_rollout", low=1)
+        require_numbers(self, "env", "obs_size", "history", "chunk", "horizon", low=1)
         require_numbers(self, "env", "control_hz")
         path = "env.execute_steps" if executed else "env.chunk"
         rule = f"so many steps must fit into an episode of env.horizon={self.horizon} steps"

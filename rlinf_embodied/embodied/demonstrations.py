@@ -49,6 +49,8 @@ def demonstrator(
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
         return partial(_replay, env, episodes)
+    rule = "an observation of a dataset is of one env step"
+    require(env.spec.history == 1, "env.history", env.spec.history, rule, "leave it out")
     dataset = LeRobotDataset(Path(source.path), source.named)
     spec, settings = env.spec, "env.options.control_mode, env.options.robot"
     _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)

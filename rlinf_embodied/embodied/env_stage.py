@@ -15,6 +15,7 @@ from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.batch import EnvColumns, Episode, RolloutReport
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, named_when_raised
@@ -64,7 +65,10 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     where = f"env._target_ is {config._target_!r}, but building its {num_envs} rows (env.task={config.task}) raised "
     action = "\nFix it there, or the keys of env.* that it reads (docs/own_env.md has a test of it)"
     with named_when_raised(lambda raised: SimulatorError(f"{where}{raised}{action}")):
-        return build(config, num_envs, device, render_final)
+        env = build(config, num_envs, device, render_final)
+    rule = f"{config._target_} shows {env.spec.history} env steps (EnvSpec.history)"
+    require(env.spec.history == config.history, "env.history", config.history, rule, f"use {env.spec.history}")
+    return env
 
 
 def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None, control_hz: float) -> ChunkResult:

@@ -73,6 +73,8 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
         raise ConfigError(f"out is {str(out)!r}, which is there already: give another name")
     rule, action = "a dataset holds images", "name cameras, or choose an env such as env=maniskill_push"
     require(bool(config.env.cameras), "env.cameras", config.env.cameras, rule, action)
+    rule = "an observation of a dataset is of one env step"
+    require(config.env.history == 1, "env.history", config.env.history, rule, "use a policy without history")
     require_env_target(config.env)
     if config.policy == "expert" and (why := why_no_expert(config.env)) is not None:
         raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")

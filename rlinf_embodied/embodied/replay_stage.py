@@ -29,7 +29,7 @@ from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 
 REPLAY = "replay"  # in a checkpoint; and what the policy did, within it
 DEMONSTRATIONS = "demonstrations"
-_SAME = ("_target_", "task", "states")
+_SAME = ("_target_", "task", "states", "history")
 _CURSOR = "cursor"  # of a state: where the next transition goes
 
 

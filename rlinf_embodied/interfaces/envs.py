@@ -6,6 +6,7 @@ P proprioception, Q privileged state.  Every tensor below lives on the device of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -34,7 +35,8 @@ class FeatureKind(StrEnum):
 class FeatureSpec:
     """One feature of an observation, as FeatureSpec("wrist", FeatureKind.image, (48, 64, 3), "uint8").
 
-    A history is a leading axis of the shape, oldest first.
+    With env.history=F > 1 images and state vectors have a leading axis of F env steps, oldest first, as those of
+    Gymnasium's FrameStackObservation: F x [H, W, 3], F x [D].
     """
 
     name: str  # unique within its kind
@@ -47,12 +49,13 @@ class FeatureSpec:
 
 
 def features_of(
-    images: Mapping[str, tuple[int, int]], states: Mapping[str, int], privileged_dim: int = 0
+    images: Mapping[str, tuple[int, int]], states: Mapping[str, int], privileged_dim: int = 0, history: int = 1
 ) -> tuple[FeatureSpec, ...]:
     """Returns the features of cameras, by (height, width), of state vectors and of privileged state, by length."""
+    frames = (history,) if history > 1 else ()
     return (
-        *(FeatureSpec(name, FeatureKind.image, (*size, 3), "uint8") for name, size in images.items()),
-        *(FeatureSpec(name, FeatureKind.state, (size,)) for name, size in states.items()),
+        *(FeatureSpec(name, FeatureKind.image, (*frames, *size, 3), "uint8") for name, size in images.items()),
+        *(FeatureSpec(name, FeatureKind.state, (*frames, size)) for name, size in states.items()),
         *([FeatureSpec(PRIVILEGED, FeatureKind.privileged, (privileged_dim,))] if privileged_dim else []),
     )
 
@@ -61,7 +64,8 @@ def features_of(
 class Observation:
     """What N rows of an env show: its features by name, each with rows first; EnvSpec.features describes them.
 
-    Images and state vectors have the order of EnvSpec.features, that of env.cameras and env.states.  The last
+    Images and state vectors have the order of EnvSpec.features, that of env.cameras and env.states; with env.history=F
+    they are [N, F, H, W, 3] and [N, F, D], the present last, and a reset repeats its observation F times.  The last
     CLOCK_COLUMNS of privileged state are the time in the episode and the phase within the chunk, in [-1, 1].
     """
 
@@ -75,13 +79,14 @@ class Observation:
 
     @property
     def proprio(self) -> Tensor:
-        """All state vectors side by side, float32 [N, P]."""
+        """All state vectors side by side, float32 [N, P], of one env step after the other."""
         vectors = list(self.state.values())
-        return vectors[0] if len(vectors) == 1 else torch.cat(vectors, 1)
+        return (vectors[0] if len(vectors) == 1 else torch.cat(vectors, -1)).flatten(1)
 
     def with_proprio(self, proprio: Tensor) -> Observation:
         """Returns the observation with other values [N, P] of its state vectors."""
-        parts = proprio.split([vector.shape[1] for vector in self.state.values()], 1)
+        vectors = list(self.state.values())
+        parts = proprio.unflatten(1, (*vectors[0].shape[1:-1], -1)).split([each.shape[-1] for each in vectors], -1)
         return replace(self, state=dict(zip(self.state, parts, strict=True)))
 
     def without_images(self) -> Observation:
@@ -134,6 +139,7 @@ class EnvSpec(Chunking):
     has_success: bool = True  # whether the task can be solved; where not, its return is what counts
     categorical: bool = False  # an action is the choice of one of A: the largest entry, the others are -1
     execute_steps: int = 0  # how many of a chunk's first actions are executed; 0: all C
+    history: int = 1  # F, env steps that images and state vectors show
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> EnvSpec:
@@ -151,12 +157,12 @@ class EnvSpec(Chunking):
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
         """Height and width of each camera's images."""
-        return tuple((feature.shape[0], feature.shape[1]) for feature in self.of_kind(FeatureKind.image))
+        return tuple((feature.shape[-3], feature.shape[-2]) for feature in self.of_kind(FeatureKind.image))
 
     @property
     def proprio_dim(self) -> int:
-        """P, of all state vectors."""
-        return sum(feature.shape[0] for feature in self.of_kind(FeatureKind.state))
+        """P, of all state vectors and env steps."""
+        return sum(math.prod(feature.shape) for feature in self.of_kind(FeatureKind.state))
 
     @property
     def privileged_dim(self) -> int:

@@ -64,7 +64,7 @@ DOT = EnvConfig(  # an image and nothing else, and no episode ends by itself
     hold_steps=0,
     options={"history_free": True},
 )
-CONFIGS["dot"] = DOT
+CONFIGS |= {"dot": DOT, "history": replace(POINT, history=3)}
 TWO_VIEWS = Path(__file__).resolve().parents[1] / "two_views.yaml"  # cameras of two sizes, two state vectors
 HANDOVER = Path(__file__).with_name("handover.yaml")  # all that tells its starts apart is the picture
 SIM = pytest.mark.sim
@@ -72,6 +72,7 @@ KINDS = [
     "point_reach",
     "gymnasium",
     "dot",
+    "history",
     pytest.param("batched", marks=SIM),
     pytest.param(str(EXAMPLE), id="own_env"),
     pytest.param(str(HANDOVER), id="handover"),
@@ -127,7 +128,7 @@ def own_horizon(path: str) -> int:
 
 def build(name: str, num_envs: int = N, render_final: bool = False, **changes: object) -> VectorEnv:
     config = replace(CONFIGS.get(name) or own_section(name), **changes)
-    if name == "point_reach":
+    if name in ("point_reach", "history"):
         return point_reach.make_env(config, num_envs, render_final=render_final)
     return cast(VectorEnv, load_target(config._target_)(config, num_envs, "cpu", render_final))
 

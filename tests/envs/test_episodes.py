@@ -181,10 +181,11 @@ def test_a_wrong_measurement_is_named_when_the_env_is_built(measured: dict[str, 
         EpisodeEnv(TWO, Bare(**measured), "wait", False)
 
 
-def point_env(chunk: int, execute_steps: int, horizon: int) -> EpisodeEnv:
+def point_env(chunk: int, execute_steps: int, horizon: int, history: int = 1) -> EpisodeEnv:
     config = EnvConfig(
         **{"num_envs": 2, "block_size": 2, "chunk": chunk, "execute_steps": execute_steps, "horizon": horizon},
         **{"chunks_per_rollout": 0, "hold_steps": 0, "obs_size": 8, "reward": Reward.dense},
+        history=history,
     )
     return make_point(config, 2, render_final=True)
 
@@ -207,3 +208,23 @@ def test_a_chunk_is_executed_in_part_and_a_horizon_is_no_multiple_of_it() -> Non
         assert torch.equal(stacked(ours.observation), stacked(theirs.observation))
         assert ours.truncated[:, 0].tolist() == [k == 3] * 2
     assert [end.metrics["episode_len"] for end in ours.episodes] == [7.0, 7.0]
+
+
+def test_a_history_is_of_env_steps_within_chunks_too_and_begins_with_its_episode() -> None:
+    single, stack = point_env(1, 0, 4), point_env(2, 0, 4, history=3)
+    seen = [single.reset([3, 4])]
+    begun, actions = stack.reset([3, 4]), torch.rand(2, 4, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    results = [single.step_chunk(actions[:, k : k + 1]) for k in range(4)]
+    seen += [result.observation for result in results[:3]]
+    assert results[3].final_observation is not None
+    seen.append(results[3].final_observation)
+    first, last = (stack.step_chunk(actions[:, k : k + 2], [5, 6]) for k in (0, 2))
+    final = last.final_observation
+    assert final is not None
+    for shown, steps in ((begun, [0, 0, 0]), (first.observation, [0, 1, 2]), (final, [2, 3, 4])):
+        assert torch.equal(shown.proprio, torch.cat([seen[k].proprio for k in steps], 1))
+        assert torch.equal(stacked(shown), torch.stack([stacked(seen[k]) for k in steps], 2))
+    again = single.reset([5, 6])
+    assert torch.equal(last.observation.proprio, again.proprio.repeat(1, 3))
+    assert torch.equal(stacked(last.observation)[:, :, 0], stacked(again))
+    assert torch.equal(final.with_proprio(final.proprio + 1).state["proprio"], final.state["proprio"] + 1)

@@ -167,7 +167,10 @@ def on_point_reach(*overrides: str) -> TrainConfig:
     return tiny(*given, "algorithm.bootstrap_at_timeout=true", *overrides)
 
 
-@pytest.mark.parametrize("overrides", [["env.cameras=[]"], ["env.cameras=[a,b]"]], ids=["state", "images"])
+PLANNED = {"state": ["env.cameras=[]"], "images": ["env.cameras=[a,b]"], "history": ["env.history=2"]}
+
+
+@pytest.mark.parametrize("overrides", PLANNED.values(), ids=PLANNED)
 def test_plans_give_the_same_weights_and_statistics(tmp_path: Path, overrides: list[str]) -> None:
     config = on_point_reach(*overrides)
     train(on_point_reach(*overrides, f"run.dir={tmp_path / 'run'}", "run.num_iterations=0"))
@@ -188,3 +191,15 @@ def test_slices_of_the_weights_are_refused_since_statistics_would_miss_them(tmp_
     config = on_point_reach("env.cameras=[]", "algorithm.sharding=fsdp2", f"run.dir={tmp_path}")
     with pytest.raises(Exception, match=r"algorithm\.sharding is 'fsdp2', but the policy's running statistics"):
         train(config)
+
+
+@pytest.mark.slow
+def test_a_pole_is_balanced_without_its_speed_by_two_env_steps_and_not_by_one(tmp_path: Path) -> None:
+    found = []
+    for history in (1, 2):
+        given = ["env=gymnasium", "env.task=gym_envs:StillCartPole-v0", "env.horizon=500", f"env.history={history}"]
+        given += ["policy=actor_critic", "algorithm=ppo_mujoco", "cluster=serial", "plan=collocated", "run.seed=1"]
+        given += ["run.num_iterations=12", "eval.num_episodes=20", f"run.dir={tmp_path / str(history)}"]
+        found.append(train(compose_train(given))["after"]["return"])
+    assert found[0] < 80
+    assert found[1] > 250

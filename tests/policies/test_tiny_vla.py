@@ -189,6 +189,11 @@ def test_a_damaged_folder_is_a_checkpoint_error_that_names_it(tmp_path: Path, po
         TinyVLA.from_folder(tmp_path)
 
 
+def test_images_of_several_env_steps_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.history is 2, but policy\.name=tiny_vla sees .* one env step"):
+        TinyVLA(PolicyConfig(), replace(ENV, history=2), 0)
+
+
 def test_a_privileged_critic_needs_privileged_state() -> None:
     with pytest.raises(ConfigError, match=r"policy\.critic.*set policy\.critic=observation"):
         TinyVLA(PolicyConfig(), replace(ENV, features=ENV.features[:-1]), seed=0)
