@@ -53,13 +53,11 @@ def main(
     """Composes the config from the command line, runs `work` with it and exits; see the module for the exit codes.
 
     Args:
-        work: returns an exit code, or something else for 0.  It imports what is heavy, so that a typing error is
-            reported at once.
+        work: returns an exit code, or something else for 0; it imports what is heavy.
         schema: of the config.
-        composer: makes the config of the command's words, and calls what prepares the process as `compose` does; None:
-            `compose` does both.
+        composer: makes the config of the command's words; None: `compose` does.
         words: None: those of `sys.argv`.
-        begin: starts what takes as long as the import of the code that the config names, before that.
+        begin: is called once the process is pinned, before code that the config names is imported.
     """
     words = sys.argv[1:] if words is None else list(words)
     if {"-h", "--help"} & set(words):

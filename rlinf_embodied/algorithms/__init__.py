@@ -1,1 +1,1 @@
-"""Advantages, log-probabilities and losses as pure functions of tensors."""
+"""Algorithms, a module with its config dataclass for each; advantages, log-probabilities and losses of tensors."""

@@ -1,10 +1,27 @@
-"""How an algorithm learns: one class in its own module, instantiated in every worker of the learner stage.
+"""The protocol of an algorithm: a config dataclass and the class that learns, in one module, chosen by `_target_`.
 
-    config dataclass (driver)     its numbers; what it learns from, and the columns of transitions it needs
-    Algorithm (worker)            learners and modules, its state by name in a checkpoint; `update`, an iteration
+The dataclass inherits from AlgorithmConfig (config/algorithm.py), OnPolicyConfig, ReplayConfig, ....  The driver asks
+
+    learns_from          rollouts of the newest weights, transitions of the replay buffer, or demonstrations
+    acts                 whether the policy acts in the env; otherwise `data` is all that it learns from
+    columns              of the transitions that it needs (transitions.py)
+    policy_method        that the policy must have
+    has_critic           whether it estimates values
+    check                whether it can learn with the env, the data and the other sections of a training
+    same_start           rows of the env that begin alike
+    resampling           how often rollouts are repeated within an iteration
+    schedule             of transitions: rows of a batch, updates of an iteration, and the first one that learns
+    typical_iteration    the first iteration that does all that later ones do, which a profile measures
+    make                 the class that learns, made of a Training in each worker of the learner stage
+
+That class is an Algorithm:
+
+    learners             by name: the parameters that one optimizer steps, in groups, and the sums of their losses
+    modules              by name: the networks that belong to no policy, such as critics and targets
+    update               an iteration: the data of this worker's blocks become new weights, and metrics
 
 The learner stage (embodied/learner.py) does the rest: it loads the policy, hands the data of its blocks to `update`,
-and saves, restores, moves and sends everything.  docs/own_algorithm.md adds an algorithm step by step.
+and saves, restores, moves and sends learners and modules by their names.  docs/own_algorithm.md adds one step by step.
 """
 
 from __future__ import annotations

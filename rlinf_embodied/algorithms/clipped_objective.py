@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,10 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
-from rlinf_embodied.config import AlgorithmConfig, Level, Sharding, Source
+from rlinf_embodied.config import AlgorithmConfig, Level, Sharding, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
-
-if TYPE_CHECKING:
-    from rlinf_embodied.config.commands import TrainConfig
 
 
 @dataclass(kw_only=True, slots=True)

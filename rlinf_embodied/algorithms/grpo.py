@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -12,13 +12,10 @@ from rlinf_embodied.algorithms.advantages import group_advantages
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock, concatenate, training_block
 from rlinf_embodied.algorithms.on_policy import OnPolicy, OnPolicyConfig
-from rlinf_embodied.config import EnvConfig
+from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.runtime.host import StepContext
-
-if TYPE_CHECKING:
-    from rlinf_embodied.config.commands import TrainConfig
 
 
 @dataclass(kw_only=True, slots=True)

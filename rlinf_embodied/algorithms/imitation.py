@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
-from rlinf_embodied.config import AlgorithmConfig, Reduction, Source
+from rlinf_embodied.config import AlgorithmConfig, Reduction, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.learning import require_phases
 from rlinf_embodied.config.machine import require_no_cores
@@ -34,9 +34,6 @@ from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.update import Fitted, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
-
-if TYPE_CHECKING:
-    from rlinf_embodied.config.commands import TrainConfig
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # what a flow policy's loss draws

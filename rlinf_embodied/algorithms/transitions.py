@@ -18,19 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Source
+from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner, Step
-
-if TYPE_CHECKING:
-    from rlinf_embodied.config.commands import TrainConfig
 
 Columns = dict[str, Tensor]  # all of the same length M
 

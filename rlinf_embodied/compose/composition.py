@@ -123,12 +123,10 @@ def compose(
     files = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
     with _explaining(keys(schema), files):
         presets = _presets(schema, chosen, sections)
-    open_sections = _open_sections(schema)
-    settled = [text for text in overrides if _is_settled(split_override(text)[0], schema)]
-    layers = [_without(layer, open_sections) for layer in (sections, presets)]
-    config = _merged(schema, {}, layers, settled, files)
+    targets = {path: words.get(f"{path}._target_") or _target(presets, path) for path in _open_sections(schema)}
+    settled = [text for text in overrides if not targets or _is_settled(split_override(text)[0], schema)]
+    config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], settled, files)
     _require_filled(presets, words)
-    targets = {path: words.get(f"{path}._target_") or _target(presets, path) for path in open_sections}
     exact = prepare(_draft(schema, config, targets.values())) if prepare and "run" in keys(schema) else None
     kinds = {path: _algorithm(target, path) for path, target in targets.items()}
     if kinds:
@@ -136,7 +134,7 @@ def compose(
     with _explaining(_keys(schema, kinds), "the command line"):
         if exact is not None:
             config.run.exact = exact
-        return _built(config, open_sections)
+        return _built(config)
 
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
@@ -151,7 +149,7 @@ def load(path: Path, schema: type[_Config]) -> _Config:
     kinds = {section: _algorithm(_target(data, section), section) for section in _open_sections(schema)}
     config = _merged(schema, kinds, [data], (), str(path))
     with _explaining(_keys(schema, kinds), str(path)):
-        return _built(config, kinds)
+        return _built(config)
 
 
 def to_yaml(config: object) -> str:
@@ -186,9 +184,8 @@ def _open_sections(schema: type) -> tuple[str, ...]:
 
 def _is_settled(key: str, schema: type) -> bool:
     """Returns whether a key can be judged without the dataclasses of the open sections."""
-    sections = _open_sections(schema)
-    is_open = any(f"{key}.".startswith(f"{path}.") for path in sections)
-    return not sections or key in groups(schema) or (key.partition(".")[0] in keys(schema) and not is_open)
+    is_open = any(f"{key}.".startswith(f"{path}.") for path in _open_sections(schema))
+    return key.partition(".")[0] in keys(schema) and not is_open
 
 
 def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = "") -> dict[str, object]:
@@ -226,11 +223,7 @@ def _keys(schema: type, kinds: Mapping[str, type]) -> dict[str, object]:
 
 
 def _merged(
-    schema: type,
-    kinds: Mapping[str, type],
-    layers: Sequence[Mapping[str, object]],
-    overrides: Sequence[str],
-    files: str,
+    schema: type, kinds: Mapping[str, type], layers: Sequence[Mapping], overrides: Sequence[str], files: str
 ) -> Any:
     """Returns the defaults of a schema and of its open sections with layers, of `files`, and overrides over them."""
     known, config = _keys(schema, kinds), OmegaConf.merge(_structured(schema))
@@ -263,11 +256,11 @@ def _structured(schema: type) -> Any:
     return config
 
 
-def _built(config: Any, open_sections: Iterable[str]) -> Any:
+def _built(config: Any) -> Any:
     """Returns a config as an object of its schema, which checks it."""
-    for section in open_sections:
-        with within(section.rpartition(".")[0]):  # an algorithm knows no other section than `algorithm`
-            OmegaConf.to_object(OmegaConf.select(config, section))
+    if "hierarchy" in config:  # it has sections that know themselves as `policy` and `algorithm`
+        with within("hierarchy"):
+            OmegaConf.to_object(OmegaConf.create([config.hierarchy.policy, config.hierarchy.algorithm]))
     return OmegaConf.to_object(config)
 
 

@@ -6,23 +6,9 @@ import math
 from dataclasses import dataclass, field
 
 from rlinf_embodied.config.algorithm import AlgorithmConfig, Sharding, Source
-from rlinf_embodied.config.checks import require, within
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.config.env import EnvConfig
-from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
-
-
-@dataclass(kw_only=True, slots=True)
-class HighLevelPolicyConfig(PolicyConfig):
-    """A PolicyConfig whose keys begin with hierarchy."""
-
-    _target_: str = "policies.actor_critic.ActorCritic"
-    name: str = "actor_critic"
-    critic: Critic = Critic.observation
-    temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        with within("hierarchy"):
-            PolicyConfig.__post_init__(self)
+from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -40,7 +26,7 @@ class HierarchyConfig:
     way_columns: list[int] = field(default_factory=list)  # where the way to it is, which changes with it
     way_to_goal: bool = True  # the way is goal minus place; false: place minus goal
     frozen: bool = True  # the low-level policy stays as it is and acts greedily; false: it learns, too, by the task
-    policy: PolicyConfig = field(default_factory=HighLevelPolicyConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)  # an OnPolicyConfig; gae_lambda is per decision
 
     def __post_init__(self) -> None:
