@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlinf_embodied.compose import Draft
-    from rlinf_embodied.config import (
-        ClusterConfig,
-        EvaluateAnswersConfig,
-        EvaluateConfig,
-        ExportConfig,
-        MathConfig,
-        TrainConfig,
-    )
+    from rlinf_embodied.config import EvaluateAnswersConfig, EvaluateConfig, ExportConfig, MathConfig, TrainConfig
     from rlinf_embodied.runtime.session import Session
     from rlinf_embodied.training.job import Job
 
@@ -33,14 +26,14 @@ __all__ = ["evaluate", "export", "train"]
 def train(
     config: TrainConfig | MathConfig,
     started: float | None = None,
-    sessions: Callable[[ClusterConfig], Session] | None = None,
+    sessions: Callable[..., Session] | None = None,
 ) -> dict[str, Any]:
     """Trains what the config's type says, and returns what <run.dir>/summary.json holds.
 
     Args:
         config: of the training.
         started: when the command was given, in seconds since the epoch; None: now.
-        sessions: makes the workers' session; None: as `cluster` says.
+        sessions: makes the workers' session from the config's section `cluster`; None: the one that it names.
 
     Raises:
         RlinfError: the input is wrong, or the work failed.

@@ -165,11 +165,7 @@ def gpus() -> list[tuple[str, int]]:
 
 
 def require_one_model(found: Sequence[tuple[str, int]], node: str) -> None:
-    """Checks that the GPUs of a node, as `gpus` returns them, are alike: a profile has one time for all of them.
-
-    Raises:
-        ConfigError: they are of several models.
-    """
+    """Raises a ConfigError if the GPUs of a node are unlike: a profile has one time for all of them."""
     models = sorted({name for name, _ in found})
     rule = f"{node} has GPUs of {len(models)} models ({', '.join(models)}), which take different times"
     action = "set CUDA_DEVICE_ORDER=PCI_BUS_ID and CUDA_VISIBLE_DEVICES to those of one model"

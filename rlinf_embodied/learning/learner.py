@@ -42,7 +42,6 @@ class Learner:
     """
 
     rates: dict[str, float]  # by group of parameters; may be changed at any time, for the next step on
-    shares: int  # number of workers, each of which exports as much of the state
     statistics: tuple[str, ...]  # names of what passes add up beyond the loss, in their order
 
     def __init__(
@@ -63,7 +62,6 @@ class Learner:
         """
         self._optimizer = FlatOptimizer({group: ParameterGroup(parameters, settings), **more})
         self.rates, self.statistics, self.reducer = self._optimizer.rates, tuple(statistics), reducer
-        self.shares = reducer.group.size
         self._size = sum(p.numel() for p in self._optimizer.parameters)
         self._differentiate = compiled(str(self._optimizer.parameters[0].device)) if compile else differentiated
         self.start()
@@ -133,7 +131,7 @@ class Learner:
 
     def export_part(self) -> dict[str, Tensor]:
         """Returns a copy of this worker's part of the state; nothing is exchanged."""
-        return self._optimizer.export_state((self.reducer.group.rank, self.shares))
+        return self._optimizer.export_state((self.reducer.group.rank, self.reducer.group.size))
 
     def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
         """Returns the state of which all workers together returned these parts."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rlinf_embodied.learning import checkpoint, weights
 from rlinf_embodied.learning.checkpoint import load_tensors, weights_sha256
+from rlinf_embodied.learning.groups import Group
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.weights import WHOLE_STAGE, Groups, SharedPolicy, StageState, WeightsMessage
 
@@ -52,7 +53,7 @@ class LearnerStage:
     def hold(
         self,
         shared: SharedPolicy[Any],
-        rank: int,
+        group: Group,
         device: str,
         learners: Mapping[str, Learner],
         modules: Mapping[str, nn.Module] | None = None,
@@ -62,7 +63,7 @@ class LearnerStage:
 
         `policy` is whose weights they are, where those who receive them hold several.
         """
-        self.shared, self.rank, self.device, self.policy_name = shared, rank, device, policy
+        self.shared, self.group, self.device, self.policy_name = shared, group, device, policy
         self.learners, self.modules = learners, modules or {}
         shared.enter(self.user)
 
@@ -72,7 +73,7 @@ class LearnerStage:
 
     def save_policy(self, step_context: Moment, folder: str) -> None:
         """Writes the model's own files without the state of training; the first worker does."""
-        if self.rank == 0:
+        if self.group.rank == 0:
             self.write_policy(Path(folder))
 
     def offload(self, step_context: Moment) -> None:
@@ -104,7 +105,7 @@ class LearnerStage:
     def earlier_weights(self, step_context: Moment, asked: tuple[str, int, int]) -> WeightsMessage | None:
         """Returns weights that a checkpoint holds in addition to the learner's: (folder, place, version)."""
         folder, number, version = asked
-        if self.rank != 0:
+        if self.group.rank != 0:
             return None
         tensors = load_tensors(Path(folder), f"{weights.EARLIER}_{number}")
         return WeightsMessage(version, tensors, weights.checksum(tensors))
@@ -126,7 +127,7 @@ class LearnerStage:
         and the weights that rollouts under way were begun with.
         """
         tensors = self.export_training()  # all take part
-        if self.rank != 0:
+        if self.group.rank != 0:
             return
         root, step, keep, first = argument
         earlier = [part for part in parts if isinstance(part, WeightsMessage)]
@@ -150,7 +151,7 @@ class LearnerStage:
     def state_part(self, step_context: Moment) -> StagePart | None:
         """Returns this stage's state for a checkpoint that another learner writes; the first worker does."""
         groups = self.export_training()  # all take part
-        return StagePart(groups) if self.rank == 0 else None
+        return StagePart(groups) if self.group.rank == 0 else None
 
     def load(self, step_context: Moment, folder: str) -> None:
         """Restores learners, networks and version; the model's weights were loaded with it.
@@ -164,37 +165,33 @@ class LearnerStage:
             learner.import_state(load_tensors(Path(folder), name))
         self.shared.version = step_context.iteration
 
-    def export_snapshot(self, step_context: Moment) -> StageState | None:
+    def export_snapshot(self, step_context: Moment) -> StageState:
         """Returns a copy of this worker's share of weights and moments; the first one adds the other networks.
 
-        Nothing is exchanged.  A stage without learners has all of its state in the first worker, and None in others.
+        Nothing is exchanged.
         """
-        shares = max((learner.shares for learner in self.learners.values()), default=1)
-        if self.rank >= shares:
-            return None
         groups: Groups = {name: learner.export_part() for name, learner in self.learners.items()}
-        if self.rank == 0:
+        if self.group.rank == 0:
             for name, module in self.modules.items():
                 groups[name] = {key: tensor.to("cpu", copy=True) for key, tensor in module.state_dict().items()}
-        module, whole, share = self.shared.policy.module, self.sends_frozen, (self.rank, shares)
+        module, whole, share = self.shared.policy.module, self.sends_frozen, (self.group.rank, self.group.size)
         return StageState(weights.export_weights(module, self.shared.version, whole, share=share), groups)
 
-    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
         """Restores in every worker what `export_snapshot` returned in all of them.
 
         Raises:
             ObjectiveError: the weights belong to another module.
         """
-        found = [part for part in parts if part is not None]
-        tensors = {name: tensor for part in found for name, tensor in part.weights.tensors.items()}
+        tensors = {name: tensor for part in parts for name, tensor in part.weights.tensors.items()}
         message = WeightsMessage(0, tensors, weights.checksum(tensors))
         weights.install_weights(self.shared.policy.module, message)
-        groups = [part.groups for part in found]
+        groups = [part.groups for part in parts]
         for learner in self.learners.values():
             learner.adopt()
         with torch.no_grad():
             for name, module in self.modules.items():
                 module.load_state_dict(groups[0][name])
             for name, learner in self.learners.items():
-                learner.import_state(learner.joined([group[name] for group in groups if group[name]]))
-        self.shared.version = found[0].weights.version
+                learner.import_state(learner.joined([group[name] for group in groups]))
+        self.shared.version = parts[0].weights.version

@@ -118,7 +118,7 @@ class ShardedLearner(Learner):
         require(group.size == 1 or not exact, "algorithm.sharding", "fsdp2", rule, action)
         self.rates = {"main": settings.lr}
         self.statistics, self._max_norm = tuple(statistics), settings.max_grad_norm
-        self._group, self._device, self._zero_loss, self.shares = group, device, zero_loss, group.size
+        self._group, self._device, self._zero_loss = group, device, zero_loss
         self._mesh = device_mesh(group, device)
         shard(module, self._mesh, precision)
         self._module, self._view = cast(FSDPModule, module), dict(view.named_parameters())

@@ -71,7 +71,7 @@ class LanguageLearner(LearnerStage):
             self._learner = self._sharded(context, adam)
         else:
             self._learner = Learner(self._policy.parameters(), adam, self.statistics, self._reducer)
-        self.hold(shared, context.group.rank, context.device, {_OPTIMIZER: self._learner})
+        self.hold(shared, context.group, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # its copy is on the device while another stage works with it
 
@@ -114,7 +114,7 @@ class LanguageLearner(LearnerStage):
             self._learner.adopt()
         self.sends_frozen = True
 
-    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState | None]) -> None:
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
         super().import_snapshot(step_context, parts)
         self.sends_frozen = True
 

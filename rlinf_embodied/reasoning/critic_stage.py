@@ -64,7 +64,7 @@ class CriticStage(LearnerStage):
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
         settings = AdamSettings(algorithm.value_lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
         self._learner = Learner(list(self._critic.module.parameters()), settings, VALUE_STATISTICS, self._reducer)
-        self.hold(shared, context.group.rank, context.device, {OPTIMIZER: self._learner})
+        self.hold(shared, context.group, context.device, {OPTIMIZER: self._learner})
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns each block's advantages [K x G, R], standardised over all blocks; then fits the values."""

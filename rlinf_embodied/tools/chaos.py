@@ -75,10 +75,6 @@ class ChaosConfig(Options):
         return self.training.run
 
     @property
-    def cluster(self) -> ClusterConfig:
-        return self.training.cluster
-
-    @property
     def folder(self) -> Path:
         return Path(str(self.run.dir)) / f"{self.workflow}-{self.seed}"
 
@@ -150,16 +146,15 @@ class Chaos:
 # --------------------------------------------------------------------------------------------------------- comparison
 @dataclass(slots=True, frozen=True)
 class Comparison:
-    """What came of both runs."""
+    """What came of both runs: their weights' SHA-256, and the faults."""
 
-    undisturbed: str  # SHA-256 of the weights
+    undisturbed: str
     disturbed: str
-    faults: list[Fault]  # that came
-    all_came: bool
+    chaos: Chaos
 
     @property
     def passed(self) -> bool:
-        return self.all_came and self.undisturbed == self.disturbed
+        return len(self.chaos.come) == len(self.chaos.faults) and self.undisturbed == self.disturbed
 
 
 def disturbed(config: TrainConfig | MathConfig, chaos: Chaos) -> str:
@@ -204,4 +199,4 @@ def compare(config: ChaosConfig) -> Comparison:
     digest = disturbed(config.training_in("chaos"), chaos)
     print(report(chaos, config.folder / "chaos"))
     print(f"undisturbed {straight}\ndisturbed   {digest}: {'equal' if straight == digest else 'NOT EQUAL'}")
-    return Comparison(straight, digest, chaos.come, len(chaos.come) == config.faults)
+    return Comparison(straight, digest, chaos)

@@ -29,7 +29,9 @@ class Trained(LearnerStage):
         settings = AdamSettings(0.1, (0.9, 0.999), 1e9)
         self.learner = Learner(parameters, settings, ("loss",), Reducer(SoloGroup(), (0,)))
         modules = {"critic": self.critic} if with_critic else {}
-        self.hold(SharedPolicy(SimpleNamespace(module=self.policy)), 0, "cpu", {"optimizer": self.learner}, modules)
+        self.hold(
+            SharedPolicy(SimpleNamespace(module=self.policy)), SoloGroup(), "cpu", {"optimizer": self.learner}, modules
+        )
 
     def write_policy(self, folder: Path) -> None:
         (folder / "config.json").write_text("{}")
@@ -80,8 +82,7 @@ def test_a_checkpoint_brings_back_networks_moments_and_version(tmp_path) -> None
 def test_a_snapshot_is_a_copy_in_shares_from_which_every_worker_continues(size: int) -> None:
     workers = [after(Trained(), 1, 2) for _ in range(size)]
     for rank, worker in enumerate(workers):
-        worker.rank, worker.learner.shares = rank, size
-        worker.learner.reducer.group = SimpleNamespace(rank=rank, size=size)
+        worker.group = worker.learner.reducer.group = SimpleNamespace(rank=rank, size=size)
     parts = [worker.export_snapshot(at(2)) for worker in workers]
     held = [(len(part.weights.tensors), len(part.groups["optimizer"]["mean"])) for part in parts]
     assert held == {1: [(2, 8)], 2: [(1, 4), (1, 4)], 3: [(1, 3), (1, 3), (0, 2)]}[size]
