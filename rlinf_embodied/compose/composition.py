@@ -14,7 +14,7 @@ import functools
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -58,6 +58,7 @@ _RESOLVERS = {  # what files under configs/ may compute from other keys
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
 }
+_ALGORITHM = "rlinf_embodied.algorithms.ppo.PPOConfig"  # of a section `algorithm` that names none
 _Config = TypeVar("_Config")
 
 
@@ -70,6 +71,12 @@ class Draft:
     dry: bool  # run.dry
     cluster: ClusterConfig | None  # if the schema has one
     targets: tuple[str, ...]  # dotted paths of the code that it names
+
+    @classmethod
+    def of(cls, config: Any) -> Draft:
+        """Returns what the same is of a whole config."""
+        targets = tuple(targets_of(asdict(config)))
+        return cls(type(config), config.run.exact, config.run.dry, getattr(config, "cluster", None), targets)
 
 
 Prepare = Callable[[Draft], Exactness]  # returns what run.exact comes to in this process
@@ -194,11 +201,9 @@ def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = 
     return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in left.items()}
 
 
-def _target(data: object, path: str) -> str:
+def _target(data: Mapping[str, Any], path: str) -> str:
     """Returns the dotted path of an algorithm's dataclass, in the section at a path."""
-    for name in (*path.split("."), "_target_"):
-        data = data.get(name) if isinstance(data, Mapping) else None
-    return str(data or "rlinf_embodied.algorithms.ppo.PPOConfig")
+    return OmegaConf.select(OmegaConf.create({**data}), f"{path}._target_", default=_ALGORITHM)
 
 
 def _algorithm(target: str, section: str) -> type:
