@@ -29,10 +29,10 @@ from typing import NamedTuple
 import numpy as np
 
 from envs.foreign.adapter import FIRST_TRAINING_SEED, Adapter, Facts, ForeignOptions, Start
+from envs.foreign.mujoco_images import Renderer
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
-CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
 NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 NUM_STATES = 50  # initial states of every task that the benchmark comes with
 NUM_OBJECTS = 4  # of a task's goal, whose positions are reported
@@ -61,10 +61,12 @@ class Libero(Adapter):
     """A suite; each reset may give a row another of its tasks."""
 
     key, name, packages = "libero", "LIBERO", ("libero", "mujoco", "robosuite")
+    cameras = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview")
     Options = LiberoOptions
     options: LiberoOptions
 
     def check(self, config: EnvConfig) -> None:
+        super().check(config)
         own, suites = self.options, [name.removeprefix("libero_") for name in NUM_TASKS]
         require_one_of(own, "env.options", "suite", *suites)
         rule, last = f"{self.task} has tasks 0 to", NUM_TASKS[self.task] - 1
@@ -73,9 +75,6 @@ class Libero(Adapter):
         require_numbers(own, "env.options", "settle_steps")
         rule = "LIBERO rewards success only"
         require(config.reward is Reward.sparse, "env.reward", config.reward.value, rule, "use sparse")
-        for camera in config.cameras:
-            rule = "LIBERO's scenes have other cameras"
-            require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
 
     def only(self) -> int | None:
         return None if self.options.task < 0 else self.options.task
@@ -198,13 +197,15 @@ class Scene:
             getattr(data, name).flat[:] = sampled[start : start + now[name].size]
             start += now[name].size
         try:
-            return renderer.image(self._env.sim, camera, size)[::-1]
+            return renderer.image(self._env.sim.model._model, data, camera, size)
         finally:
             for name, values in now.items():
                 getattr(data, name)[:] = values
 
     def open_renderer(self) -> Renderer:
-        return Renderer(self._env.sim)
+        renderer = Renderer(self._env.sim.model._model)
+        renderer.options.geomgroup[:2] = 0, 1  # visual meshes only
+        return renderer
 
     def close(self) -> None:
         self._wrapper.close()
@@ -241,29 +242,3 @@ class Scene:
             return np.concatenate([np.ravel(getattr(self._env.sim.data._data, name)) for name in _SEEN])
 
         return view
-
-
-class Renderer:
-    """Renders scenes of one task: a context holds the task's meshes and textures, which are large, once."""
-
-    def __init__(self, sim: object) -> None:
-        """Opens a rendering context for models such as that of `sim`."""
-        from robosuite.utils.binding_utils import MjRenderContextOffscreen
-
-        self._context = MjRenderContextOffscreen(sim, device_id=-1)
-        self._context.vopt.geomgroup[0], self._context.vopt.geomgroup[1] = 0, 1  # visual meshes only
-        sim._render_context_offscreen = None  # pyright: ignore[reportAttributeAccessIssue]  shared by all scenes
-
-    def image(self, sim, camera: str, size: int) -> np.ndarray:
-        """Returns uint8 [size, size, 3], upside down."""
-        import mujoco
-
-        self._context.gl_ctx.make_current()
-        self._context.sim, self._context.model, self._context.data = sim, sim.model, sim.data
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context.con)
-        self._context.render(size, size, sim.model.camera_name2id(camera))
-        return self._context.read_pixels(size, size)
-
-    def close(self) -> None:
-        self._context.gl_ctx.make_current()
-        del self._context  # frees both contexts

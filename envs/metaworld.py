@@ -14,7 +14,6 @@ benchmark.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import warnings
 from collections.abc import Sequence
@@ -24,18 +23,16 @@ from typing import Any
 import numpy as np
 
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions, Start
-from envs.metaworld_images import Renderer
+from envs.foreign.mujoco_images import Renderer
+from envs.foreign.mujoco_snapshot import Snapshot
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require, require_one_of
 
-CAMERAS = ("corner", "corner2", "corner3", "corner4", "topview", "gripperPOV", "behindGripper")
+UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # how these cameras hang
 SUITES = ("mt10", "mt25", "mt50")
 MOST_STEPS = 500  # of an episode: MetaWorld refuses further ones
 NUM_STATE = 39  # what MetaWorld observes: hand, fingers and objects now and one step before, and the goal
 BEST = np.float32(10.0)  # MetaWorld's reward of a solved task
-
-_HEAVY = ("mesh_", "tex_", "hfield_", "skin_", "names", "text_", "paths")  # parts of a model that no reset changes
-_NOT_STATE = ("model", "data", "mujoco_renderer", "sawyer_observation_space", "_np_random", "_np_random_seed")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,25 +54,24 @@ class Metaworld(Adapter):
     """A task or a suite, whose tasks rows take in turn by the reset seed."""
 
     key, name, packages = "metaworld", "MetaWorld", ("metaworld", "mujoco")
+    cameras = (*UPSIDE_DOWN, "topview", "gripperPOV", "behindGripper")
     scripted = True
     Options = MetaworldOptions
     options: MetaworldOptions
 
     def check(self, config: EnvConfig) -> None:
+        super().check(config)
         known = (*SUITES, *self.options.instructions)
         close = difflib.get_close_matches(config.task, known, n=3, cutoff=0.5)
         use = f"did you mean {' or '.join(close)}?" if close else f"use one of {', '.join(known[:8])}, ..."
         require(config.task in known, "env.task", config.task, "MetaWorld has no such task or suite", use)
         rule = f"MetaWorld's episodes have at most {MOST_STEPS} steps"
         require(config.horizon <= MOST_STEPS, "env.horizon", config.horizon, rule, f"use {MOST_STEPS} or less")
-        for camera in config.cameras:
-            rule = "MetaWorld's scenes have other cameras"
-            require(camera in CAMERAS, "env.cameras", camera, rule, f"use {', '.join(CAMERAS)}")
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
         from metaworld import env_dict
 
-        self.film_camera = next(iter(cameras), CAMERAS[0])
+        self.film_camera = next(iter(cameras), self.cameras[0])
         suites = dict(zip(SUITES, (env_dict.MT10_V3, env_dict.MT25_V3, env_dict.MT50_V3), strict=True))
         self._names = list(suites.get(self.task, [self.task]))
         which = len(self._names) if len(self._names) > 1 else 0
@@ -104,7 +100,7 @@ class Scene:
         self._env._set_task_called = True
         self._env._set_task_inner()
         self._policy = ENV_POLICY_MAP[task]()
-        self._first = _Snapshot(self._env)
+        self._first = Snapshot(self._env, ignored=("sawyer_observation_space",))
         self.drawn = np.zeros(0)  # where this episode's objects and goal are, as MetaWorld codes it
 
     def begin(self, start: Start) -> None:
@@ -150,54 +146,15 @@ class Scene:
         return np.asarray(self._policy.get_action(self._seen), dtype=np.float32)
 
     def open_renderer(self) -> Renderer:
-        return Renderer(self._env.model, self._options.pictures == "light", self._options.show_goal)
+        renderer = Renderer(self._env.model, light=self._options.pictures == "light")
+        if not self._options.show_goal:
+            renderer.options.sitegroup[:] = 0
+        return renderer
 
     def image(self, renderer: Renderer, camera: str, size: int) -> np.ndarray:
         """Returns uint8 [size, size, 3], upright."""
-        return renderer.image(self._env.model, self._env.data, camera, size)
+        image = renderer.image(self._env.model, self._env.data, camera, size)
+        return image[::-1, ::-1] if camera in UPSIDE_DOWN else image
 
     def close(self) -> None:
         self._env.close()
-
-
-class _Snapshot:
-    """An env as it was built: its model, its state and its attributes."""
-
-    def __init__(self, env: Any) -> None:
-        import mujoco
-        from gymnasium import Space
-
-        self._env, self._known = env, set(vars(env))
-        names = [name for name in dir(env.model) if not name.startswith(("_", *_HEAVY))]
-        parts = [(name, getattr(env.model, name)) for name in names]
-        self._model = {name: part.copy() for name, part in parts if isinstance(part, np.ndarray)}
-        self._kinds = mujoco.mjtState.mjSTATE_INTEGRATION
-        self._state = np.empty(mujoco.mj_stateSize(env.model, self._kinds))
-        mujoco.mj_getState(env.model, env.data, self._state, self._kinds)
-        kept = {name: value for name, value in vars(env).items() if name not in _NOT_STATE}
-        self._attributes = {n: v for n, v in kept.items() if not isinstance(v, Space)}
-        self._values = copy.deepcopy({n: v for n, v in self._attributes.items() if not _is_simulators(v)})
-
-    def restore(self) -> None:
-        import mujoco
-
-        model, data = self._env.model, self._env.data
-        for name, array in self._model.items():
-            getattr(model, name)[...] = array
-        mujoco.mj_resetData(model, data)
-        mujoco.mj_setState(model, data, self._state, self._kinds)
-        mujoco.mj_forward(model, data)
-        mujoco.mj_setState(model, data, self._state, self._kinds)
-        for name in [name for name in vars(self._env) if name not in self._known]:
-            delattr(self._env, name)
-        for name, value in self._attributes.items():
-            if isinstance(value, np.ndarray) and name in self._values:
-                value[...] = self._values[name]
-            setattr(self._env, name, value if isinstance(value, np.ndarray) else copy.deepcopy(self._values[name]))
-
-
-def _is_simulators(value: object) -> bool:
-    """Returns whether it is a view of MuJoCo's memory, which a task keeps to observe changes."""
-    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
-        value = value.base
-    return isinstance(value, np.ndarray) and not value.flags.owndata

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from rlinf_embodied.config import EnvConfig, EnvOptions
-from rlinf_embodied.config.checks import require_numbers
+from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.errors import SimulatorError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -95,6 +95,7 @@ class Adapter:
     name: ClassVar[str]  # in messages
     packages: ClassVar[tuple[str, ...]] = ()  # imported in this order
     Options: ClassVar[type] = ForeignOptions
+    cameras: ClassVar[tuple[str, ...]] = ()  # of its scenes; (): any name
     scripted: ClassVar[bool] = False  # whether its scenes have an expert
     film_camera = ""  # shown in videos; "": the first of env.cameras
 
@@ -104,6 +105,9 @@ class Adapter:
     # ------------------------------------------------------------------------------------------------- in the run
     def check(self, config: EnvConfig) -> None:
         """Raises ConfigError if the simulator does not support this section."""
+        for camera in config.cameras if self.cameras else ():
+            rule = f"{self.name}'s scenes have other cameras"
+            require(camera in self.cameras, "env.cameras", camera, rule, f"use {', '.join(self.cameras)}")
 
     def only(self) -> int | None:
         """Returns the index of the only task to run; None: all tasks of the suite."""

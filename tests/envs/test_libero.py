@@ -177,7 +177,7 @@ def test_a_missing_environment_names_its_folder_and_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_LIBERO", str(tmp_path))
-    with pytest.raises(SimulatorError, match=rf"{tmp_path} does not exist.*experiments\.setup\.foreign libero"):
+    with pytest.raises(SimulatorError, match=rf"{tmp_path} does not exist.*experiments\.setup\.foreign env=libero"):
         make_env(LIBERO, 3)
 
 

@@ -1,4 +1,4 @@
-"""Images of MetaWorld's scenes."""
+"""Images of MuJoCo scenes, drawn in a context that all scenes of one task share."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import numpy as np
 _MOST_GEOMS = 1000
 _CELLS = 24  # along the longest side of a mesh: vertices in one cell become one
 _FEW_FACES = 300  # meshes of fewer are left as they are
-_TURNED = ("corner", "corner2", "corner3", "corner4")  # these cameras hang upside down
 
 
 class Renderer:
     """Renders scenes of one task: a context holds the task's meshes and textures once."""
 
-    def __init__(self, model: Any, light: bool, show_sites: bool) -> None:
-        """Opens a rendering context for MuJoCo models such as this one.
+    def __init__(self, model: Any, light: bool = False) -> None:
+        """Opens a rendering context for MuJoCo models such as this one; `options` say which groups are drawn.
 
-        `light`: coarser meshes, no shadows, reflections or smoothed edges; `show_sites`: goals and other marks.
+        `light`: coarser meshes, no shadows, reflections or smoothed edges.
         """
         import mujoco
 
@@ -36,9 +35,7 @@ class Renderer:
         if light:
             self._scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
             self._scene.flags[mujoco.mjtRndFlag.mjRND_REFLECTION] = 0
-        self._options = mujoco.MjvOption()
-        if not show_sites:
-            self._options.sitegroup[:] = 0
+        self.options = mujoco.MjvOption()
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
 
@@ -53,12 +50,12 @@ class Renderer:
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
         self._camera.fixedcamid = model.camera(camera).id
         parts = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(model, data, self._options, None, self._camera, parts, self._scene)
+        mujoco.mjv_updateScene(model, data, self.options, None, self._camera, parts, self._scene)
         view = mujoco.MjrRect(0, 0, size, size)
         mujoco.mjr_render(view, self._scene, self._context)
         pixels = np.empty((size, size, 3), dtype=np.uint8)
         mujoco.mjr_readPixels(pixels, None, view, self._context)  # from the lowest line on
-        return pixels[:, ::-1] if camera in _TURNED else pixels[::-1]
+        return pixels[::-1]
 
     def close(self) -> None:
         self._gl.make_current()
