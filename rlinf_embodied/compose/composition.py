@@ -14,7 +14,7 @@ import functools
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -76,6 +76,12 @@ class Draft:
     dry: bool  # run.dry
     cluster: ClusterConfig | None  # if the schema has one
     targets: tuple[str, ...]  # dotted paths of the code that it names
+
+    @classmethod
+    def of(cls, config: Any) -> Draft:
+        """Returns what the same is of a whole config."""
+        targets = tuple(targets_of(asdict(config)))
+        return cls(type(config), config.run.exact, config.run.dry, getattr(config, "cluster", None), targets)
 
 
 Prepare = Callable[[Draft], Exactness]  # returns what run.exact comes to in this process
@@ -201,11 +207,9 @@ def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = 
     return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in left.items()}
 
 
-def _target(data: object, path: str, base: type) -> str:
+def _target(data: Mapping[str, Any], path: str, base: type) -> str:
     """Returns the dotted path of an algorithm's dataclass, in the section at a path."""
-    for name in (*path.split("."), "_target_"):
-        data = data.get(name) if isinstance(data, Mapping) else None
-    return str(data or _ALGORITHMS[base])
+    return OmegaConf.select(OmegaConf.create({**data}), f"{path}._target_") or _ALGORITHMS[base]
 
 
 def _algorithm(target: str, section: str, base: type) -> type:

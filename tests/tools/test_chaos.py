@@ -10,6 +10,7 @@ import pytest
 import yaml
 from scripts import call
 
+from experiments.chaos import compose_chaos
 from rlinf_embodied import train
 from rlinf_embodied.tools.chaos import (
     AGAIN,
@@ -17,7 +18,6 @@ from rlinf_embodied.tools.chaos import (
     KINDS,
     Chaos,
     Fault,
-    compose_chaos,
     disturbed,
     report,
     schedule,
