@@ -1,9 +1,10 @@
 """RL training for embodied AI: workflows written once, planned and run anywhere.
 
     from rlinf_embodied import train
+    from rlinf_embodied.command_line import pin
     from rlinf_embodied.compose import compose_train
 
-    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"]))
+    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"], pin))
 
 The commands of experiments/ are these functions of a config, which is composed or built from its dataclasses.
 """

@@ -124,7 +124,7 @@ def compose(
         schema: the dataclass to be built.
         overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
         sections: values of whole sections that take the place of their default presets.
-        prepare: pins the process, say; it is called before code that the config names is imported.
+        prepare: is called before code that the config names is imported, for example command_line.pin.
 
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
