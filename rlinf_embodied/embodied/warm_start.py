@@ -33,12 +33,12 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_VERSION = 2  # of what a cached checkpoint depends on in addition to its key
+_VERSION = 3  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
-    *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call"),
+    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call"),
 )
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
