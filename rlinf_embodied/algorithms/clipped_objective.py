@@ -53,7 +53,7 @@ class OnPolicyConfig(AlgorithmConfig):
     # GRPO
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
-    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    drop_zero_variance_groups: bool = True  # groups whose episodes have the same return are dropped (DAPO) ...
     max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
     min_groups: int = 8  # resample until this many groups are left
     length_normalized: bool = True  # every episode weighs the same, however long

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """Rollouts are repeated until enough groups of episodes differ in their success."""
+    """Rollouts are repeated until enough groups of episodes differ in their outcome."""
 
     num_groups: int  # of a rollout
     min_groups: int  # that suffice
@@ -102,6 +102,11 @@ class AlgorithmConfig:
 
     def bootstraps(self, critic: Critic) -> bool:
         """Returns whether an episode continues for the algorithm behind a time-out: the value there counts."""
+        return False
+
+    @property
+    def needs_success(self) -> bool:
+        """Whether episodes count by whether they are solved; tasks that cannot be solved are refused."""
         return False
 
     @property
