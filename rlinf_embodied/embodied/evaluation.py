@@ -214,7 +214,7 @@ class Evaluation:
         whole = len(episodes) == number
         return EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
-            score=at_end.value if whole and at_end is not None else None,
+            score=None if not whole else mean["return"] if at_end is None else at_end.value,
         )
 
 

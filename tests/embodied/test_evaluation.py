@@ -208,3 +208,11 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     assert (just.episodes, just.score) == (whole.episodes, whole.score)
     assert strict.score is None
     assert whole.score == pytest.approx(1 - unsolved / 24)
+
+
+def test_the_score_of_a_task_without_success_is_its_return() -> None:
+    config = tiny("env=gymnasium", "env.id=Pendulum-v1", "env.horizon=12", "policy=actor_critic")
+    asked = held_out(config.env, config.eval, config.run, acting="random")
+    stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    found = Evaluation(asked, stage, SerialSession(), cluster(2)).run(0)
+    assert found.score == found.mean_return < 0
