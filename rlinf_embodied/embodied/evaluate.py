@@ -80,7 +80,9 @@ def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str)
             f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"
         )
     require_policy_class(trained.policy, cloned=False)
-    return policy_stage(name, trained.policy, checkpoint, asked, trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}")
+    levels, high = trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}"
+    precisions = (trained.precision, trained.precision if levels is None else trained_under(high).precision)
+    return policy_stage(name, trained.policy, checkpoint, asked, levels, high, precisions)
 
 
 def _print(config: EvaluateConfig, result: EvaluationResult) -> None:

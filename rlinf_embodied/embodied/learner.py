@@ -109,14 +109,15 @@ class PolicyLearner(LearnerStage):
 
     def write_policy(self, folder: Path) -> None:
         """Writes the policy; the high level in `high/`, next to the low-level one as it is while nobody trains it."""
-        model, both = self._config.model, self._config.both
+        model, both, precision = self._config.model, self._config.both, self._config.algorithm.precision
         own = folder if both is None else folder / HIGH_FOLDER
-        save_policy(self.shared.policy, own, model.env, model.policy, self.device)
+        save_policy(self.shared.policy, own, model.env, model.policy, self.device, precision)
         if both is not None:
             for name, content in _files(Path(both.low.folder)).items():
                 if name not in _CHECKPOINT:
                     (folder / name).write_bytes(content)
-            save_conditions(folder, model.env, both.low.policy, self.device, both.hierarchy)
+            low = both.low
+            save_conditions(folder, model.env, low.policy, self.device, both.hierarchy, low.precision)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
         """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""

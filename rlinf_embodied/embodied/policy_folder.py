@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PolicyConfig, Precision, Reward
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -68,7 +68,14 @@ def is_published(folder: str | Path, config: PolicyConfig) -> bool:
     return True
 
 
-def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
+def save_policy(
+    policy: Policy,
+    folder: Path,
+    env: EnvConfig,
+    config: PolicyConfig,
+    device: str = "cpu",
+    precision: Precision = Precision.float32,
+) -> None:
     """Writes a policy with the conditions of its training; `device` is torch's name of the one it was trained on.
 
     Raises:
@@ -81,15 +88,21 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
             f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
             "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
         )
-    save_conditions(folder, env, config, device)
+    save_conditions(folder, env, config, device, precision=precision)
 
 
 def save_conditions(
-    folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu", hierarchy: HierarchyConfig | None = None
+    folder: Path,
+    env: EnvConfig,
+    config: PolicyConfig,
+    device: str = "cpu",
+    hierarchy: HierarchyConfig | None = None,
+    precision: Precision = Precision.float32,
 ) -> None:
     """Writes under which conditions the policy of a folder acts; with `hierarchy` it is the low-level one of two."""
     conditions = fingerprint(env, config, kind_of(device))
     content: dict[str, Any] = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    content["precision"] = precision
     if hierarchy is not None:
         content["hierarchy"] = {name: getattr(hierarchy, name) for name in _CHOICES}
         content["hierarchy"]["policy"] = asdict(hierarchy.policy)
@@ -178,6 +191,7 @@ class TrainedUnder:
     policy: PolicyConfig
     fingerprint: Mapping[str, Any]
     hierarchy: HierarchyConfig | None = None  # where the folder has a high-level policy, too
+    precision: Precision = Precision.float32  # in which it acted
 
 
 def trained_under(folder: str) -> TrainedUnder:
@@ -198,7 +212,8 @@ def trained_under(folder: str) -> TrainedUnder:
         env["reward"] = Reward(env["reward"])
         if levels is not None:
             levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
-        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), dict(content["fingerprint"]), levels)
+        conditions, precision = dict(content["fingerprint"]), Precision(content["precision"])
+        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         rule = "it is damaged, or was written by another version of this project"
         raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error
