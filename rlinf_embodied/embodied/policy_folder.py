@@ -23,7 +23,7 @@ from rlinf_embodied.learning.weights import SharedPolicy, move
 from rlinf_embodied.plug_ins import env_options, load_plug_in, load_target, named_when_raised
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-_FILE = "evaluation.json"
+CONDITIONS = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
 USE_ITS_OWN = "Use its own settings (ManiSkill: env.options.backend=batched is physx_cpu, gpu is physx_cuda)"
 _CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
@@ -61,7 +61,7 @@ def is_published(folder: str | Path, config: PolicyConfig) -> bool:
     Raises:
         CheckpointError: it was not written here, and the policy reads no other.
     """
-    if (Path(folder) / _FILE).exists():
+    if (Path(folder) / CONDITIONS).exists():
         return False
     if not getattr(load_target(config._target_), "reads_published", False):
         trained_under(str(folder))  # says what is wrong with it
@@ -106,7 +106,7 @@ def save_conditions(
     if hierarchy is not None:
         content["hierarchy"] = {name: getattr(hierarchy, name) for name in _CHOICES}
         content["hierarchy"]["policy"] = asdict(hierarchy.policy)
-    (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CONDITIONS).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def require_fitting(folder: str, observation: Observation, criticised: bool = False) -> None:
@@ -201,9 +201,9 @@ def trained_under(folder: str) -> TrainedUnder:
         CheckpointError: the folder is missing, foreign, or damaged.
     """
     require_policy_folder("checkpoint", folder)
-    path = Path(folder) / _FILE
+    path = Path(folder) / CONDITIONS
     if not path.exists():
-        rule = f"it holds no {_FILE}: it was not written by this project"
+        rule = f"it holds no {CONDITIONS}: it was not written by this project"
         raise CheckpointError(f"checkpoint is {folder!r}, but {rule}; evaluate it with the code that made it")
     try:
         content = json.loads(path.read_text())
