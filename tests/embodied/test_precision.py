@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
 from runs import clone, executor_for, exported_weights, iterate, tiny, train, trees
 from torch import Tensor
 
+from policies.actor_critic import ActorCritic
 from policies.flow_vla import FlowVLA
 from policies.state_policy import StatePolicy
 from policies.tiny_vla import TinyVLA
@@ -59,6 +62,14 @@ def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
     with torch.no_grad():
         again = low.evaluate(features, chosen.record, 1.0).log_probs
     assert (again - chosen.log_probs).abs().max() <= 1e-5
+
+
+def test_a_policy_in_it_has_its_methods_where_python_3_12_looks_for_them() -> None:
+    env = env_spec("Pendulum-v1", ROWS, 1, 12, 1, 3, 0, 0, ())
+    config = PolicyConfig(name="actor_critic", critic=Critic.observation)
+    low = computed_in(Precision.bfloat16, ActorCritic(config, env, 3), config, "cpu")
+    for method in ("statistics_sums", "update_statistics"):  # of HasRunningStatistics
+        inspect.getattr_static(low, method)  # as isinstance does, which never asks __getattr__
 
 
 def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_or_not() -> None:
