@@ -2,6 +2,7 @@
 
 python experiments/train_llm_math.py run.dir=runs/math
 python experiments/train_llm_math.py algorithm=ppo data=chains run.seed=1
+python experiments/train_llm_math.py algorithm=sft                            # fine-tuning alone
 """
 
 from rlinf_embodied import train

@@ -1,9 +1,10 @@
 """RL training for embodied AI: workflows written once, planned and run anywhere.
 
     from rlinf_embodied import train
+    from rlinf_embodied.command_line import pin
     from rlinf_embodied.compose import compose_train
 
-    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"]))
+    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"], pin))
 
 The commands of experiments/ are these functions of a config, which is composed or built from its dataclasses.
 """
@@ -39,10 +40,23 @@ def train(
         RlinfError: the input is wrong, or the work failed.
         Stopped: a signal asked for the end of the run, which can be resumed.
     """
-    from rlinf_embodied.command_line import pin
+    from rlinf_embodied.command_line import Draft, pin
+    from rlinf_embodied.config import MathConfig
 
-    pin(config)
-    job = begin(config)
+    config.run.exact = pin(Draft.of(config))
+    begin_workers(Draft.of(config))
+    job: Job
+    if isinstance(config, MathConfig):
+        from rlinf_embodied.reasoning.job import ReasoningJob
+
+        job = ReasoningJob(config)
+    else:
+        from rlinf_embodied.embodied.starting_point import require_start
+
+        require_start(config)
+        from rlinf_embodied.embodied.job import EmbodiedJob
+
+        job = EmbodiedJob(config)
     from rlinf_embodied.runtime.stop_signals import Stopped
     from rlinf_embodied.training.trainer import Trainer
 
@@ -54,7 +68,10 @@ def train(
 
 
 def begin_workers(draft: Draft) -> None:
-    """Has Ray start for a training, and a process import what its workers need; a user's code is left to them."""
+    """Has Ray start for a training while torch is imported here, and a process import what its workers need.
+
+    A user's code is left to the workers, which report its errors.
+    """
     from rlinf_embodied.config import MathConfig
 
     if draft.cluster is None or draft.cluster.session != "ray" or draft.cluster.address is not None:
@@ -67,34 +84,12 @@ def begin_workers(draft: Draft) -> None:
     begin_ray(draft.cluster.object_store_bytes, [f"rlinf_embodied.{kind}.job", *ours])
 
 
-def begin(config: TrainConfig | MathConfig) -> Job:
-    """Returns the job of a config, and has Ray start meanwhile."""
-    from dataclasses import asdict
-
-    from rlinf_embodied.compose import Draft
-    from rlinf_embodied.config import MathConfig
-    from rlinf_embodied.plug_ins import targets_of
-
-    targets = tuple(targets_of(asdict(config)))
-    begin_workers(Draft(type(config), config.run.exact, config.run.dry, config.cluster, targets))
-    if isinstance(config, MathConfig):
-        from rlinf_embodied.reasoning.job import ReasoningJob
-
-        return ReasoningJob(config)
-    from rlinf_embodied.embodied.starting_point import require_start
-
-    require_start(config)
-    from rlinf_embodied.embodied.job import EmbodiedJob
-
-    return EmbodiedJob(config)
-
-
 def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
     """Evaluates a policy or a language model, and returns what <run.dir>/eval_info.json holds."""
-    from rlinf_embodied.command_line import pin
+    from rlinf_embodied.command_line import Draft, pin
     from rlinf_embodied.config import EvaluateConfig
 
-    pin(config)
+    config.run.exact = pin(Draft.of(config))
     if isinstance(config, EvaluateConfig):
         from rlinf_embodied.embodied.evaluate import evaluate_command as evaluate_policy
 
@@ -106,9 +101,9 @@ def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
 
 def export(config: ExportConfig) -> dict[str, Any]:
     """Writes episodes of a policy as a dataset, and returns how many were `run`, `solved` and `written`."""
-    from rlinf_embodied.command_line import pin
+    from rlinf_embodied.command_line import Draft, pin
 
-    pin(config)
+    config.run.exact = pin(Draft.of(config))
     from rlinf_embodied.embodied.export import export_dataset
 
     return export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))

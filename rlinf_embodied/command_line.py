@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
 from rlinf_embodied.compose import Draft, Prepare, choices, compose, groups, to_yaml
-from rlinf_embodied.config import ClusterConfig, Exactness, ProfiledConfig, RunConfig
+from rlinf_embodied.config import Exactness, ProfiledConfig, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
     CheckpointWriteError,
@@ -64,10 +64,8 @@ def main(
         print_only(help_text(schema))
 
     def prepare(draft: Draft) -> Exactness:
-        if draft.dry:
-            return draft.exact
-        exact = _pinned(draft.schema, draft.exact, draft.cluster, words)
-        if begin is not None:
+        exact = pin(draft, words)
+        if begin is not None and not draft.dry:
             begin(draft)
         return exact
 
@@ -105,24 +103,21 @@ def _exit(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def pin(config: object, words: Sequence[str] | None = None) -> None:
+def pin(draft: Draft, words: Sequence[str] | None = None) -> Exactness:
     """Pins the process before torch is imported, if the config has run.exact=portable and computes on CPU cores.
 
     Args:
-        config: of any command.
+        draft: of the config of any command.
         words: of the command line; if run.exact is not among them and pinning is impossible, `exact` is taken instead.
+
+    Returns:
+        What run.exact comes to.
 
     Raises:
         ConfigError: the process cannot be pinned.
     """
-    run, cluster = getattr(config, "run", None), getattr(config, "cluster", None)
-    if isinstance(run, RunConfig):
-        run.exact = _pinned(type(config), run.exact, cluster, words)
-
-
-def _pinned(schema: type, exact: Exactness, cluster: ClusterConfig | None, words: Sequence[str] | None) -> Exactness:
-    """Pins the process for a config of a schema if its run.exact asks for it; returns what that comes to."""
-    if exact is not Exactness.portable or issubclass(schema, ProfiledConfig):
+    exact, cluster = draft.exact, draft.cluster
+    if exact is not Exactness.portable or draft.dry or issubclass(draft.schema, ProfiledConfig):
         return exact  # plans and emulations compute no weights
     if cluster is not None and uses_accelerators(cluster):
         return exact

@@ -14,7 +14,7 @@ import functools
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,6 +33,7 @@ from rlinf_embodied.config import (
     EvaluateConfig,
     Exactness,
     ExportConfig,
+    LanguageAlgorithmConfig,
     MathConfig,
     TrainConfig,
 )
@@ -50,10 +51,15 @@ _FILES: dict[type, str] = {
     EvaluateAnswersConfig: "evaluate_answers",
     ExportConfig: "export_dataset",
 }
+_ALGORITHMS: dict[object, str] = {  # what the dataclasses of an open section are below, and the default among them
+    AlgorithmConfig: "rlinf_embodied.algorithms.ppo.PPOConfig",
+    LanguageAlgorithmConfig: "rlinf_embodied.config.ReasoningAlgorithmConfig",
+}
 _GLOBAL = "# @package _global_"  # first line of a preset that sets keys of several sections
 _RESOLVERS = {  # what files under configs/ may compute from other keys
     "sum": lambda a, b: int(a) + int(b),
     "divide": lambda a, b: int(a) // int(b),
+    "divide_up": lambda a, b: -(-int(a) // int(b)),
     "gymnasium_steps": lambda task: load_target("envs.gym.row.time_limit")(task),
     "equal": lambda a, b: a == b,
     "if": lambda condition, then, otherwise: then if condition else otherwise,
@@ -70,6 +76,12 @@ class Draft:
     dry: bool  # run.dry
     cluster: ClusterConfig | None  # if the schema has one
     targets: tuple[str, ...]  # dotted paths of the code that it names
+
+    @classmethod
+    def of(cls, config: Any) -> Draft:
+        """Returns what the same is of a whole config."""
+        targets = tuple(targets_of(asdict(config)))
+        return cls(type(config), config.run.exact, config.run.dry, getattr(config, "cluster", None), targets)
 
 
 Prepare = Callable[[Draft], Exactness]  # returns what run.exact comes to in this process
@@ -112,7 +124,7 @@ def compose(
         schema: the dataclass to be built.
         overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
         sections: values of whole sections that take the place of their default presets.
-        prepare: pins the process, say; it is called before code that the config names is imported.
+        prepare: is called before code that the config names is imported, for example command_line.pin.
 
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
@@ -123,12 +135,13 @@ def compose(
     files = ", ".join(value for value in chosen.values() if _is_file(value)) or "configs/"
     with _explaining(keys(schema), files):
         presets = _presets(schema, chosen, sections)
-    targets = {path: words.get(f"{path}._target_") or _target(presets, path) for path in _open_sections(schema)}
+    bases = _open_sections(schema)
+    targets = {path: words.get(f"{path}._target_") or _target(presets, path, base) for path, base in bases.items()}
     settled = [text for text in overrides if not targets or _is_settled(split_override(text)[0], schema)]
     config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], settled, files)
     _require_filled(presets, words)
     exact = prepare(_draft(schema, config, targets.values())) if prepare and "run" in keys(schema) else None
-    kinds = {path: _algorithm(target, path) for path, target in targets.items()}
+    kinds = {path: _algorithm(target, path, bases[path]) for path, target in targets.items()}
     if kinds:
         config = _merged(schema, kinds, [sections, presets], overrides, files)
     with _explaining(_keys(schema, kinds), "the command line"):
@@ -146,7 +159,7 @@ def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, lis
 def load(path: Path, schema: type[_Config]) -> _Config:
     """Returns the config in a YAML file, such as the config.yaml of a run; raises as `compose` does."""
     data = read_mapping(path)
-    kinds = {section: _algorithm(_target(data, section), section) for section in _open_sections(schema)}
+    kinds = {path: _algorithm(_target(data, path, base), path, base) for path, base in _open_sections(schema).items()}
     config = _merged(schema, kinds, [data], (), str(path))
     with _explaining(_keys(schema, kinds), str(path)):
         return _built(config)
@@ -177,9 +190,9 @@ def stored_variant(data: Mapping[str, object]) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------------------------------------- the schema
 @functools.cache
-def _open_sections(schema: type) -> tuple[str, ...]:
-    """Returns the paths of the sections whose dataclass is the one that their `_target_` names."""
-    return tuple(path for path, kind in keys(schema).items() if kind is AlgorithmConfig)
+def _open_sections(schema: type) -> dict[str, type]:
+    """Returns the sections whose dataclass is the one that their `_target_` names, and what it is below, by path."""
+    return {path: typing.cast(type, kind) for path, kind in keys(schema).items() if kind in _ALGORITHMS}
 
 
 def _is_settled(key: str, schema: type) -> bool:
@@ -194,18 +207,16 @@ def _without(layer: Mapping[str, object], paths: Collection[str], prefix: str = 
     return {k: _without(v, paths, f"{prefix}{k}.") if isinstance(v, Mapping) else v for k, v in left.items()}
 
 
-def _target(data: object, path: str) -> str:
+def _target(data: Mapping[str, Any], path: str, base: type) -> str:
     """Returns the dotted path of an algorithm's dataclass, in the section at a path."""
-    for name in (*path.split("."), "_target_"):
-        data = data.get(name) if isinstance(data, Mapping) else None
-    return str(data or "rlinf_embodied.algorithms.ppo.PPOConfig")
+    return OmegaConf.select(OmegaConf.create({**data}), f"{path}._target_") or _ALGORITHMS[base]
 
 
-def _algorithm(target: str, section: str) -> type:
+def _algorithm(target: str, section: str, base: type) -> type:
     """Returns an algorithm's dataclass, and imports its module."""
-    path, rule = f"{section}._target_", "it is the dotted path of a dataclass below AlgorithmConfig"
+    path, rule = f"{section}._target_", f"it is the dotted path of a dataclass below {base.__name__}"
     kind = load_plug_in(target, path)
-    fits = isinstance(kind, type) and issubclass(kind, AlgorithmConfig) and is_dataclass(kind)
+    fits = isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
     require(fits, path, target, rule, "see docs/own_algorithm.md")
     return typing.cast(type, kind)
 

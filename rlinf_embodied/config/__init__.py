@@ -35,6 +35,8 @@ from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, Lor
 from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig
 from rlinf_embodied.config.machine import MAX_STALENESS, ClusterConfig, PlanConfig, RecoveryConfig
 from rlinf_embodied.config.reasoning import (
+    LanguageAlgorithmConfig,
+    LanguageSFTConfig,
     LossLevel,
     ReasoningAlgorithmConfig,
     ReasoningName,

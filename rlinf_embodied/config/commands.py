@@ -19,10 +19,12 @@ from rlinf_embodied.config.machine import (
 )
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
-    FineTuningConfig,
     GenerationConfig,
+    LanguageAlgorithmConfig,
+    LanguageWarmStartConfig,
     ReasoningAlgorithmConfig,
     RewardConfig,
+    largest,
 )
 from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 
@@ -119,34 +121,32 @@ class MathConfig(TrainingConfig):
 
     data: DataConfig
     policy: LanguagePolicyConfig
-    algorithm: ReasoningAlgorithmConfig
+    algorithm: LanguageAlgorithmConfig
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
-    warm_start: FineTuningConfig = field(default_factory=FineTuningConfig)
+    warm_start: LanguageWarmStartConfig = field(default_factory=LanguageWarmStartConfig)
     eval: AnswerEvalConfig = field(default_factory=AnswerEvalConfig)
 
     def __post_init__(self) -> None:
-        algorithm = self.algorithm
         require_no_cores(self.cluster)
         target, rule = self.run.until_success, "only training in simulators is stopped by its success"
         require(target is None, "run.until_success", target, rule, "leave it out")
-        group, block = algorithm.group_size, self.rows_per_block
-        rule = f"algorithm.group_size={group} divides it, and it divides the {self.num_rows} completions of a round"
-        whole = block % group == 0 and self.num_rows % block == 0
-        require(whole, "generation.rows_per_block", block, rule, f"use {_largest(group, block, self.num_rows)}")
-        require_exact(self.run.exact, "algorithm", algorithm.reduction)
+        require_exact(self.run.exact, "algorithm", self.algorithm.reduction)
         folder, start = self.policy.folder, self.warm_start.checkpoint
         rule = f"policy.folder is {folder!r}, and training starts from one model"
         require(folder is None or start is None, "warm_start.checkpoint", start, rule, "give one of the two")
-        rule = "the small model learns to write from generated problems and their steps, which files and sources lack"
-        action = "give warm_start.checkpoint=<run.dir>/checkpoints/latest of a run on these, or a pretrained model"
-        generated = not (self.data.files or self.data._target_)
-        require(generated or folder is not None or start is not None, "policy.folder", folder, rule, action)
+        self.algorithm.check(self)
+
+    @property
+    def rl(self) -> ReasoningAlgorithmConfig:
+        """The algorithm of a run that samples completions."""
+        assert isinstance(self.algorithm, ReasoningAlgorithmConfig)
+        return self.algorithm
 
     @property
     def num_rows(self) -> int:
         """Completions of a round."""
-        return self.algorithm.prompts_per_iteration * self.algorithm.group_size
+        return self.rl.prompts_per_iteration * self.rl.group_size
 
     @property
     def rows_per_block(self) -> int:
@@ -159,17 +159,12 @@ class MathConfig(TrainingConfig):
 
     @property
     def prompts_per_block(self) -> int:
-        return self.rows_per_block // self.algorithm.group_size
+        return self.rows_per_block // self.rl.group_size
 
     @property
     def blocks_per_batch(self) -> int:
         """Blocks of a decoding batch: as many as generation.rows_per_batch has room for, in batches of equal size."""
-        return _largest(self.rows_per_block, self.generation.rows_per_batch, self.num_rows) // self.rows_per_block
-
-
-def _largest(unit: int, limit: int, whole: int) -> int:
-    """Returns the largest multiple of `unit` up to `limit` that divides `whole`; `unit` otherwise."""
-    return max((n for n in range(unit, limit + 1, unit) if whole % n == 0), default=unit)
+        return largest(self.rows_per_block, self.generation.rows_per_batch, self.num_rows) // self.rows_per_block
 
 
 @dataclass(kw_only=True, slots=True)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
 
 from rlinf_embodied.config.algorithm import Reduction, Sharding
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
+
+if TYPE_CHECKING:
+    from rlinf_embodied.config.commands import MathConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -65,7 +69,37 @@ class LossLevel(StrEnum):
 
 
 @dataclass(kw_only=True, slots=True)
-class ReasoningAlgorithmConfig:
+class LanguageAlgorithmConfig:
+    """What every algorithm has: the optimizer, and how the learner computes."""
+
+    section: ClassVar[str] = "algorithm"  # that this is
+
+    _target_: str = ""  # dotted path of a dataclass below this one; "": reinforcement learning
+    lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
+    beta2: float = 0.99  # of Adam
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0  # of policy and critic
+    tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
+    reduction: Reduction = Reduction.auto
+    sharding: Sharding = Sharding.none  # of the policy; a critic is never sharded
+    precision: Precision = (
+        Precision.float32
+    )  # of the learner's passes and what is compared with them, not of generation
+
+    def __post_init__(self) -> None:
+        path = self.section
+        require_numbers(self, path, "tokens_per_microbatch", low=1)
+        require(0 <= self.beta2 < 1, f"{path}.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
+        require_numbers(self, path, "lr", low=0, above=True)
+        require_numbers(self, path, "weight_decay", low=0)
+        require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)  # an infinite one is none
+
+    def check(self, config: MathConfig) -> None:
+        """Checks the algorithm against the other sections of a training."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     """GRPO and what it became (Dr. GRPO, DAPO, RLOO), and PPO with a separate critic.
 
     What a named algorithm is stands whole in configs/reasoning/algorithm/<name>.yaml.
@@ -80,22 +114,15 @@ class ReasoningAlgorithmConfig:
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_resamples: int = 3  # ... at most this many rounds of them
     mask_truncated: bool = False  # completions that were cut off leave the loss
-    clip_low: float = 0.2
+    clip_low: float = 0.2  # infinite: none
     clip_high: float = 0.28
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
-    lr: float = 1e-4  # of the small model; of a folder's 1e-6, of its adapters 1e-5 (configs/train_llm_math.yaml)
     lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
     lr_warmup_iterations: int = 0  # ... and rises over the policy's first iterations
-    beta2: float = 0.99  # of Adam
-    max_grad_norm: float = 1.0  # of policy and critic
     entropy_coef: float = 0.0
     kl_coef: float = 0.0  # towards the starting policy
     tis_cap: float | None = 2.0  # importance sampling: largest pi_training / pi_rollout of a token; None: not used
-    tokens_per_microbatch: int = 1024  # padding included; what a core's cache holds of a small model, more for GPUs
-    reduction: Reduction = Reduction.auto
-    sharding: Sharding = Sharding.none  # of the actor; a critic is never sharded
-    precision: Precision = Precision.float32  # of the actor's passes and what is compared with them, not of generation
     # PPO
     gamma: float = 1.0
     gae_lambda: float = 0.95
@@ -104,13 +131,12 @@ class ReasoningAlgorithmConfig:
     critic_warmup_iterations: int = 5  # iterations that train the critic only
 
     def __post_init__(self) -> None:
-        at_least_one = ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs", "tokens_per_microbatch")
+        LanguageAlgorithmConfig.__post_init__(self)
+        at_least_one = ("prompts_per_iteration", "epochs", "num_minibatches", "value_epochs")
         require_numbers(self, "algorithm", *at_least_one, low=1)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
-        require(0 <= self.beta2 < 1, "algorithm.beta2", self.beta2, "it must lie in [0, 1)", "use 0.99")
-        require_numbers(self, "algorithm", "lr", "value_lr", "tis_cap", low=0, above=True)
-        bounds = ("clip_low", "clip_high", "max_grad_norm")  # an infinite one is none
-        require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
+        require_numbers(self, "algorithm", "value_lr", "tis_cap", low=0, above=True)
+        require_numbers(self, "algorithm", "clip_low", "clip_high", above=True, high=math.inf)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo
@@ -130,28 +156,68 @@ class ReasoningAlgorithmConfig:
         """Optimizer steps of an iteration."""
         return self.epochs * self.num_minibatches
 
+    def check(self, config: MathConfig) -> None:
+        group, block, rows = self.group_size, config.rows_per_block, config.num_rows
+        rule = f"algorithm.group_size={group} divides it, and it divides the {rows} completions of a round"
+        whole = block % group == 0 and rows % block == 0
+        require(whole, "generation.rows_per_block", block, rule, f"use {largest(group, block, rows)}")
+        rule = "the small model learns to write from generated problems and their steps, which files and sources lack"
+        action = "give warm_start.checkpoint=<run.dir>/checkpoints/latest of a run on these, or a pretrained model"
+        made = not (config.data.files or config.data._target_) or config.warm_start.checkpoint is not None
+        require(made or config.policy.folder is not None, "policy.folder", None, rule, action)
+
+
+def largest(unit: int, limit: int, whole: int) -> int:
+    """Returns the largest multiple of `unit` up to `limit` that divides `whole`; `unit` otherwise."""
+    return max((n for n in range(unit, limit + 1, unit) if whole % n == 0), default=unit)
+
 
 @dataclass(kw_only=True, slots=True)
-class FineTuningConfig:
-    """The warm start of a model from scratch: supervised fine-tuning on generated problems with their solutions."""
+class LanguageSFTConfig(LanguageAlgorithmConfig):
+    """Supervised fine-tuning on problems with their solutions; an iteration is `steps_per_iteration` steps."""
 
-    checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
-    num_examples: int = 20000
+    num_examples: int = 20000  # of generated problems; files and sources with an end have no more than their rows
     chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
+    num_held_out: int = 256  # test problems, whose loss is reported; 0: none
     steps: int = 1200
+    steps_per_iteration: int = 50
     batch_size: int = 32
     lr: float = 3e-3  # rises over 20 steps, then falls as a cosine to a tenth
-    cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
+    beta2: float = 0.98
+    weight_decay: float = 0.01
+    tokens_per_microbatch: int = 4096
+    reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
 
     def __post_init__(self) -> None:
-        require_numbers(self, "warm_start", "num_examples", "steps", "batch_size", low=1)
-        require_numbers(self, "warm_start", "lr", low=0, above=True)
-        require_numbers(self, "warm_start", "chain_of_thought_share", high=1)
-        even = self.batch_size % 2 == 0
-        rule = "a batch is a slice of each of 2 blocks of examples"
-        require(even, "warm_start.batch_size", self.batch_size, rule, "use an even number")
-        number, rule = self.num_examples, f"there are fewer than in a batch (warm_start.batch_size={self.batch_size})"
-        require(number >= self.batch_size, "warm_start.num_examples", number, rule, "use 20000")
+        LanguageAlgorithmConfig.__post_init__(self)
+        path = self.section
+        require_numbers(self, path, "num_examples", "steps", "steps_per_iteration", "batch_size", low=1)
+        require_numbers(self, path, "num_held_out")
+        require_numbers(self, path, "chain_of_thought_share", high=1)
+        even, rule = self.batch_size % 2 == 0, "a batch is a slice of each of 2 blocks of examples"
+        require(even, f"{path}.batch_size", self.batch_size, rule, "use an even number")
+        number, rule = self.num_examples, f"there are fewer than in a batch ({path}.batch_size={self.batch_size})"
+        require(number >= self.batch_size, f"{path}.num_examples", number, rule, "use 20000")
+
+    @property
+    def num_iterations(self) -> int:
+        return -(-self.steps // self.steps_per_iteration)
+
+    def check(self, config: MathConfig) -> None:
+        number, steps = config.run.num_iterations, self.num_iterations
+        rule = f"an iteration is {self.steps_per_iteration} of algorithm.steps={self.steps} steps, which makes {steps}"
+        require(number == steps, "run.num_iterations", number, rule, "leave it out, and set algorithm.steps")
+
+
+@dataclass(kw_only=True, slots=True)
+class LanguageWarmStartConfig(LanguageSFTConfig):
+    """What training starts from: a folder, or a small model made by this run of supervised fine-tuning."""
+
+    section = "warm_start"
+
+    checkpoint: str | None = None  # a policy folder of this project; None: fine-tuned now, or found in the cache
+    num_held_out: int = 0
+    cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,16 +15,14 @@ from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import within
+from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
-from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
 from rlinf_embodied.embodied.sources import sources_of
-from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.errors import ConfigError, SimulatorError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
 from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
@@ -37,7 +35,6 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
-_PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
@@ -87,7 +84,7 @@ def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Clu
 
 def _make_new(folder: Path, config: NewPolicyConfig, session: Session, cluster: Cluster) -> None:
     workflow = Workflow(_STAGE, 1, {_STAGE: StageSpec(_STAGE, f"{__name__}.NewPolicyStage", config)})
-    common.make_policy(folder, workflow, _STAGE, session, cluster)
+    common.make_policy(workflow, session, cluster, 0, lambda *_: None, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,29 +152,21 @@ class NewPolicyStage:
 
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
-    algorithm = SFTConfig(**{name: getattr(config.warm_start, name) for name in _PHASES}, held_out=0.0)
+    phases = {entry.name: getattr(config.warm_start, entry.name) for entry in fields(FineTuningPhases)}
+    algorithm = SFTConfig(**phases, held_out=0.0)
     run = replace(config.run, num_iterations=algorithm.num_epochs, until_success=None)
     cluster = replace(config.cluster, cpu_devices=0)
     return replace(config, algorithm=algorithm, data=None, hierarchy=HierarchyConfig(), run=run, cluster=cluster)
 
 
 def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> None:
-    algorithm, sources = config.algorithm, sources_of(config)
-    assert isinstance(algorithm, SFTConfig)
     with TemporaryDirectory(prefix="rlinf_embodied-") as place:
         new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False)
         _make_new(Path(place) / "new", new, session, cluster)
-        stage = fine_tuning_stage(config, sources, f"{place}/new")
-
-        def train(executor: Executor) -> None:
-            demonstrate(executor, stage, progress)
-            for number in range(algorithm.num_epochs):
-                _, metrics = run_iteration(executor, number)
-                whole, loss = number < algorithm.epochs, f"loss {metrics['losses/imitation_loss']:.3f}"
-                what, total = ("cloning", algorithm.epochs) if whole else ("cloning the head", algorithm.head_epochs)
-                progress(what, 1 + (number if whole else number - algorithm.epochs), total, loss)
-
-        common.make_policy(folder, fine_tuning_workflow(stage), ACTOR, session, cluster, train)
+        stage = fine_tuning_stage(config, sources_of(config), f"{place}/new")
+        prepare = lambda executor: demonstrate(executor, stage, progress)  # noqa: E731
+        number = config.run.num_iterations
+        common.make_policy(fine_tuning_workflow(stage), session, cluster, number, progress, folder, prepare)
 
 
 def clone_folder(config: TrainConfig, kind: str) -> Path:

@@ -42,15 +42,15 @@ _LARGEST_MISMATCH = 1e-3  # of generation and training: other kernels
 _LARGEST_RATIO = 1e-4  # of two passes of training over the same completions in other batches
 
 
-class ActorStage(LearnerStage):
-    """Updates the language model; data-parallel over the workers that host it."""
+class LanguageLearner(LearnerStage):
+    """A stage that trains the language model by one optimizer; data-parallel over the workers that host it."""
 
     user = "actor"
     sends_frozen = True  # until the first update: copies elsewhere may have started from a folder with merged adapters
+    statistics = ("loss",)  # that its passes add up
 
     def __init__(self, made: StageConfig) -> None:
-        self._made, self._config, self._algorithm = made, made.config, made.config.algorithm
-        self._rows: dict[int, TrainingRows] = {}
+        self._made, self._config = made, made.config
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy (or takes its worker's copy) and makes the learner.
@@ -58,17 +58,19 @@ class ActorStage(LearnerStage):
         Raises:
             ConfigError: the device does not compute in algorithm.precision.
         """
-        require_precision(self._algorithm.precision, context.device)
-        algorithm, shared = self._algorithm, shared_model(context, self._made)
+        algorithm = self._config.algorithm
+        require_precision(algorithm.precision, context.device)
+        shared = shared_model(context, self._made)
         self._is_sharded = algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
-        adam = AdamSettings(algorithm.lr, (0.9, algorithm.beta2), algorithm.max_grad_norm)
+        betas = (0.9, algorithm.beta2)
+        adam = AdamSettings(algorithm.lr, betas, algorithm.max_grad_norm, weight_decay=algorithm.weight_decay)
         shared.enter(self.user)
         self._policy = shared.policy
         if self._is_sharded:
             self._learner = self._sharded(context, adam)
         else:
-            self._learner = Learner(self._policy.parameters(), adam, STATISTICS, self._reducer)
+            self._learner = Learner(self._policy.parameters(), adam, self.statistics, self._reducer)
         self.hold(shared, context.group, context.device, {_OPTIMIZER: self._learner})
         if self._is_sharded:
             shared.leave(self.user)  # its copy is on the device while another stage works with it
@@ -77,10 +79,10 @@ class ActorStage(LearnerStage):
         """Makes a policy whose weights are spread over the stage's workers; the worker's copy is for other stages."""
         from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
 
-        config, view, precision = self._config, self._policy.module, self._algorithm.precision
+        config, view, precision = self._config, self._policy.module, self._config.algorithm.precision
         self._policy = policy = load_policy(config.policy, self._made.folder, config.run.seed, "cpu").policy
         return ShardedLearner(
-            *(policy.module, policy.parameters, view, adam, STATISTICS),
+            *(policy.module, policy.parameters, view, adam, self.statistics),
             zero_loss=lambda: zero_loss(policy, context.device, precision),
             group=context.group,
             device=context.device,
@@ -88,7 +90,45 @@ class ActorStage(LearnerStage):
             exact=config.run.exact.holds,
         )
 
-    # -------------------------------------------------------------------------------------------------------- update
+    def offload(self, step_context: Moment) -> None:
+        """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
+        self.move_training("cpu") if self._is_sharded else super().offload(step_context)
+
+    def onload(self, step_context: Moment) -> None:
+        self.move_training(self.device) if self._is_sharded else super().onload(step_context)
+
+    def write_policy(self, folder: Path) -> None:
+        save_policy(self.shared.policy, folder, self._config)
+
+    def export_training(self) -> Groups:
+        """Returns the optimizer's state, and adapters as such: the policy's folder has them merged."""
+        adapted = self._config.policy.lora.rank > 0
+        adapters = {_MODULE: dict(self.shared.policy.module.state_dict())} if adapted else {}
+        return super().export_training() | adapters
+
+    def load(self, step_context: Moment, folder: str) -> None:
+        """Restores optimizer, adapters and version; the weights were loaded with the policy."""
+        super().load(step_context, folder)
+        if module := load_tensors(Path(folder), _MODULE):
+            self.shared.policy.module.load_state_dict(module)
+            self._learner.adopt()
+        self.sends_frozen = True
+
+    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
+        super().import_snapshot(step_context, parts)
+        self.sends_frozen = True
+
+
+class ActorStage(LanguageLearner):
+    """Updates the language model by reinforcement learning."""
+
+    statistics = STATISTICS
+
+    def __init__(self, made: StageConfig) -> None:
+        super().__init__(made)
+        self._algorithm = made.config.rl
+        self._rows: dict[int, TrainingRows] = {}
+
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Takes the blocks of a chunk, and with the last one makes the iteration's update; reports its metrics.
 
@@ -201,35 +241,6 @@ class ActorStage(LearnerStage):
             "charts/optimizer_steps": float(len(fitted.norms)),
         }
         return metrics | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
-
-    # --------------------------------------------------------------------------------------------- weights and state
-    def offload(self, step_context: Moment) -> None:
-        """Leaves the device's memory with the optimizer's state; the weights stay if generation uses them."""
-        self.move_training("cpu") if self._is_sharded else super().offload(step_context)
-
-    def onload(self, step_context: Moment) -> None:
-        self.move_training(self.device) if self._is_sharded else super().onload(step_context)
-
-    def write_policy(self, folder: Path) -> None:
-        save_policy(self.shared.policy, folder, self._config)
-
-    def export_training(self) -> Groups:
-        """Returns the optimizer's state, and adapters as such: the policy's folder has them merged."""
-        adapted = self._config.policy.lora.rank > 0
-        adapters = {_MODULE: dict(self.shared.policy.module.state_dict())} if adapted else {}
-        return super().export_training() | adapters
-
-    def load(self, step_context: Moment, folder: str) -> None:
-        """Restores optimizer, adapters and version; the weights were loaded with the policy."""
-        super().load(step_context, folder)
-        if module := load_tensors(Path(folder), _MODULE):
-            self.shared.policy.module.load_state_dict(module)
-            self._learner.adopt()
-        self.sends_frozen = True
-
-    def import_snapshot(self, step_context: Moment, parts: Sequence[StageState]) -> None:
-        super().import_snapshot(step_context, parts)
-        self.sends_frozen = True
 
 
 def actor_inputs(algorithm: ReasoningAlgorithmConfig) -> list[str]:

@@ -50,7 +50,7 @@ class CriticStage(LearnerStage):
     user = "critic"
 
     def __init__(self, made: StageConfig) -> None:
-        self._made, self._config, self._algorithm = made, made.config, made.config.algorithm
+        self._made, self._config, self._algorithm = made, made.config, made.config.rl
 
     def setup(self, context: StageContext) -> None:
         """Makes a critic from the policy's trunk, and its learner."""

@@ -1,11 +1,12 @@
-"""What a training starts from: a model folder, a checkpoint, or a small model fine-tuned once and cached.
+"""Supervised fine-tuning: its stage and graph, and the warm start of other runs, which is such a run.
 
-Fine-tuning is a stage: direct answers and chains of thought to generated problems, block by block.
+An iteration is some optimizer steps on direct answers and chains of thought, which lie in a fixed number of blocks.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,137 +16,177 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import LoraSettings, MathConfig
+from rlinf_embodied.config import LanguageSFTConfig, LoraSettings, MathConfig, Precision
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.data.prompt_templates import PROMPT_TEMPLATES
 from rlinf_embodied.data.sources import problem_source
-from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.device import computing
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, Learner
-from rlinf_embodied.learning.reduce import Reducer
+from rlinf_embodied.learning.update import fit
 from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import Sequences, dynamic_batches
-from rlinf_embodied.reasoning.policy_folder import load_policy, save_policy
-from rlinf_embodied.runtime.host import StageContext, StepContext
+from rlinf_embodied.reasoning.actor_stage import LanguageLearner
+from rlinf_embodied.reasoning.batch import Sequences, all_log_probs, dynamic_batches
+from rlinf_embodied.reasoning.policy_folder import StageConfig
+from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
+FINE_TUNING = "fine_tuning"
 NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the number of devices
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
 _VERSION = 1  # of what a cached policy depends on in addition to its key
-_STAGE = StageSpec("fine_tuning", f"{__name__}.FineTuningStage", None, collective=True)
-_STEPS_PER_CALL, _WARMUP_STEPS = 50, 20
+_WARMUP_STEPS = 20
 _OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
-_FIRST = 1 << 39  # position in the training stream from which examples are taken: none of them is trained on by RL
+_FIRST = 1 << 39  # position in an endless stream from which examples are taken: none of them is trained on by RL
+
+
+def fine_tuning_workflow(config: MathConfig, policy_folder: str) -> Workflow:
+    """Returns the graph of the one stage; the folder "" stands for a new policy."""
+    made = StageConfig(config, policy_folder)
+    spec = StageSpec(FINE_TUNING, f"{__name__}.FineTuningStage", made, collective=True)
+    return Workflow("fine-tuning", NUM_BLOCKS, {FINE_TUNING: spec})
+
+
+def fine_tuning_of(config: MathConfig) -> MathConfig:
+    """Returns the run of supervised fine-tuning that is the warm start."""
+    # adapters of random weights would learn little
+    policy = replace(config.policy, lora=LoraSettings(rank=0), precision=Precision.float32)
+    run = replace(config.run, num_iterations=config.warm_start.num_iterations)
+    return replace(config, policy=policy, algorithm=config.warm_start, run=run)
 
 
 def starting_policy(config: MathConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
-    """Returns the folder that a training starts from: a given one, or that of a model that is fine-tuned now.
+    """Returns the folder that a training starts from: a given one, or that of a small model, kept in the cache.
 
-    That one is kept in the cache.
+    The small model is fine-tuned, unless the training is the fine-tuning itself.
     """
     given = config.policy.folder or config.warm_start.checkpoint
     if given is not None:
         return Path(given).expanduser()
-
-    def teach(executor: Executor) -> None:
-        total = config.warm_start.steps
-        for first in range(0, total, _STEPS_PER_CALL):
-            last = min(first + _STEPS_PER_CALL, total)
-            loss = executor.call(_STAGE.name, "fit", StepContext(first), (first, last))[0]
-            progress("fine-tuning", last, total, f"loss {loss:.3f}")
-
-    workflow = Workflow("warm start", NUM_BLOCKS, {_STAGE.name: replace(_STAGE, config=config)})
-    make = lambda folder: common.make_policy(folder, workflow, _STAGE.name, session, cluster, teach)  # noqa: E731
+    tuned = fine_tuning_of(config)
+    number = 0 if isinstance(config.algorithm, LanguageSFTConfig) else tuned.run.num_iterations
+    make = partial(common.make_policy, fine_tuning_workflow(tuned, ""), session, cluster, number, progress)
     return common.made_once(cache_folder(config, cluster.kind == "cpu"), make)
 
 
 def cache_folder(config: MathConfig, exact_cpu: bool) -> Path:
-    """Returns where the fine-tuned model of this configuration is cached: keyed by all that it is a function of."""
+    """Returns where the small model that a training starts from is cached: keyed by all that it is a function of."""
+    data, start = config.data, asdict(config.warm_start)
     key = {
         "version": _VERSION,
-        "data": {"level": config.data.level, "prompt_template": config.data.prompt_template},
+        "new": isinstance(config.algorithm, LanguageSFTConfig),
+        "data": {"level": data.level, "prompt_template": data.prompt_template},
         "policy": {k: v for k, v in asdict(config.policy).items() if k not in _OF_OTHER_MODELS},
-        "warm_start": {k: v for k, v in asdict(config.warm_start).items() if k not in ("cache_dir", "checkpoint")},
+        "warm_start": {k: v for k, v in start.items() if k not in ("cache_dir", "checkpoint", "num_held_out")},
         "seed": config.run.seed,
         "cpu": exact_cpu,
     }
-    name = config.data.level.replace(",", "+")
+    name = data.level.replace(",", "+")
     return common.cache_folder(config.warm_start.cache_dir, name, key, ("torch", "transformers"))
 
 
-class FineTuningStage:
-    """Fits a new model to examples; one call per some steps, so that a progress bar can move."""
-
-    def __init__(self, config: MathConfig) -> None:
-        self._config = config
+class FineTuningStage(LanguageLearner):
+    """Fits the language model to examples."""
 
     def setup(self, context: StageContext) -> None:
-        """Makes the model, the examples of this worker's blocks, and the learner."""
-        config = self._config
-        whole = replace(config.policy, lora=LoraSettings(rank=0))  # adapters of random weights would learn little
-        self._policy = load_policy(whole, None, config.run.seed, context.device).policy
-        self._device, self._rank = context.device, context.group.rank
-        self._examples = {block: self._drawn(block) for block in context.blocks}
-        adam = AdamSettings(config.warm_start.lr, (0.9, 0.98), max_grad_norm=1.0, weight_decay=0.01)
-        reducer = Reducer(context.group, context.owners)
-        self._learner = Learner(self._policy.parameters(), adam, ("loss",), reducer)
+        super().setup(context)
+        assert isinstance(self._config.algorithm, LanguageSFTConfig)
+        self._settings = settings = self._config.algorithm
+        self._examples = {block: self._drawn(Split.train, block, settings.num_examples) for block in context.blocks}
+        self._held_out = {block: self._drawn(Split.test, block, settings.num_held_out) for block in context.blocks}
 
-    def _drawn(self, block: int) -> Sequences:
-        """Returns the examples of a block; whether one shows its steps is keyed by its number."""
-        config, policy, size = self._config, self._policy, self._config.warm_start.num_examples // NUM_BLOCKS
-        source, template = problem_source(config.data, config.run.seed), PROMPT_TEMPLATES[config.data.prompt_template]
-        problems = source.batch(Split.train, _FIRST + block * size, size)
-        drawn = uniform(config.run.seed, "worked", np.arange(block * size, (block + 1) * size))
-        with_steps = (drawn < config.warm_start.chain_of_thought_share).tolist()
+    def _drawn(self, split: Split, block: int, number: int) -> Sequences:
+        """Returns the examples of a block, of `number` in all; whether one shows its steps is keyed by its number.
+
+        Those of more than algorithm.tokens_per_microbatch are left out.
+
+        Raises:
+            ConfigError: there are no worked steps to learn from, or too few examples.
+        """
+        config, settings, policy, trains = self._config, self._settings, self._policy, split is Split.train
+        source = problem_source(config.data, config.run.seed if trains else config.data.seed)
+        available, share = source.size(split), settings.chain_of_thought_share
+        first = _FIRST if trains and available is None else 0
+        size = (number if available is None else min(number, available)) // NUM_BLOCKS
+        problems = source.batch(split, first + block * size, size)
+        rule = "no training problem has worked steps: in files they stand in the answer, before ####"
+        action, worked = "give such answers, or use 0", share == 0 or any(problem.solution for problem in problems)
+        require(worked or not trains, f"{settings.section}.chain_of_thought_share", share, rule, action)
+        numbers, template = np.arange(block * size, (block + 1) * size), PROMPT_TEMPLATES[config.data.prompt_template]
+        with_steps = (uniform(config.run.seed, "worked" if trains else "worked/held out", numbers) < share).tolist()
         texts = [template.completion(*example) for example in zip(problems, with_steps, strict=True)]
         prompts = [tuple(policy.encode(template.prompt(problem))) for problem in problems]
-        return Sequences(tuple(prompts), tuple(tuple(policy.encode_completion(text)) for text in texts))
+        every = Sequences(tuple(prompts), tuple(tuple(policy.encode_completion(text)) for text in texts))
+        most = settings.tokens_per_microbatch
+        found = every.select([row for row, length in enumerate(every.lengths()) if length <= most])
+        rule = f"each of {NUM_BLOCKS} blocks gives half of it, and one has {len(found)} examples of up to {most} tokens"
+        enough = len(found) >= settings.batch_size // NUM_BLOCKS or not trains
+        require(enough, f"{settings.section}.batch_size", settings.batch_size, rule, "use a smaller one")
+        return found
 
-    def fit(self, step_context: StepContext, steps: tuple[int, int]) -> float:
-        """Makes the steps [first, last) and returns the mean loss per token."""
-        settings, total, count = self._config.warm_start, 0.0, 0.0
-        for step in range(*steps):
+    def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
+        """Makes the steps of an iteration; reports mean losses per token."""
+        self.sends_frozen = False
+        fitted = fit(self._learner, self._batches(step_context.iteration), self._passes)
+        self._learner.publish()
+        self.shared.version = step_context.iteration + 1
+        metrics = {
+            "losses/imitation_loss": fitted.loss,
+            "losses/tokens": fitted.weight,
+            "charts/learning_rate": self._learner.lr,
+        }
+        return Output(dict.fromkeys(inputs), metrics | self._held_out_loss())
+
+    def _batches(self, iteration: int) -> Iterator[Mapping[int, Tensor]]:
+        """Yields the rows of each step by block, and sets the step's learning rate."""
+        settings, size = self._settings, self._settings.steps_per_iteration
+        for step in range(iteration * size, min((iteration + 1) * size, settings.steps)):
             self._learner.lr = cosine_with_warmup(step, settings.steps, settings.lr)
-            rows = {block: self._rows(block, step) for block in self._examples}
-            made = self._learner.step(rows, self._passes)
-            total, count = total + made.sums["loss"], count + made.weight
-        return total / count
+            yield {block: self._rows(block, step) for block in self._examples}
 
     def _rows(self, block: int, step: int) -> Tensor:
         """The examples of a block in a step: the next ones of a permutation that is redrawn when it is used up."""
-        examples, part = len(self._examples[block]), self._config.warm_start.batch_size // NUM_BLOCKS
+        examples, part = len(self._examples[block]), self._settings.batch_size // NUM_BLOCKS
         epoch, place = divmod(step, examples // part)
         order = permutation(self._config.run.seed, "fine-tuning", epoch, block, size=examples)
         return torch.from_numpy(order[place * part : (place + 1) * part])
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
-        parts = _parts(chosen.lengths())
+        parts = _parts(chosen.lengths(), self._settings.tokens_per_microbatch)
         return [Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in parts]
 
     def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:
-        batch = chosen.batch(rows, self._policy.spec.pad_id).to(self._device)
-        found = self._policy.log_probs(batch, 1.0, with_entropy=False)
+        batch = chosen.batch(rows, self._policy.spec.pad_id).to(self.device)
+        with computing(self._settings.precision, self.device):
+            found = self._policy.log_probs(batch, 1.0, with_entropy=False)
         loss = -found.log_probs.sum()
         return LossSums(loss, batch.mask.sum().to(torch.float32), loss.detach().reshape(1))
 
-    def save_policy(self, step_context: StepContext, folder: str) -> None:
-        """Writes the policy (the first worker does)."""
-        if self._rank == 0:
-            save_policy(self._policy, Path(folder), self._config)
+    def _held_out_loss(self) -> dict[str, float]:
+        """Returns the loss of examples that nothing is learned from, by the weights that other stages read."""
+        sums, most = dict[int, Tensor](), self._settings.tokens_per_microbatch
+        for block, rows in self._held_out.items():
+            found = all_log_probs(self.shared.policy, rows, 1.0, most).sum() if len(rows) else 0.0
+            sums[block] = torch.tensor([-float(found), rows.num_tokens(range(len(rows)))])
+        loss, tokens = torch.stack(list(self._reducer.gather_blocks(sums).values())).sum(0).tolist()
+        return {"losses/held_out_loss": loss / tokens} if tokens else {}
 
 
-def _parts(lengths: list[int]) -> list[list[int]]:
-    """Returns the rows of one or two microbatches: direct answers have a separate one where it saves padding."""
+def _parts(lengths: list[int], token_budget: int) -> list[list[int]]:
+    """Returns the rows of one or two microbatches: direct answers have a separate one where it saves padding.
+
+    There are more where one would exceed the budget.
+    """
     order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     whole = lengths[order[0]] * len(order)
     cuts = [(lengths[order[0]] * k + lengths[order[k]] * (len(order) - k), k) for k in range(1, len(order))]
     best, at = min(cuts, default=(whole, 0))
-    if best > _LEAST_WASTE * whole:
-        return dynamic_batches(lengths, max(whole, 1))
+    if best > _LEAST_WASTE * whole or whole > token_budget:
+        return dynamic_batches(lengths, min(max(whole, 1), token_budget))
     return [order[:at], order[at:]]
 
 

@@ -102,7 +102,7 @@ class GenerationStage(LanguageStage):
             sets = {first: sets[first]}
         block = GenerationBlock(
             prompts=tuple(prompt for prompts in sets.values() for block in prompts.blocks for _, prompt in block),
-            group_size=self._config.algorithm.group_size,
+            group_size=self._config.rl.group_size,
             sampling=self._config.generation,
             seed=self._config.run.seed,
             iteration=step_context.iteration,

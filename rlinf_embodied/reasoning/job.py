@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import to_yaml
-from rlinf_embodied.config import MathConfig
+from rlinf_embodied.config import LanguageSFTConfig, MathConfig
 from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.problems import Split
@@ -21,7 +21,7 @@ from rlinf_embodied.learning.checkpoint import load_state
 from rlinf_embodied.learning.learner_stage import StagePart
 from rlinf_embodied.planning.pricing import Standing
 from rlinf_embodied.reasoning.evaluation import AnswerEvaluation, AnswerResult
-from rlinf_embodied.reasoning.fine_tuning import starting_policy
+from rlinf_embodied.reasoning.fine_tuning import FINE_TUNING, fine_tuning_workflow, starting_policy
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.reasoning.prompt_stage import Prompts
 from rlinf_embodied.reasoning.reward_stage import reward_function
@@ -37,28 +37,36 @@ from rlinf_embodied.training.resume import load_checkpoint
 from rlinf_embodied.workflow.graph import Workflow
 
 _PROBLEMS = "problems"  # of progress.counts: used so far
+_TOKENS = Column("tokens/s", "charts/tokens_per_s", ".0f", after=True)
+_OF_RL = (
+    Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
+    Column("length", "rollout/length", ".1f"),
+    Column("useful groups", "rollout/useful_groups", ".0f", after=True),
+    _TOKENS,
+)
+_OF_FINE_TUNING = (
+    Column("loss", "losses/imitation_loss", ".4f"),
+    Column("held-out loss", "losses/held_out_loss", ".4f"),
+    _TOKENS,
+)
 
 
 class ReasoningJob:
-    """Training of a language model; Job in training/job.py is the protocol."""
+    """Training of a language model, by RL or supervised; Job in training/job.py is the protocol."""
 
-    columns = (
-        Column("accuracy", "rollout/accuracy", ".1f", " %", 100.0),
-        Column("length", "rollout/length", ".1f"),
-        Column("useful groups", "rollout/useful_groups", ".0f", after=True),
-        Column("tokens/s", "charts/tokens_per_s", ".0f", after=True),
-    )
     speed = "charts/tokens_per_s"
-    learners: tuple[str, ...] = ("actor",)
-    first_work = "generation.run"
-    work = "RL"
 
     def __init__(self, config: MathConfig) -> None:
         self.config = config
+        self._fine_tunes = isinstance(config.algorithm, LanguageSFTConfig)
+        self.work, learner = ("fine-tuning", FINE_TUNING) if self._fine_tunes else ("RL", "actor")
+        self.learners: tuple[str, ...] = (learner,)
+        self.first_work = f"{FINE_TUNING if self._fine_tunes else 'generation'}.run"
+        self.columns = _OF_FINE_TUNING if self._fine_tunes else _OF_RL
         data = config.data
         files = "+".join(Path(file).stem for file in data.files.values())
         source = (data._target_ or "").rpartition(".")[2] or files or data.level.replace(",", "+")
-        self.name = f"math-{source}-{config.algorithm.name}"
+        self.name = f"math-{source}-{'sft' if self._fine_tunes else config.rl.name}"
         self.eval_every = config.eval.every
         self.goal: float | None = None  # it runs its iterations
         self.check_every = 1
@@ -73,7 +81,8 @@ class ReasoningJob:
         return {n: asdict(getattr(self.config, n)) for n in ("data", "policy", "generation", "reward", "algorithm")}
 
     def require_staleness(self, staleness: int) -> None:
-        require_correction(staleness, self.config.algorithm.tis_cap)
+        if not self._fine_tunes:
+            require_correction(staleness, self.config.rl.tis_cap)
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:
         """Checks also reward, problems, whether prompts fit the model's context, and the precision.
@@ -87,9 +96,10 @@ class ReasoningJob:
         require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
-            if config.algorithm.kl_coef and not Path(self._reference, "config.json").exists():
+            kl_coef = 0.0 if self._fine_tunes else config.rl.kl_coef
+            if kl_coef and not Path(self._reference, "config.json").exists():
                 raise CheckpointError(
-                    f"algorithm.kl_coef is {config.algorithm.kl_coef}, but the policy that the run started from is no "
+                    f"algorithm.kl_coef is {kl_coef}, but the policy that the run started from is no "
                     f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
                 )
         key = "policy.folder" if config.policy.folder else "warm_start.checkpoint"
@@ -102,6 +112,8 @@ class ReasoningJob:
 
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
+        if self._fine_tunes:
+            return fine_tuning_workflow(self.config, policy_folder)
         return training_workflow(self.config, policy_folder, self._reference)
 
     def starting_policy(self, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
@@ -121,8 +133,13 @@ class ReasoningJob:
 
     # ---------------------------------------------------------------------------------------------------- iteration
     def run_iteration(self, executor: Executor, progress: Progress) -> tuple[IterationResult, dict[str, float]]:
-        """Runs one iteration; global steps are generated tokens."""
-        used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.algorithm.prompts_per_iteration
+        """Runs one iteration; global steps are generated tokens, or those of fine-tuning's examples."""
+        if self._fine_tunes:
+            result = executor.run(StepContext(progress.iteration))
+            metrics = result.all_of(FINE_TUNING, dict)[0]
+            progress.global_step += int(metrics["losses/tokens"])
+            return result, metrics
+        used, per_round = progress.counts.get(_PROBLEMS, 0), self.config.rl.prompts_per_iteration
         end = self.config.run.num_iterations
         result, metrics = run_iteration(executor, progress.iteration, used, per_round, end)
         progress.counts[_PROBLEMS] = used + int(metrics["rollout/rounds"]) * per_round
@@ -130,17 +147,17 @@ class ReasoningJob:
         return result, metrics
 
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
-        """Writes weights and optimizers of actor and critic."""
+        """Writes weights and optimizers of learner and critic."""
         step_context = StepContext(progress.iteration)
         critic = "critic" in executor.workflow.stages
         added = executor.publish("critic", "state_part", step_context) if critic else []
         state = {"progress": asdict(progress), "config": to_yaml(self.config), "reference": self._reference}
         argument = (str(root), progress.iteration, self.config.checkpoint.keep, StagePart(state=state))
-        earlier = [] if executor.ahead is None else executor.ahead.messages("actor")
-        executor.call("actor", "save", step_context, argument, [*added, *earlier])
+        earlier = [] if executor.ahead is None else executor.ahead.messages(self.learners[0])
+        executor.call(self.learners[0], "save", step_context, argument, [*added, *earlier])
 
     def load(self, executor: Executor, checkpoint: Path) -> None:
-        load_checkpoint(executor, checkpoint, ("actor", "critic"))
+        load_checkpoint(executor, checkpoint, (*self.learners, "critic"))
 
     # ------------------------------------------------------------------------------------------------------- finish
     def summary(self, executor: Executor, progress: Progress, after: Evaluated) -> dict[str, object]:

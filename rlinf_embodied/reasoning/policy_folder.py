@@ -23,16 +23,14 @@ class StageConfig:
     """What a stage of the workflow is made from."""
 
     config: MathConfig
-    folder: str  # of the model that it starts from
+    folder: str  # of the model that it starts from; "": a new one
     share: str = "policy"  # stages of a worker with the same name here use one copy of the weights; or "reference"
 
 
-def load_policy(
-    config: LanguagePolicyConfig, folder: str | None, seed: int, device: str
-) -> SharedPolicy[LanguagePolicy]:
-    """Returns the policy of a folder (None: a new one, drawn from the seed), on its device; see LanguagePolicy."""
+def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: str) -> SharedPolicy[LanguagePolicy]:
+    """Returns the policy of a folder ("": a new one, drawn from the seed), on its device; see LanguagePolicy."""
     kind = cast(type[LanguagePolicy], load_target(config._target_))
-    policy = kind.from_config(config, None if folder is None else Path(folder), seed)
+    policy = kind.from_config(config, Path(folder) if folder else None, seed)
     move(policy.module, device)
     return SharedPolicy(policy, device=device)
 

@@ -29,7 +29,7 @@ from rlinf_embodied.workflow.graph import Repeat, RepeatDecision, Workflow
 
 def training_workflow(config: MathConfig, policy_folder: str, reference_folder: str = "") -> Workflow:
     """Returns the graph; the divergence is measured from `reference_folder` ("": from what the policy starts from)."""
-    algorithm, ppo = config.algorithm, config.algorithm.name is ReasoningName.ppo
+    algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
     stages = ("prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
     configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")

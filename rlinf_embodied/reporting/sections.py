@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.telemetry.metrics import percent
+from rlinf_embodied.telemetry.metrics import idle_warning, percent
 from rlinf_embodied.telemetry.plots import COLOURS, line_chart, rate_lines, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
 
@@ -77,6 +77,8 @@ def outcome(run: Run) -> str:
     state = f"Finished after {number} iterations.{kept}" if run.finished else f"Not finished: {number} iterations."
     text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
+    warning = idle_warning([row.get("rollout/useful_groups") for row in run.metrics])
+    text += f"<p><b>Warning</b>: {warning}</p>" if warning else ""
     if not run.before and not run.rates:
         return text + missing("no evaluation has been written, and no iteration was finished")
     names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])

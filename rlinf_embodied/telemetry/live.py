@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlinf_embodied.telemetry.metrics import idle_warning
+
 _QUIET_S = 10.0  # seconds between progress lines
 
 
@@ -41,6 +43,7 @@ class LiveView:
         """
         self._num_iterations, self._columns, self._log = num_iterations, tuple(columns), log
         self._last_line_s = -math.inf
+        self._useful: list[float | None] = []  # groups of each iteration
 
     def note(self, text: str) -> None:
         print(text, flush=True)
@@ -65,3 +68,6 @@ class LiveView:
             left_s = round(max(0, self._num_iterations - iteration) * times["total"] / iteration)
             left = str(datetime.timedelta(seconds=left_s))
         self.note("  ".join([*words, f"seconds: {stages or '-'}", f"ETA {left}"]))
+        self._useful.append(metrics.get("rollout/useful_groups"))
+        if len(self._useful) % 10 == 0 and (warning := idle_warning(self._useful)):
+            self.note(warning)

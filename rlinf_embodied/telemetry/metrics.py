@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,14 @@ from rlinf_embodied.errors import writing
 from rlinf_embodied.telemetry.boards import Board
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
+_MANY_IDLE = 10
+
+
+def idle_warning(useful_groups: Sequence[float | None]) -> str:
+    """Returns a warning where the last ten or more iterations had no group whose rewards differ; "" otherwise."""
+    idle = len(list(takewhile(lambda number: number == 0, reversed(useful_groups))))
+    text = f"in none of the last {idle} iterations did the rewards of a group differ, so that nothing was learned: "
+    return f"{text}use easier problems or a larger algorithm.group_size" if idle >= _MANY_IDLE else ""
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

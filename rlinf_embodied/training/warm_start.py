@@ -12,6 +12,7 @@ from rlinf_embodied import portable
 from rlinf_embodied.cache import cache_root, require_writable
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.execution.executor import Executor
+from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.learning.checkpoint import write_whole
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import Session
@@ -48,19 +49,24 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def make_policy(
-    folder: Path,
     workflow: Workflow,
-    stage: str,
     session: Session,
     cluster: Cluster,
-    train: Callable[[Executor], None] = lambda executor: None,
+    num_iterations: int,
+    progress: ShowProgress,
+    folder: Path,
+    prepare: Callable[[Executor], None] = lambda executor: None,
 ) -> None:
-    """Fills a folder on this machine with the policy that a stage trains on all devices that its blocks suffice for.
+    """Fills a folder on this machine with the policy of a workflow's one stage, which learns as in a run.
 
-    `train` calls the stage until the policy is what it is to be; then its `save_policy(step_context, folder)` writes in
-    its first worker.  The session's workers are left without stages.
+    There are no evaluations, and no run folder.  The stage has all devices that its blocks suffice for; after
+    `prepare` and the iterations its `save_policy(step_context, folder)` writes in its first worker.  The session's
+    workers are left without stages.
     """
-    executor = Executor.on_all_devices(workflow, session, cluster)
-    train(executor)
+    executor, (stage,) = Executor.on_all_devices(workflow, session, cluster), workflow.stages
+    prepare(executor)
+    for number in range(num_iterations):
+        metrics = executor.run(StepContext(number)).all_of(stage, dict)[0]
+        progress("fine-tuning", number + 1, num_iterations, f"loss {metrics['losses/imitation_loss']:.3f}")
     executor.call(stage, "save_policy", StepContext(0), str(folder.absolute()))
     session.clear()

@@ -162,7 +162,7 @@ def test_a_clone_reports_every_demonstration_and_epoch_and_leaves_no_stages_in_t
     note = lambda what, done, total, remark: seen.append((what, done, total))  # noqa: E731
     starting_policy(config, session, cluster(1), note)
     assert seen[:2] == [("demonstrations", n, 18) for n in (16, 18)]
-    assert seen[2:] == [("cloning", n, 2) for n in (1, 2)] + [("cloning the head", n, 3) for n in (1, 2, 3)]
+    assert seen[2:] == [("fine-tuning", n, 5) for n in (1, 2, 3, 4, 5)]
     assert [host.stages for host in session._hosts.values()] == [{}]
 
 

@@ -177,7 +177,7 @@ PAPERS: dict[str, Callable[[list[list[Row]], Batch], Tensor]] = {
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_presets_gradient_is_that_of_its_papers_formula(policy: CausalLM, name: str) -> None:
     batch = Batch(policy)
-    algorithm = compose_math([f"algorithm={name}"]).algorithm
+    algorithm = compose_math([f"algorithm={name}"]).rl
     found = found_gradient(policy, algorithm, batch)
     loss = PAPERS[name](rows_of(policy, batch), batch)
     expected = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, policy.parameters())])
@@ -187,4 +187,4 @@ def test_a_presets_gradient_is_that_of_its_papers_formula(policy: CausalLM, name
 
 # --------------------------------------------------------------------------------------------------------- the choices
 def test_every_choice_is_stated_here() -> None:
-    assert set(choices("algorithm", MathConfig)) == set(PAPERS)
+    assert set(choices("algorithm", MathConfig)) == {*PAPERS, "sft"}

@@ -66,6 +66,6 @@ def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, case) 
 @pytest.mark.slow
 def test_a_fine_tuning_is_made_again(tmp_path, monkeypatch, straight) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
-    calls = once(monkeypatch, FineTuningStage, "fit", 2, lost())
+    calls = once(monkeypatch, FineTuningStage, "run", 2, lost())
     assert train_math(three(tmp_path / "run", *LORA))["weights_sha256"] == straight(*LORA)[1]["weights_sha256"]
     assert len(calls) > 3

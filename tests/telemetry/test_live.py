@@ -36,6 +36,19 @@ def test_each_iteration_is_one_line(capsys) -> None:
     assert third.startswith("iteration 2/41  success -  return -  - env steps/s  seconds: -  ETA -")
 
 
+def test_many_iterations_without_anything_to_learn_from_are_warned_of(capsys) -> None:
+    view = LiveView(40)
+    for number, useful in enumerate([3.0, *[0.0] * 12, 1.0, *[0.0] * 8], 1):
+        view.update(number, {"rollout/useful_groups": useful})
+    warnings = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("iteration")]
+    assert warnings == []
+    for number in range(23, 35):
+        view.update(number, {"rollout/useful_groups": 0.0})
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("iteration")]
+    assert "none of the last 16 iterations" in warning
+    assert "larger algorithm.group_size" in warning
+
+
 def test_progress_is_not_a_flood(capsys) -> None:
     view = LiveView(41)
     for done in range(1, 201):
