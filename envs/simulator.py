@@ -101,6 +101,9 @@ class Simulator(Protocol):
     categorical: bool = False  # an action is the choice of one of A: the largest entry
     state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
     image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
+    perturbs: tuple[str, ...] = (
+        "initial_steps",
+    )  # axes of env.perturb that it needs to know of; VISUAL ones are its own
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

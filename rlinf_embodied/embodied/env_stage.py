@@ -69,6 +69,10 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
         env = build(config, num_envs, device, render_final)
     rule = f"{config._target_} shows {env.spec.history} env steps (EnvSpec.history)"
     require(env.spec.history == config.history, "env.history", config.history, rule, f"use {env.spec.history}")
+    known = getattr(env, "perturbs", ())
+    for name, value in config.perturb.axes.items():
+        rule = f"{config._target_} on {env.spec.backend} can perturb {', '.join(known) or 'nothing'}"
+        require(name in known, f"env.perturb.{name}", value, rule, "leave it out, or use an env that can")
     return env
 
 

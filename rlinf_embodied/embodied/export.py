@@ -47,7 +47,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
     """
     out = Path(config.out)
     require_exportable(config, out)
-    env = make_env(replace(for_demonstrations(config.env), chunk=1), ROWS, "cpu")
+    env = make_env(replace(for_demonstrations(config.env), chunk=1, perturb=config.env.perturb), ROWS, "cpu")
     taken: list[tuple[bool, LeRobotEpisode]] = []
     try:
         act = _acting(config, env)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PolicyConfig, Precision, Reward
+from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Precision, Reward
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -209,10 +209,10 @@ def trained_under(folder: str) -> TrainedUnder:
         content = json.loads(path.read_text())
         policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
         env, levels = dict(content["env"]), content.get("hierarchy")
-        env["reward"] = Reward(env["reward"])
+        env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
         if levels is not None:
             levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
-        conditions, precision = dict(content["fingerprint"]), Precision(content["precision"])
+        conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))
         return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         rule = "it is damaged, or was written by another version of this project"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, Source, TrainConfig
+from rlinf_embodied.config import EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
@@ -38,7 +38,7 @@ _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
-    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call"),
+    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb"),
 )
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
@@ -46,11 +46,12 @@ _MIN_STD = 0.1  # random actions see little of what training will see: an object
 def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> Path:
     """Returns the checkpoint that a training starts from: the given one, a behaviour-cloned policy, or a new one.
 
-    A published folder is made one of this project first, which says what it acts in.
+    A published folder is made one of this project first, which says what it acts in.  env.perturb is RL's alone.
 
     Raises:
         ConfigError: the cache cannot be written.
     """
+    config = replace(config, env=replace(config.env, perturb=PerturbConfig()))
     given = config.warm_start.checkpoint
     published = given is not None and is_published(given, config.policy)
     if given is not None and not published:
