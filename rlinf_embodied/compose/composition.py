@@ -140,7 +140,7 @@ def compose(
     settled = [text for text in overrides if not targets or _is_settled(split_override(text)[0], schema)]
     config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], settled, files)
     _require_filled(presets, words)
-    exact = prepare(_draft(schema, config, targets.values())) if prepare and "run" in keys(schema) else None
+    exact = prepare(_draft(schema, config, targets.values())) if prepare and "run.exact" in keys(schema) else None
     kinds = {path: _algorithm(target, path, bases[path]) for path, target in targets.items()}
     if kinds:
         config = _merged(schema, kinds, [sections, presets], overrides, files)
