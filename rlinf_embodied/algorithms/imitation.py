@@ -24,7 +24,7 @@ from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
 from rlinf_embodied.config import AlgorithmConfig, Reduction, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.config.learning import require_phases
+from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
@@ -140,7 +140,7 @@ class Imitation(_Imitating):
 
 
 @dataclass(kw_only=True, slots=True)
-class SFTConfig(AlgorithmConfig):
+class SFTConfig(FineTuningPhases, AlgorithmConfig):
     """Supervised fine-tuning on demonstrations: those of `data`, or those of a warm start.
 
     An iteration is an epoch.
@@ -151,19 +151,13 @@ class SFTConfig(AlgorithmConfig):
     acts = False
     policy_method = "imitation_loss"
 
-    epochs: int = 7  # of the whole policy
-    head_epochs: int = 38  # then, of everything but the stem, on cached features
-    batch_size: int = 32  # chunks
-    head_batch_size: int = 32
-    lr: float = 1e-3
-    head_lr: float = 2e-3
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss is reported
     reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        require_phases(self, "algorithm")
+        self.require_phases("algorithm")
         require_numbers(self, "algorithm", "warmup", high=1)
         require_numbers(self, "algorithm", "held_out", high=0.5)
         require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")

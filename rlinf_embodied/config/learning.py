@@ -30,8 +30,26 @@ class PolicyConfig:
         require_numbers(self, "policy", "temperature", low=0, above=True)
 
 
+@dataclass(kw_only=True)  # slots of two bases would conflict
+class FineTuningPhases:
+    """Supervised fine-tuning in two phases: of algorithm=sft, and of a warm start."""
+
+    epochs: int = 7  # of the whole policy
+    head_epochs: int = 38  # then, of everything but the stem, on cached features; a third of them was too few
+    batch_size: int = 32  # chunks
+    head_batch_size: int = 32
+    lr: float = 1e-3
+    head_lr: float = 2e-3
+
+    def require_phases(self, path: str) -> None:
+        """Checks the numbers in the section at `path`."""
+        require_numbers(self, path, "batch_size", "head_batch_size", low=1)
+        require_numbers(self, path, "epochs", "head_epochs", low=0)
+        require_numbers(self, path, "lr", "head_lr", low=0, above=True)
+
+
 @dataclass(kw_only=True, slots=True)
-class WarmStartConfig:
+class WarmStartConfig(FineTuningPhases):
     """The policy that RL starts from: cloned from the scripted expert, unless one of the first three fields is set."""
 
     checkpoint: str | None = None  # a checkpoint folder
@@ -41,12 +59,6 @@ class WarmStartConfig:
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts for this many steps only
-    epochs: int = 7  # of the whole policy
-    head_epochs: int = 38  # of everything but the stem, on cached features; a third of them was too few
-    batch_size: int = 32
-    head_batch_size: int = 32
-    lr: float = 1e-3
-    head_lr: float = 2e-3
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
@@ -55,17 +67,10 @@ class WarmStartConfig:
         require(len(given) <= 1, f"warm_start.{first}", getattr(self, first), rule, "give one of these")
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
-        require_phases(self, "warm_start")
+        self.require_phases("warm_start")
         require_numbers(self, "warm_start", "noise_steps", low=0)
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
         holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
         require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")
-
-
-def require_phases(config: object, path: str) -> None:
-    """Checks the numbers of behaviour cloning in two phases, in the section at `path`."""
-    require_numbers(config, path, "batch_size", "head_batch_size", low=1)
-    require_numbers(config, path, "epochs", "head_epochs", low=0)
-    require_numbers(config, path, "lr", "head_lr", low=0, above=True)

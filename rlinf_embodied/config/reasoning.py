@@ -114,7 +114,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_resamples: int = 3  # ... at most this many rounds of them
     mask_truncated: bool = False  # completions that were cut off leave the loss
-    clip_low: float = 0.2
+    clip_low: float = 0.2  # infinite: none
     clip_high: float = 0.28
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
@@ -136,9 +136,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         require_numbers(self, "algorithm", *at_least_one, low=1)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require_numbers(self, "algorithm", "value_lr", "tis_cap", low=0, above=True)
-        require_numbers(
-            self, "algorithm", "clip_low", "clip_high", above=True, high=math.inf
-        )  # an infinite one is none
+        require_numbers(self, "algorithm", "clip_low", "clip_high", above=True, high=math.inf)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo
@@ -178,8 +176,6 @@ def largest(unit: int, limit: int, whole: int) -> int:
 class LanguageSFTConfig(LanguageAlgorithmConfig):
     """Supervised fine-tuning on problems with their solutions; an iteration is `steps_per_iteration` steps."""
 
-    name: ClassVar[str] = "sft"
-
     num_examples: int = 20000  # of generated problems; files and sources with an end have no more than their rows
     chain_of_thought_share: float = 0.45  # of the examples, with their steps; the others are direct answers
     num_held_out: int = 256  # test problems, whose loss is reported; 0: none
@@ -196,10 +192,9 @@ class LanguageSFTConfig(LanguageAlgorithmConfig):
         LanguageAlgorithmConfig.__post_init__(self)
         path = self.section
         require_numbers(self, path, "num_examples", "steps", "steps_per_iteration", "batch_size", low=1)
-        require_numbers(self, path, "num_held_out", low=0)
+        require_numbers(self, path, "num_held_out")
         require_numbers(self, path, "chain_of_thought_share", high=1)
-        even = self.batch_size % 2 == 0
-        rule = "a batch is a slice of each of 2 blocks of examples"
+        even, rule = self.batch_size % 2 == 0, "a batch is a slice of each of 2 blocks of examples"
         require(even, f"{path}.batch_size", self.batch_size, rule, "use an even number")
         number, rule = self.num_examples, f"there are fewer than in a batch ({path}.batch_size={self.batch_size})"
         require(number >= self.batch_size, f"{path}.num_examples", number, rule, "use 20000")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +15,7 @@ from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, HierarchyConfig, PolicyConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import within
+from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
@@ -34,7 +35,6 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 _VERSION = 2  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
-_PHASES = ("epochs", "head_epochs", "batch_size", "head_batch_size", "lr", "head_lr")  # as in an SFT run
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
@@ -151,7 +151,8 @@ class NewPolicyStage:
 
 def fine_tuning_of(config: TrainConfig) -> TrainConfig:
     """Returns the SFT run that is the warm start: nothing is held out, and the last weights stay."""
-    algorithm = SFTConfig(**{name: getattr(config.warm_start, name) for name in _PHASES}, held_out=0.0)
+    phases = {entry.name: getattr(config.warm_start, entry.name) for entry in fields(FineTuningPhases)}
+    algorithm = SFTConfig(**phases, held_out=0.0)
     run = replace(config.run, num_iterations=algorithm.num_epochs, until_success=None)
     cluster = replace(config.cluster, cpu_devices=0)
     return replace(config, algorithm=algorithm, data=None, hierarchy=HierarchyConfig(), run=run, cluster=cluster)
