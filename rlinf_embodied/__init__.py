@@ -31,9 +31,7 @@ __all__ = ["evaluate", "export", "train"]
 
 
 def train(
-    config: TrainConfig | MathConfig,
-    started: float | None = None,
-    sessions: Callable[..., Session] | None = None,
+    config: TrainConfig | MathConfig, started: float | None = None, sessions: Callable[..., Session] | None = None
 ) -> dict[str, Any]:
     """Trains what the config's type says, and returns what <run.dir>/summary.json holds.
 
