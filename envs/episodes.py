@@ -22,6 +22,9 @@ from rlinf_embodied.interfaces.envs import (
     RunningEpisode,
     features_of,
 )
+from rlinf_embodied.randomness import normal, uniform, words
+
+_PARAPHRASES = ("please {}", "your task: {}", "can you {} for me?", "robot, {} now")  # of an instruction
 
 
 class EpisodeEnv:
@@ -64,6 +67,7 @@ class EpisodeEnv:
         earlier = lambda now: now[:, None].repeat_interleave(config.history - 1, 1)  # noqa: E731
         self._past_proprio = earlier(self._state.proprio)
         self._past_images = {name: earlier(images) for name, images in self._images.items()}
+        self.perturbs = ("instruction", "delay", "noise", *getattr(simulator, "perturbs", Simulator.perturbs))
         self._unseen = set(range(n))  # rows whose state changed since they were last rendered
         self._film_rows: tuple[int, ...] = ()
         self._film_size = 0
@@ -208,6 +212,13 @@ class EpisodeEnv:
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
         """Resets rows and the statistics of their episodes."""
         self._sim.reset(rows, seeds)
+        for step in range(self._config.perturb.initial_steps):
+            drawn = (
+                uniform(self._config.perturb.seed, "perturb start", seeds, step, shape=(self.spec.action_dim,)) * 2 - 1
+            )
+            actions = self._no_actions.clone()
+            actions[rows] = torch.from_numpy(drawn).to(actions)
+            self._sim.step(actions, rows)
         self._state, self._shown = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
         self._running[index] = True
@@ -241,6 +252,7 @@ class EpisodeEnv:
             self._past_proprio[mask] = _with_past(self._past_proprio, self._state.proprio)[mask, 1:]
             for name, past in self._past_images.items():
                 past[mask] = _with_past(past, self._images[name])[mask, 1:]
+        actions = self._executed(actions, mask)
         self._sim.step(actions, rows)
         self._unseen.update(rows)
         self._state, self._shown = self._measured(actions), None
@@ -255,13 +267,25 @@ class EpisodeEnv:
         terminated = terminated if state.terminated is None else terminated | (state.terminated & mask)
         late = self._steps >= self.spec.horizon
         truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
-        ends_solved = (terminated | truncated) & state.success
+        paid = terminated | truncated if self._config.bonus_at_timeout else terminated
+        ends_solved = paid & state.success
         reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
         if filmed := [row for row in self._film_rows if row in rows]:
             for row, image in self._sim.film(filmed, self._film_size).items():
                 self._frames.setdefault(row, []).append(image)
         return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": state.success & mask}
+
+    def _executed(self, actions: Tensor, mask: Tensor) -> Tensor:
+        """Returns what reaches the simulator [N, A] of the chosen actions: late and with noise, by env.perturb."""
+        how = self._config.perturb
+        if how.delay:
+            since = self._steps - how.delay
+            actions = torch.where((since >= 0)[:, None], self._history[self._each, since.clamp(min=0)], 0.0)
+        if how.noise:
+            drawn = normal(how.seed, "perturb noise", self._seeds, self._steps.cpu().numpy(), shape=actions.shape[1:])
+            actions = actions + how.noise * torch.from_numpy(drawn).to(actions)
+        return torch.where(mask[:, None], actions, 0.0) if how.delay or how.noise else actions
 
     def _measured(self, actions: Tensor) -> Measurement:
         return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
@@ -301,15 +325,21 @@ class EpisodeEnv:
 
     def _told(self, rows: Sequence[int]) -> tuple[str, ...]:
         tasks = self._tasks()
-        return tuple(tasks[row].instruction for row in rows)
+        texts = [tasks[row].instruction for row in rows]
+        if self._config.perturb.instruction:
+            drawn = words(self._config.perturb.seed, "perturb words", [self._seeds[row] for row in rows])
+            texts = [_PARAPHRASES[n].format(text) for n, text in zip(drawn % len(_PARAPHRASES), texts, strict=True)]
+        return tuple(texts)
 
     def _privileged(self) -> Tensor:
-        """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
+        """Returns the critic's state [N, Q]: the task's, then the CLOCK_COLUMNS."""
         if self._shown is None:
             time = self._steps / self._config.horizon * 2 - 1
             phase = (self._steps % self._config.executed) / self._config.executed * 2 - 1
+            hold = max(1, self._config.hold_steps)  # the column is there in any case: demonstrations hold for no step
+            held = self._held.clamp(max=hold) / hold * 2 - 1
             known = self._state.proprio if self._state.privileged is None else self._state.privileged
-            self._shown = torch.cat([known, time[:, None], phase[:, None]], 1)
+            self._shown = torch.cat([known, time[:, None], phase[:, None], held[:, None]], 1)
         return self._shown
 
     def _observe(self) -> Observation:

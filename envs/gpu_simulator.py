@@ -15,9 +15,11 @@ from torch.utils._pytree import tree_map
 from envs.batched.seeds import FIRST_SEED
 from envs.gpu_rows import ResetValues, RowResets, require_alike
 from envs.maniskill import ManiskillOptions
+from envs.perturbed import AXES, perturb_scenes
 from envs.simulator import Measurement
 from envs.simulators import OneTask, hidden_actors, sensors_of
 from envs.stock import colour_images, task_actions
+from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
@@ -30,18 +32,20 @@ class GpuSimulator(OneTask):
 
     backend = "physx_cuda"
     history_free = False  # a batched reset draws for all of its rows at once
+    perturbs = AXES  # no initial steps: they would step running rows, too
 
-    def __init__(self, task_id: str, task: BaseEnv, cameras: Sequence[str], options: ManiskillOptions) -> None:
+    def __init__(self, config: EnvConfig, task: BaseEnv, options: ManiskillOptions) -> None:
         """Takes a task whose scenes are simulated and rendered as one batch.
 
         Raises:
             ConfigError: an unknown camera, or a goal that cannot be hidden.
         """
-        super().__init__(task_id, task, options)
-        self._cameras = cameras
-        sensors_of(task, cameras)
+        super().__init__(config.task, task, options)
+        self._cameras = config.cameras
+        sensors_of(task, config.cameras)
+        perturb_scenes(task, config.cameras, config.perturb)
         if not options.show_goal:
-            require_hideable(task_id, self._view.goal)
+            require_hideable(config.task, self._view.goal)
         task._hidden_objects = hidden_actors(self._view, options.show_goal)
         self._resets = RowResets(task)
         self._seeds = [FIRST_SEED] * self.num_rows

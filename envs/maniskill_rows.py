@@ -79,7 +79,7 @@ def _make_simulator(config: EnvConfig, options: ManiskillOptions, num_envs: int,
             return _make_gpu(config, num_envs, device, options, kwargs)
         if backend is not Backend.stock and (simulator := _try_batched(config, num_envs, options, kwargs)):
             return simulator
-        return StockSimulator(config.task, num_envs, config.cameras, options, kwargs)
+        return StockSimulator(config, num_envs, options, kwargs)
 
 
 def _try_batched(
@@ -91,7 +91,7 @@ def _try_batched(
         if known or (known is None and options.backend is not Backend.batched):
             unknown = "it was not compared with stock ManiSkill; env.options.backend=batched runs it nevertheless"
             raise SimulatorError(f"{known}: use env.options.backend=stock" if known else unknown)
-        simulator = BatchedSimulator(config.task, num_envs, config.cameras, options, kwargs)
+        simulator = BatchedSimulator(config, num_envs, options, kwargs)
         simulator.reset([num_envs - 1], [0])
         simulator.step(torch.zeros(num_envs, simulator.action_dim), [num_envs - 1])
         return simulator
@@ -114,7 +114,7 @@ def _make_gpu(
     index = device.partition(":")[2] or "0"
     backends = {"sim_backend": f"physx_cuda:{index}", "render_backend": f"sapien_cuda:{index}"}
     task = build_task(config.task, num_envs=num_envs, **backends, **kwargs)
-    return GpuSimulator(config.task, task, config.cameras, options)
+    return GpuSimulator(config, task, options)
 
 
 def _enable_gpu_physics() -> None:

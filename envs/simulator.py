@@ -28,7 +28,9 @@ class Measurement:
     success: Tensor  # bool [B], the task is solved now
     proprio: Tensor  # float32 [B, P], what the robot may know
     fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
-    privileged: Tensor | None = None  # float32 [B, Q - 2], all that the simulator knows; None: no more than `proprio`
+    privileged: Tensor | None = (
+        None  # float32 [B, Q - CLOCK_COLUMNS], all that the simulator knows; None: no more than `proprio`
+    )
     terminated: Tensor | None = None  # bool [B], the simulator itself ends the episode, solved or not; None: never
     truncated: Tensor | None = None  # bool [B], the simulator itself cuts the episode off; None: env.horizon alone does
 
@@ -99,6 +101,9 @@ class Simulator(Protocol):
     categorical: bool = False  # an action is the choice of one of A: the largest entry
     state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
     image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
+    perturbs: tuple[str, ...] = (
+        "initial_steps",
+    )  # axes of env.perturb that it needs to know of; VISUAL ones are its own
     expert: Callable[[], Tensor] | None = None  # the scripted expert's action for every row [N, A]
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

@@ -17,9 +17,11 @@ from envs.batched.decimate import Swap, decimate_visuals
 from envs.batched.rendering import set_visible, take_images
 from envs.batched.shaders import STOCK, Pack, camera_shaders, give_shaders, note_pack
 from envs.maniskill import ManiskillOptions
-from envs.simulator import Measurement
+from envs.perturbed import AXES, perturb_scenes
+from envs.simulator import Measurement, Simulator
 from envs.stock import action_dim, build_task, recreate_scene, task_actions
 from envs.tasks import TaskView, expert_of
+from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, SimulatorError
 
 
@@ -45,11 +47,14 @@ class _CpuRenderer:
     filmed, which shows the original meshes and the goal.
     """
 
-    def __init__(self, views: Sequence[TaskView], cameras: Sequence[str], options: ManiskillOptions) -> None:
+    def __init__(self, views: Sequence[TaskView], config: EnvConfig, options: ManiskillOptions) -> None:
+        cameras = config.cameras
         self._names, self._places = cameras, [(v.env, row) for v in views for row in range(v.env.num_envs)]
         self._cameras = [
             [sensor.camera._render_cameras[row] for sensor in sensors_of(task, cameras)] for task, row in self._places
         ]
+        for view in views:
+            perturb_scenes(view.env, cameras, config.perturb)
         self._swaps: list[list[Swap]] = [[] for _ in self._places]
         if options.decimate and cameras:
             self._swaps = [decimate_visuals(self._scene(row), seen) for row, seen in enumerate(self._cameras)]
@@ -138,13 +143,12 @@ class BatchedSimulator(OneTask):
     """One batched CPU task (envs/batched): the default without a GPU."""
 
     backend = "physx_cpu (batched)"
+    perturbs = (*Simulator.perturbs, *AXES)
 
-    def __init__(
-        self, task_id: str, num_rows: int, cameras: Sequence[str], options: ManiskillOptions, kwargs: dict[str, object]
-    ) -> None:
+    def __init__(self, config: EnvConfig, num_rows: int, options: ManiskillOptions, kwargs: dict[str, object]) -> None:
         """Builds N rows; `kwargs` go to the task class."""
-        super().__init__(task_id, make_batched_task(task_id, num_rows, True, **kwargs), options)
-        self._renderer = _CpuRenderer([self._view], cameras, options)
+        super().__init__(config.task, make_batched_task(config.task, num_rows, True, **kwargs), options)
+        self._renderer = _CpuRenderer([self._view], config, options)
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:
@@ -159,13 +163,12 @@ class StockSimulator:
 
     backend = "physx_cpu (stock)"
     device = torch.device("cpu")
+    perturbs = (*Simulator.perturbs, *AXES)
 
-    def __init__(
-        self, task_id: str, num_rows: int, cameras: Sequence[str], options: ManiskillOptions, kwargs: dict[str, object]
-    ) -> None:
-        self.num_rows = num_rows
+    def __init__(self, config: EnvConfig, num_rows: int, options: ManiskillOptions, kwargs: dict[str, object]) -> None:
+        task_id, self.num_rows = config.task, num_rows
         self._tasks = [build_task(task_id, num_envs=1, sim_backend="physx_cpu", **kwargs) for _ in range(num_rows)]
-        for sensor in (sensor for task in self._tasks for sensor in sensors_of(task, cameras)):
+        for sensor in (sensor for task in self._tasks for sensor in sensors_of(task, config.cameras)):
             pack, seen = sensor.config.shader_config.shader_pack, sensor.camera._render_cameras
             if pack != STOCK:
                 note_pack(seen, Pack(pack))
@@ -176,7 +179,7 @@ class StockSimulator:
         expert = expert_of(task_id, self._views[0])
         self.expert = expert and (lambda: torch.cat([expert(view) for view in self._views]))
         self._measured: list[Measurement | None] = [None] * num_rows
-        self._renderer = _CpuRenderer(self._views, cameras, options)
+        self._renderer = _CpuRenderer(self._views, config, options)
         self.images, self.film = self._renderer.images, self._renderer.film
 
     def reset(self, rows: Sequence[int], seeds: Sequence[int]) -> None:

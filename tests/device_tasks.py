@@ -23,5 +23,5 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
         robot_uids=options.robot or "panda_wristcam",
         sensor_configs={"width": config.obs_size, "height": config.obs_size},
     )
-    simulator = GpuSimulator(config.task, task, config.cameras, options)
+    simulator = GpuSimulator(config, task, options)
     return EpisodeEnv(config, simulator, instruction_of(config.task), render_final)

@@ -33,7 +33,7 @@ WORDS: list[tuple[str, str, list[str]]] = [
     (
         VLA,
         "env._target_=envs.maniskill.make_env env.task=PickCube-v1 env.options.crash=1",
-        ["env.options.crash is 1", "use one of backend"],
+        ["env.options.crash is 1", "use one of backend, control_mode"],
     ),
     (
         VLA,

@@ -92,7 +92,9 @@ def _plain_model(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _folder(overrides: Sequence[str]) -> Path | None:
-    folder = dict(map(split_override, overrides)).get("checkpoint")
+    given = dict(map(split_override, overrides))
+    compared = [name.strip() for name in given.get("compare", "").split(",")]
+    folder = given.get("checkpoint") or next((name for name in compared if Path(name).expanduser().is_dir()), None)
     return Path(folder).expanduser() if folder else None
 
 

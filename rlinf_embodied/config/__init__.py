@@ -29,7 +29,7 @@ from rlinf_embodied.config.commands import (
     ProfiledConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.env import EnvConfig, EnvOptions, Reward
+from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import Critic, PolicyConfig, WarmStartConfig

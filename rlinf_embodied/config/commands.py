@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.config.algorithm import AlgorithmConfig, Source, require_exact
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
-from rlinf_embodied.config.env import EnvConfig
+from rlinf_embodied.config.env import EnvConfig, PerturbConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision
 from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
@@ -61,6 +61,7 @@ class TrainConfig(TrainingConfig):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        self.env = self._paid_once(self.env)
         env, algorithm = self.env, self.algorithm
         algorithm.check(self)
         needed, steps = env.chunks_per_episode, env.chunks_per_rollout
@@ -79,6 +80,17 @@ class TrainConfig(TrainingConfig):
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
         require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")
+
+    def _paid_once(self, env: EnvConfig) -> EnvConfig:
+        """Returns the env whose success bonus does not come in addition to the value after a time-out."""
+        high = self.hierarchy
+        levels = [(high.algorithm, high.policy)] if high.on else []
+        levels += [] if high.on and high.frozen else [(self.algorithm, self.policy)]
+        bootstraps = any(algorithm.bootstraps(policy.critic) for algorithm, policy in levels)
+        rule = "the value after a time-out counts, and the bonus stands for it"
+        action = "leave it out, or set algorithm.bootstrap_at_timeout=false"
+        require(not (env.bonus_at_timeout and bootstraps), "env.bonus_at_timeout", True, rule, action)
+        return env if env.bonus_at_timeout is not None else replace(env, bonus_at_timeout=not bootstraps)
 
     @property
     def files(self) -> list[str]:
@@ -172,9 +184,19 @@ class EvaluateConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
+    compare: str | None = None  # <a>,<b> on the same episodes: each a checkpoint, expert or random
+    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # compare the env as it is with env.perturb=this
+    resolution: float = 0.05  # difference of success rates that `num_needed` episodes of a comparison would show
 
     def __post_init__(self) -> None:
         require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
+        require_numbers(self, "", "resolution", low=0, above=True, high=1)
+        alone = self.checkpoint is None and self.policy == "checkpoint" and not self.perturb.axes
+        rule = "it names two policies, and nothing else is compared at once"
+        action = "use compare=<a>,<b>, without checkpoint, policy and perturb"
+        require(self.compare is None or (alone and len(self.compared) == 2), "compare", self.compare, rule, action)
+        if self.compare is not None:
+            return
         _require_checkpoint(self.policy, self.checkpoint)
         if self.policy == "sb3":
             rule, action = "a policy of Stable-Baselines3 is a file", "use checkpoint=<file>.zip of model.save"
@@ -183,6 +205,10 @@ class EvaluateConfig:
             require(self.env.chunk == 1, "env.chunk", self.env.chunk, rule, "use env.chunk=1")
             rule = "Stable-Baselines3 would sample with torch's global generator, which no evaluation repeats"
             require(self.eval.greedy, "eval.greedy", self.eval.greedy, rule, "leave it out")
+
+    @property
+    def compared(self) -> list[str]:
+        return [part.strip() for part in (self.compare or "").split(",") if part.strip()]
 
 
 @dataclass(kw_only=True, slots=True)

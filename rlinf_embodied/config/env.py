@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +64,37 @@ class Chunking:
         return -(-self.horizon // self.executed)
 
 
+VISUAL = ("camera", "camera_turn", "light", "texture")  # axes of PerturbConfig that only images show
+
+
+@dataclass(kw_only=True, slots=True)
+class PerturbConfig:
+    """How the world differs from the one that demonstrations are made in.
+
+    How far each axis goes is given; in which direction is drawn by `seed`, once for all episodes.  Random steps,
+    paraphrases and noise are drawn by the seed of the episode.
+    """
+
+    camera: float = 0.0  # metres by which each of env.cameras is moved
+    camera_turn: float = 0.0  # degrees by which it is turned
+    light: float = 0.0  # share of its strength by which each light gains or loses, colour by colour, in [0, 1]
+    texture: bool = False  # table and floor have other, plain colours
+    initial_steps: int = 0  # env steps of random actions before an episode begins
+    instruction: bool = False  # instructions are paraphrased
+    delay: int = 0  # env steps until an action is executed; zeros until then
+    noise: float = 0.0  # standard deviation of what is added to each action
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "env.perturb", "camera", "camera_turn", "initial_steps", "delay", "noise", "seed")
+        require_numbers(self, "env.perturb", "light", high=1.0)
+
+    @property
+    def axes(self) -> dict[str, Any]:
+        """Returns what is perturbed, by name: {} where nothing is."""
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) and f.name != "seed"}
+
+
 @dataclass(kw_only=True, slots=True)
 class EnvConfig(Chunking):
     """A simulator task and how episodes are run on it."""
@@ -83,11 +114,15 @@ class EnvConfig(Chunking):
     carry_over: bool = False  # episodes still running at the end of a rollout continue in the next one
     hold_steps: int = 10  # an episode ends once the task has been solved for this many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
-    success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
+    success_bonus: float = 1.0  # added to the last reward of an episode that the task ends solved: it is its future
+    # whether it is paid at a time-out as well; null: where the algorithm counts no value after a time-out, see
+    # algorithm.bootstrap_at_timeout
+    bonus_at_timeout: bool | None = None
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
     history: int = 1  # env steps that an observation shows of each camera and state vector: the last ones
     states: list[str] | None = None  # names of state vectors, in the policy's order; None: all
+    perturb: PerturbConfig = field(default_factory=PerturbConfig)  # how it differs from that of demonstrations
     options: dict[str, Any] = field(default_factory=dict)  # of this env: ManiSkill's are in envs/maniskill.py
 
     def __post_init__(self) -> None:
@@ -114,6 +149,9 @@ class EnvConfig(Chunking):
         held, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
         action = "use 1 to end episodes once the task is solved, or 0 to never end them early"
         require(held, "env.hold_steps", self.hold_steps, rule, action)
+        for name in (name for name in self.perturb.axes if name in VISUAL):
+            value, rule = self.perturb.axes[name], "only images show it, and env.cameras is empty"
+            require(bool(self.cameras), f"env.perturb.{name}", value, rule, "leave it out, or name cameras")
 
     @property
     def num_blocks(self) -> int:

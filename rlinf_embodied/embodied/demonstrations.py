@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.imitation import Demonstrations, join
-from rlinf_embodied.config import EnvConfig, WarmStartConfig
+from rlinf_embodied.config import EnvConfig, PerturbConfig, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
@@ -28,7 +28,11 @@ _MOST_STARTS = 200  # draws of an initial state until the object lies in warm_st
 
 
 def for_demonstrations(env: EnvConfig) -> EnvConfig:
-    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end."""
+    """Returns the env section for whole episodes, one per row, whose chunks are executed to their end.
+
+    Nothing is perturbed: RL is to cope with a world that demonstrations did not show.
+    """
+    env = replace(env, perturb=PerturbConfig())
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlinf_embodied.embodied.starting_point import on_cores, require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, make_session
 from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.paired import PairedRate, paired_mean
 from rlinf_embodied.telemetry.run_folder import RunFolder, library_versions
 from rlinf_embodied.telemetry.tables import text_table
 from rlinf_embodied.workflow.graph import StageSpec
@@ -33,12 +35,71 @@ _SB3 = PolicyConfig(_target_="policies.sb3.StableBaselinesPolicy", name="sb3", c
 def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates what the config names; prints the result and returns it as written to eval_info.json.
 
+    Two arms of a comparison have their own folders, and what is returned is written to comparison.json.
+
     Raises:
         CheckpointError: the checkpoint is missing or foreign, was trained under other conditions, or fits other sizes.
     """
+    what = "compare" if config.compare else config.policy
+    default = f"runs/evaluate-{file_name(config.env.task)}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"
+    where, arms = Path(config.run.dir or default), _arms(config)
+    if not arms:
+        return _evaluate(config, where)[1]
+    results: list[EvaluationResult] = []
+    for name, (label, arm) in zip("ab", arms, strict=True):
+        print(f"{name}: {label}")
+        results.append(_evaluate(arm, where / name)[0])
+    labels = [label for label, _ in arms]
+    content = {"a": labels[0], "b": labels[1], **compared(results[0], results[1], config.resolution)}
+    print(comparison_text(content))
+    print(f"written to {RunFolder(where).write_json('comparison.json', content)}")
+    return content
+
+
+def _arms(config: EvaluateConfig) -> list[tuple[str, EvaluateConfig]]:
+    """Returns the two evaluations of a comparison with their names for people; none for a single evaluation."""
+    if config.compare:
+        kinds = {name: name if name in ("expert", "random") else "checkpoint" for name in config.compared}
+        kinds |= {name: "sb3" for name in config.compared if name.endswith(".zip")}
+        folder = lambda name: None if kinds[name] == name else name  # noqa: E731
+        arm = lambda name: replace(config, compare=None, policy=kinds[name], checkpoint=folder(name))  # noqa: E731
+        return [(name, arm(name)) for name in config.compared]
+    if not config.perturb.axes:
+        return []
+    perturbed = replace(config.env, perturb=config.perturb)
+    return [(f"env.perturb={env.perturb.axes}", replace(config, env=env)) for env in (config.env, perturbed)]
+
+
+def compared(a: EvaluationResult, b: EvaluationResult, resolution: float) -> dict[str, object]:
+    """Returns how two results on the same episodes differ, as JSON: each metric's difference is b's minus a's."""
+    of = lambda result, name: [episode.metrics[name] for episode in result.episodes]  # noqa: E731
+    assert [e.seed for e in a.episodes] == [e.seed for e in b.episodes]
+    found: dict[str, object] = {"num_episodes": len(a.episodes)}
+    for name in ("success_once", "success_at_end") if a.once is not None else ():
+        pairs = PairedRate.of(*([value > 0 for value in of(result, name)] for result in (a, b)))
+        found[name] = pairs.summary(resolution)
+    return found | {"return": paired_mean(of(a, "return"), of(b, "return"))}
+
+
+def comparison_text(content: Mapping[str, Any]) -> str:
+    """Returns a comparison for people."""
+    lines = []
+    for name in (name for name in ("success_once", "success_at_end") if name in content):
+        found, number = content[name], content["num_episodes"]
+        low, high = (100 * end for end in found["difference_interval"])
+        line = f"{name} of b - a: {100 * found['difference']:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        line += f", McNemar's p = {found['p_value']:.2g}; b alone solved {found['only_b']}, a alone {found['only_a']}"
+        lines.append(f"{line} of {number} episodes")
+        if found["p_value"] >= 0.05:
+            rule = f"eval.num_episodes={found['num_needed']} would show one of {100 * found['resolution']:g} points"
+            lines.append(f"  no difference is shown; {rule} in 4 cases of 5")
+    low, high = content["return"]["difference_interval"]
+    return "\n".join([*lines, f"return of b - a: {content['return']['difference']:+.3g} [{low:+.3g}, {high:+.3g}]"])
+
+
+def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, dict[str, Any]]:
+    """Runs one evaluation; returns its result, and what eval_info.json of the folder holds."""
     config, cluster = replace(config, env=on_cores(config.env, config.cluster)), find_cluster(config.cluster)
-    default = f"runs/evaluate-{file_name(config.env.task)}-{config.policy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    where = Path(config.run.dir or default)
     videos = str(where / "videos") if config.eval.record_video else None
     acting = config.policy if config.policy in ("expert", "random") else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
@@ -53,7 +114,7 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
     _print(config, result)
     filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""
     print(f"written to {folder.path / 'eval_info.json'}{filmed}")
-    return folder.read_json("eval_info.json")
+    return result, folder.read_json("eval_info.json")
 
 
 def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str) -> StageSpec:
@@ -80,7 +141,9 @@ def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str)
             f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"
         )
     require_policy_class(trained.policy, cloned=False)
-    return policy_stage(name, trained.policy, checkpoint, asked, trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}")
+    levels, high = trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}"
+    precisions = (trained.precision, trained.precision if levels is None else trained_under(high).precision)
+    return policy_stage(name, trained.policy, checkpoint, asked, levels, high, precisions)
 
 
 def _print(config: EvaluateConfig, result: EvaluationResult) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
@@ -123,17 +123,25 @@ def policy_stage(
     asked: EvaluationEnvConfig,
     hierarchy: HierarchyConfig | None = None,
     high_folder: str = "",
+    precisions: Sequence[Precision] = (Precision.float32, Precision.float32),
 ) -> StageSpec:
-    """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
+    """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another.
+
+    `precisions` are those in which the low-level or only policy, and the high-level one, were trained.
+    """
     if policy is None:
         return StageSpec(name, f"{__name__}.NoPolicyStage", None)
-    exact, greedy = asked.exact, asked.eval.greedy
     low = PolicyStageConfig(
-        *(policy, folder, asked.env, asked.seed), exact=exact, greedy=greedy, records=False, evaluates=True
+        *(policy, folder, asked.env, asked.seed),
+        exact=asked.exact,
+        precision=precisions[0],
+        greedy=asked.eval.greedy,
+        records=False,
+        evaluates=True,
     )
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{RolloutStage.__module__}.RolloutStage", low)
-    high = replace(low, policy=hierarchy.policy, folder=high_folder, name=HIGH_POLICY)
+    high = replace(low, policy=hierarchy.policy, folder=high_folder, precision=precisions[1], name=HIGH_POLICY)
     return StageSpec(name, f"{TwoLevelStage.__module__}.TwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
@@ -214,7 +222,7 @@ class Evaluation:
         whole = len(episodes) == number
         return EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
-            score=at_end.value if whole and at_end is not None else None,
+            score=None if not whole else mean["return"] if at_end is None else at_end.value,
         )
 
 

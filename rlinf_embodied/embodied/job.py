@@ -97,7 +97,8 @@ class EmbodiedJob:
 
     def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
         config, high_folder = self.config, self._high_folder(policy_folder)
-        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
+        precisions = (config.algorithm.precision, config.hierarchy.algorithm.precision)
+        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder, precisions)
 
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns the simulators; policies are the copies of the workers' other stages, or leave the device."""

@@ -27,7 +27,7 @@ class EvaluationResult:
     episode_len: float
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
-    score: float | None = None  # the share of at_end where all episodes were run
+    score: float | None = None  # the share of at_end, or without success the mean return; None: not all were run
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""

@@ -28,8 +28,8 @@ Score = tuple[float, float]  # seconds, inf where something does not fit; bytes 
 State = tuple[Items, Pairs]
 PairSet = frozenset[tuple[str, str]]
 
-MOVES = 80_000  # times stages and devices
-MOST_MOVES, LEAST_MOVES = 6_000, 400
+MOVES = 110_000  # times stages and devices
+MOST_MOVES, LEAST_MOVES = 12_000, 400
 MOST_PAIRS = 40  # of exclusive stages, each of which is tried to be dropped
 _IMPOSSIBLE: Score = (math.inf, math.inf)
 

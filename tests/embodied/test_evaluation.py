@@ -208,3 +208,40 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     assert (just.episodes, just.score) == (whole.episodes, whole.score)
     assert strict.score is None
     assert whole.score == pytest.approx(1 - unsolved / 24)
+
+
+def test_the_score_of_a_task_without_success_is_its_return() -> None:
+    config = tiny("env=gymnasium", "env.id=Pendulum-v1", "env.horizon=12", "policy=actor_critic")
+    asked = held_out(config.env, config.eval, config.run, acting="random")
+    stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    found = Evaluation(asked, stage, SerialSession(), cluster(2)).run(0)
+    assert found.score == found.mean_return < 0
+
+
+# -------------------------------------------------------------------------------------------------------- comparisons
+def compare(folder: Path, *overrides: str) -> dict:
+    small = [*SMALL, "cluster=serial", f"run.dir={folder}", "eval.num_episodes=12"]
+    evaluate_command(compose_evaluate([*small, *overrides]))
+    return json.loads((folder / "comparison.json").read_text())
+
+
+def test_two_policies_act_in_the_same_episodes_and_one_does_not_differ_from_itself(tmp_path, capsys) -> None:
+    folder = clone(tiny())
+    same = compare(tmp_path / "same", f"compare={folder},{folder}")
+    assert (same["a"], same["success_once"]["only_a"], same["success_once"]["only_b"]) == (str(folder), 0, 0)
+    assert (same["success_once"]["p_value"], same["return"]["difference"]) == (1.0, 0.0)
+    assert "no difference is shown; eval.num_episodes=" in capsys.readouterr().out
+    other = compare(tmp_path / "other", "compare=random,expert", *ENV)
+    arms = [json.loads((tmp_path / "other" / arm / "eval_info.json").read_text()) for arm in "ab"]
+    assert seeds(arms[0]) == seeds(arms[1])
+    assert other["success_once"]["difference"] == arms[1]["success_once"] - arms[0]["success_once"] > 0.5
+    assert other["success_once"]["p_value"] < 0.05
+    with pytest.raises(RlinfError, match=r"compare is 'expert', but it names two policies"):
+        compose_evaluate(["compare=expert"])
+
+
+def test_a_perturbed_world_is_compared_with_the_same_episodes_of_the_unperturbed_one(tmp_path) -> None:
+    found = compare(tmp_path, "policy=expert", *ENV, "perturb.delay=6")
+    assert (found["a"], found["b"]) == ("env.perturb={}", "env.perturb={'delay': 6}")
+    assert found["success_once"]["only_a"] > 6 > found["success_once"]["only_b"]
+    assert json.loads((tmp_path / "b/eval_info.json").read_text())["env"]["perturb"]["delay"] == 6

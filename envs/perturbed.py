@@ -1,0 +1,77 @@
+"""What env.perturb changes in the images of a ManiSkill scene: camera poses, light, and the colours of table and floor.
+
+Each scene is changed once, when it is built, and in the same way; videos show it from where they always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import sapien
+from mani_skill.envs.sapien_env import BaseEnv
+from sapien.render import RenderBodyComponent, RenderMaterial, RenderShapeTriangleMesh
+
+from rlinf_embodied.config import PerturbConfig
+from rlinf_embodied.randomness import normal, uniform
+
+AXES = ("camera", "camera_turn", "light", "texture")
+
+
+def perturb_scenes(task: BaseEnv, cameras: Sequence[str], how: PerturbConfig) -> None:
+    """Changes all scenes of a task; `cameras` are the names of those that policies see through."""
+    if how.camera or how.camera_turn:
+        for number, name in enumerate(cameras):
+            moved = _displacement(how, number)
+            for camera in task._sensors[name].camera._render_cameras:
+                camera.local_pose = camera.local_pose * moved
+    for scene in task.scene.sub_scenes if how.light else ():
+        _relight(scene, how)
+    if how.texture:
+        goal_free = [a for a in task.scene.actors.values() if a.px_body_type != "dynamic" and "goal" not in a.name]
+        for number, actor in enumerate(goal_free):
+            for entity in actor._objs:
+                _repaint(entity, uniform(how.seed, "perturb texture", number, shape=(3,)))
+
+
+def _displacement(how: PerturbConfig, camera: int) -> sapien.Pose:
+    """Returns the displacement in a camera's own frame: distance and angle as given, direction and axis drawn."""
+    direction, axis = (
+        _unit(normal(how.seed, f"perturb camera {what}", camera, shape=(3,))) for what in ("way", "axis")
+    )
+    half = np.deg2rad(how.camera_turn) / 2
+    return sapien.Pose(direction * how.camera, [np.cos(half), *(axis * np.sin(half))])
+
+
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
+
+
+def _relight(scene: sapien.Scene, how: PerturbConfig) -> None:
+    """Makes each light, and each of its colours, brighter or darker by the share `how.light`."""
+    signs = np.sign(uniform(how.seed, "perturb light", np.arange(8), shape=(3,)) - 0.5)
+    factors = 1 + how.light * signs
+    scene.render_system.ambient_light = scene.render_system.ambient_light * factors[0]
+    for number, light in enumerate(scene.render_system.lights):
+        light.color = light.color * factors[1 + number % 7]
+
+
+def _repaint(entity: sapien.Entity, colour: np.ndarray) -> None:
+    """Gives the meshes of an entity one colour instead of their textures.
+
+    Their copies are new: materials are shared with other scenes of the process.
+    """
+    for old in [part for part in entity.components if isinstance(part, RenderBodyComponent)]:
+        if not all(isinstance(shape, RenderShapeTriangleMesh) for shape in old.render_shapes):
+            continue
+        new = RenderBodyComponent()
+        for shape in old.render_shapes:
+            for part in shape.parts:
+                material = RenderMaterial(base_color=[*colour, 1.0], roughness=0.9)
+                arrays = part.vertices, part.triangles, part.get_vertex_normal(), part.get_vertex_uv()
+                copy = RenderShapeTriangleMesh(*arrays, material)
+                copy.scale, copy.local_pose = shape.scale, shape.local_pose
+                new.attach(copy)
+        new.visibility = old.visibility
+        entity.remove_component(old)
+        entity.add_component(new)

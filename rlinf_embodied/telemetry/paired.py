@@ -1,0 +1,89 @@
+"""Two policies, or two worlds, on the same episodes: what their difference is, and how many episodes would show it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+
+from rlinf_embodied.telemetry.metrics import Z95
+
+_POWER = 0.8  # with which `num_needed` episodes detect a difference
+
+
+@dataclass(frozen=True, slots=True)
+class PairedRate:
+    """How often both, one, or none of two arms solved an episode; differences are those of b from a."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+    @classmethod
+    def of(cls, a: Sequence[bool], b: Sequence[bool]) -> PairedRate:
+        """Counts outcomes of the same episodes in the same order."""
+        pairs = list(zip(a, b, strict=True))
+        return cls(*(pairs.count(pair) for pair in ((True, True), (True, False), (False, True), (False, False))))
+
+    @property
+    def number(self) -> int:
+        """Episodes."""
+        return self.both + self.only_a + self.only_b + self.neither
+
+    @property
+    def difference(self) -> float:
+        """The success rate of b minus that of a."""
+        return (self.only_b - self.only_a) / self.number
+
+    @property
+    def p_value(self) -> float:
+        """The two-sided exact McNemar test: of the episodes that differ, each arm solves half by chance.
+
+            p = min(1, 2 sum_{k <= min(b, c)} C(b + c, k) / 2^(b + c))
+
+        (McNemar, "Note on the sampling error of the difference between correlated proportions", 1947.)
+        """
+        n = self.only_a + self.only_b
+        tail = sum(math.comb(n, k) for k in range(min(self.only_a, self.only_b) + 1))
+        return min(1.0, 2 * tail / 2**n)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the difference: Wald's, with half an episode added to each of the four counts.
+
+            d +- z sqrt((b + c) - (c - b)^2 / n) / n,   d = (c - b) / n
+
+        (Agresti and Min, "Simple improved confidence intervals for comparing matched proportions", 2005.)
+        """
+        a, b, n = self.only_a + 0.5, self.only_b + 0.5, self.number + 2
+        margin = Z95 * math.sqrt(a + b - (b - a) ** 2 / n) / n
+        return max(-1.0, (b - a) / n - margin), min(1.0, (b - a) / n + margin)
+
+    def num_needed(self, resolution: float) -> int:
+        """Returns how many episodes detect a difference of `resolution` at the 5 % level with a power of 80 %.
+
+            n = (z_0.975 sqrt(q) + z_power sqrt(q - d^2))^2 / d^2
+
+        where q is the share of episodes that differ, here with Agresti and Min's counts (Connor, "Sample size for
+        testing differences in proportions for the paired-sample design", 1987).
+        """
+        q = max((self.only_a + self.only_b + 1) / (self.number + 2), resolution)
+        z = Z95 * math.sqrt(q) + NormalDist().inv_cdf(_POWER) * math.sqrt(q - resolution**2)
+        return math.ceil((z / resolution) ** 2)
+
+    def summary(self, resolution: float) -> dict[str, object]:
+        """Returns the JSON form."""
+        counts = {name: getattr(self, name) for name in ("both", "only_a", "only_b", "neither")}
+        found = {"difference": self.difference, "difference_interval": list(self.interval), "p_value": self.p_value}
+        return counts | found | {"resolution": resolution, "num_needed": self.num_needed(resolution)}
+
+
+def paired_mean(a: Sequence[float], b: Sequence[float]) -> dict[str, object]:
+    """Returns the mean of b - a over the same episodes with its 95 % interval, by the normal approximation."""
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    mean, half = fmean(differences), 0.0
+    if len(differences) > 1:
+        half = Z95 * stdev(differences) / math.sqrt(len(differences))
+    return {"difference": mean, "difference_interval": [mean - half, mean + half]}
