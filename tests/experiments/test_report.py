@@ -230,7 +230,7 @@ def test_what_cannot_be_meant_is_refused(words: list[str], said: str) -> None:
 def test_the_page_is_written_beside_the_run(tmp_path: Path, capsys) -> None:
     folder = finished(tmp_path / "run")
     before = {path.name for path in folder.iterdir()}
-    report(compose(Options, [f"run.dir={folder}"], prepare=lambda draft: draft.exact))  # as the command does
+    report(compose(Options, [f"run.dir={folder}"]))
     assert {path.name for path in folder.iterdir()} - before == {"report.html"}
     assert capsys.readouterr().out.startswith(f"{folder}/report.html (0.")
     report(compose(Options, [f"runs={folder},{folder}", f"out={tmp_path}/both.html", "videos_mb=0"]))
