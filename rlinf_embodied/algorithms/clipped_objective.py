@@ -30,7 +30,7 @@ class OnPolicyConfig(AlgorithmConfig):
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
-    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
+    lr_end_fraction: float = 0.3  # lr and value_lr decay linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded

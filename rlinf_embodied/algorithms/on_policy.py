@@ -104,10 +104,15 @@ class OnPolicy(Algorithm):
         shuffle = (self.training.seed, purpose, self._iteration)
         return update.minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
 
+    def _rate(self, lr: float) -> float:
+        """Returns what a rate has come to in this iteration."""
+        return linear_decay(self._iteration, self.training.num_iterations, lr, self.algorithm.lr_end_fraction)
+
     def _fit_critic(self) -> dict[str, float]:
         """Runs the epochs of a critic with a separate optimizer on fixed targets."""
         if VALUE not in self.learners:
             return {}
+        self.learners[VALUE].lr = self._rate(self.algorithm.value_lr)
         batches = self._minibatches("value", self.algorithm.value_epochs)
         passes = lambda block, index: self._objective.value_passes(self._blocks[block], index)  # noqa: E731
         loss = update.fit(self.learners[VALUE], batches, passes).loss
@@ -123,9 +128,9 @@ class OnPolicy(Algorithm):
         warming_up = algorithm.has_critic and iteration < algorithm.critic_warmup_iterations
         if warming_up and not head:
             return {}
-        learner.lr = linear_decay(iteration, self.training.num_iterations, algorithm.lr, algorithm.lr_end_fraction)
-        if head and algorithm.one_optimizer:
-            learner.rates[VALUE_GROUP] = learner.lr
+        learner.lr = self._rate(algorithm.lr)
+        if head:
+            learner.rates[VALUE_GROUP] = self._rate(algorithm.lr if algorithm.one_optimizer else algorithm.value_lr)
         fitted = self._steps(algorithm.epochs, critic_only=warming_up)
         further = algorithm.value_epochs - algorithm.epochs
         if head and not algorithm.one_optimizer and further > 0:

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from runs import clone, executor_for, iterate, tiny, trees
+from runs import clone, executor_for, exported_weights, iterate, tiny, trees
 
 from policies.tiny_vla import TinyVLA
+from rlinf_embodied.embodied.workflow import run_iteration
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.policies import Evaluation
 from rlinf_embodied.runtime.session import SerialSession
@@ -41,3 +42,15 @@ def test_an_entropy_bonus_without_an_entropy_is_refused(monkeypatch) -> None:
     executor = started(monkeypatch, 0.01, lambda found: replace(found, entropy=None))
     with pytest.raises(Exception, match=r"algorithm.entropy_coef is 0.01, but .*has no entropy in closed form"):
         iterate(executor, 1)
+
+
+@pytest.mark.parametrize(
+    "given", ["policy.critic=privileged", "policy.critic=observation", "algorithm.one_optimizer=true"]
+)
+def test_the_rate_of_a_critic_decays_as_the_policys_does(given: str) -> None:
+    config = tiny(given, "algorithm.lr_end_fraction=0", "run.num_iterations=2", "algorithm.critic_warmup_iterations=0")
+    executor, weights = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config)), []
+    for number in range(2):
+        run_iteration(executor, number)
+        weights.append(exported_weights(executor))
+    assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())  # the last rate is 0
