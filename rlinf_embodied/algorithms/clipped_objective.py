@@ -24,7 +24,10 @@ class OnPolicyConfig(AlgorithmConfig):
     """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
 
     learns_from = Source.rollouts
-    ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
+    # Log-probs are summed up to this level before a ratio is formed, and the clip range is of a ratio at that level:
+    # SimpleVLA-RL forms them per token, RLinf-VLA per token, action or chunk, PPO per action, flow policies per chunk,
+    # all with 0.2, clip_high up to 0.28.
+    ratio_level: Level = Level.action
     clip_low: float = 0.2
     clip_high: float = 0.2
     epochs: int = 4
@@ -37,10 +40,10 @@ class OnPolicyConfig(AlgorithmConfig):
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
     tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
-    target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
+    target_kl: float | None = 0.05  # per action at every level; policy epochs end when a minibatch exceeds it
     # PPO
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
-    gae_lambda: float = 0.97  # per env step
+    gae_lambda: float = 0.97  # per env step, also where a chunk is one step
     # whether the value after a time-out counts, or a time-out is an end like any other; null: it counts with
     # policy.critic=observation, which does not see the time; a privileged critic does
     bootstrap_at_timeout: bool | None = None

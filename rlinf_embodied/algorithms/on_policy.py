@@ -150,7 +150,7 @@ class OnPolicy(Algorithm):
         batches = self._minibatches("value" if critic_only else "policy", epochs)
         passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index, critic_only)  # noqa: E731
         limit = math.inf if critic_only or self.algorithm.target_kl is None else self.algorithm.target_kl
-        stop = lambda step: step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit  # noqa: E731
+        stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
         return update.fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
 
     def _explained_variance(self) -> float:
