@@ -35,7 +35,7 @@ class OnPolicyConfig(AlgorithmConfig):
     lr: float = 1.5e-4
     lr_end_fraction: float = 0.3  # lr and value_lr decay linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
-    entropy_coef: float = 0.0
+    entropy_coef: float = 0.0  # of the entropy of an action, the sum over its choices: losses/entropy
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
@@ -134,8 +134,8 @@ class Objective:
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
-        mean_entropy = torch.where(counted, entropy, 0.0).sum() / choices
-        statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, mean_entropy, counted.sum()]
+        entropies = torch.where(counted, entropy, 0.0).sum()
+        statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, entropies, counted.sum()]
         if self.joint:
             assert rows.returns is not None
             values = found.values if found.values is not None else self.value(rows.features, rows.privileged)

@@ -43,3 +43,11 @@ def test_a_divergence_is_per_action_at_every_level(level: Level) -> None:
     found = statistics(PPOConfig(ratio_level=level), block, scored)
     assert found["actions"] == int(block.valid.sum())
     assert found["approx_kl"] / found["actions"] == pytest.approx(K * 0.1**2 / 2, rel=0.05)
+
+
+def test_the_entropy_that_is_reported_is_the_one_that_the_bonus_raises() -> None:
+    block, scored = drawn(40, 0.0)
+    with_bonus, without = (statistics(PPOConfig(entropy_coef=c), block, scored) for c in (0.5, 0.0))
+    entropy = without["entropy"] / without["actions"]
+    assert entropy == pytest.approx(0.7 * K)  # of an action
+    assert with_bonus["total"] - without["total"] == pytest.approx(-0.5 * entropy * without["actions"], rel=1e-5)
