@@ -100,6 +100,7 @@ class Policy(Protocol):
     spec: PolicySpec
     module: nn.Module
     reads_published: ClassVar[bool] = False  # whether `from_folder` takes folders that others wrote
+    has_entropy: ClassVar[bool] = True  # whether `evaluate` returns one
 
     def encode(self, observation: Observation) -> Features:
         """Returns what `act`, `evaluate` and `value` need of B rows; rows do not influence each other."""
