@@ -54,6 +54,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
     """
 
     reads_published = True
+    proprio_jitter = 0.0  # proprioception is normalised
     options_type = OpenVLAOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:

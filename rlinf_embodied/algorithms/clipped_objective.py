@@ -33,6 +33,7 @@ class OnPolicyConfig(AlgorithmConfig):
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
+    adam_eps: float = 1e-5
     lr_end_fraction: float = 0.3  # lr and value_lr decay linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
     entropy_coef: float = 0.0  # of the entropy of an action, the sum over its choices: losses/entropy

@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective, OnPolicyConfig
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
@@ -294,5 +294,5 @@ def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]
 
 def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:
     """Returns Adam's constants of the policy, and of the critic."""
-    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
-    return main, replace(main, lr=algorithm.value_lr, max_grad_norm=algorithm.value_max_grad_norm)
+    value = adam(algorithm, algorithm.value_lr, algorithm.value_max_grad_norm)
+    return adam(algorithm, algorithm.lr, algorithm.max_grad_norm), value

@@ -196,6 +196,7 @@ class ImitationPolicy(Policy, Protocol):
     frozen part that takes its inputs as they come and is not cloned.
     """
 
+    proprio_jitter: ClassVar[float] = 0.005  # see FineTuningPhases.proprio_jitter
     imitation_noise: Noise | None = None  # that `imitation_loss` is handed as targets["noise"]
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:
