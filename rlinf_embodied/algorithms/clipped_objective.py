@@ -17,6 +17,7 @@ from rlinf_embodied.config import AlgorithmConfig, Critic, Level, Sharding, Sour
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.update import POLICY_STATISTICS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -98,18 +99,21 @@ class Objective:
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
 
-    def policy_passes(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> list[Pass]:
-        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's."""
+    def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
+        """Returns microbatches of the policy's loss over rows `index`, with a joint critic's, none computed yet."""
         return [
-            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part, critic_only))
+            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part))
             for part in index.split(self.algorithm.rows_per_microbatch or len(index))
         ]
 
     def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
-        """Returns the pass of a separate critic."""
-        return [Pass(float(block.valid[index].sum()), partial(self._value_sums, block, index))]
+        """Returns microbatches of the critic's loss alone."""
+        return [
+            Pass(float(block.valid[part].sum()), partial(self._value_sums, block, part))
+            for part in index.split(self.algorithm.rows_per_microbatch or len(index))
+        ]
 
-    def _policy_sums(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> LossSums:
+    def _policy_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
         algorithm, level = self.algorithm, self.algorithm.ratio_level
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
@@ -141,7 +145,7 @@ class Objective:
             assert rows.returns is not None
             values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
             value = value_loss(values, rows.returns, rows.valid)
-            loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
+            loss = algorithm.value_coef * value + loss
             statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
@@ -149,4 +153,8 @@ class Objective:
         rows = block.rows(index)
         assert rows.returns is not None
         loss = value_loss(self.value(rows.features, rows.privileged), rows.returns, rows.valid)
-        return LossSums(loss, rows.valid.sum().to(torch.float32), loss.detach().reshape(1))
+        statistics = loss.detach().reshape(1)
+        if self.joint:  # those of the passes that train the policy as well
+            loss = self.algorithm.value_coef * loss
+            statistics = torch.cat([statistics.new_zeros(len(POLICY_STATISTICS)), statistics])
+        return LossSums(loss, rows.valid.sum().to(torch.float32), statistics)

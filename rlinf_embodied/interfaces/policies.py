@@ -174,6 +174,15 @@ class HasRunningStatistics(Protocol):
 
 
 @runtime_checkable
+class HasValueFeatures(Protocol):
+    """A policy whose critic reads what other parameters than its own have computed: once for all value epochs."""
+
+    def value_features(self, features: Features) -> Features:
+        """Returns what `value` computes V of by the critic's own parameters alone, without a gradient."""
+        ...
+
+
+@runtime_checkable
 class ReparameterizedPolicy(Policy, Protocol):
     """A policy whose actions are differentiable functions of its parameters and of noise."""
 

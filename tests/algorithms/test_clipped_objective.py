@@ -32,7 +32,7 @@ def drawn(size: int, shift: float) -> tuple[TrainingBlock, Evaluation]:
 
 def statistics(algorithm: PPOConfig, block: TrainingBlock, scored: Evaluation) -> dict[str, float]:
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: block.old_log_probs, joint=False)
-    (one,) = objective.policy_passes(block, torch.arange(len(block)), critic_only=False)
+    (one,) = objective.policy_passes(block, torch.arange(len(block)))
     sums = one.run()
     return {"total": float(sums.loss)} | dict(zip(POLICY_STATISTICS, sums.statistics.tolist(), strict=True))
 
