@@ -10,13 +10,7 @@ from rlinf_embodied.config.env import EnvConfig, PerturbConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision
 from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
-from rlinf_embodied.config.machine import (
-    ClusterConfig,
-    PlanConfig,
-    RecoveryConfig,
-    require_no_cores,
-    require_staleness,
-)
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_no_cores, require_staleness
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     GenerationConfig,

@@ -219,10 +219,11 @@ class Evaluation:
             Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
             for key in ("success_once", "success_at_end")
         )
-        whole = len(episodes) == number
+        whole, failures = len(episodes) == number, len(episodes) - (at_end.successes if at_end else len(episodes))
         return EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
             score=None if not whole else mean["return"] if at_end is None else at_end.value,
+            at_most=1.0 - failures / number,
         )
 
 

@@ -28,6 +28,7 @@ class EvaluationResult:
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
     score: float | None = None  # the share of at_end, or without success the mean return; None: not all were run
+    at_most: float = 1.0  # the highest share of at_end that was still possible, if not all were run
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -44,7 +45,9 @@ class EvaluationResult:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve."""
+        """Returns what goes to the learning curve: if not all were run, the share that was still possible."""
+        if self.score is None:
+            return {"eval/success_at_end_at_most": self.at_most}
         names = ("success_once", "success_at_end", "return")
         return {f"eval/{n}": cast(float, value) for n, value in self.summary().items() if n in names}
 

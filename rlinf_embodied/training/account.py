@@ -10,6 +10,7 @@ from typing import cast
 from rlinf_embodied.execution.iteration import IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.run_reader import kept_weights
 from rlinf_embodied.telemetry.trace import Span, StartupClock, stage_seconds, write_trace
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
@@ -80,6 +81,7 @@ class Account:
         write_trace(folder.path / "trace.json", self._spans)
         lines, last = self._job.finish(folder, cast("dict[str, object]", progress.before), after)
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})"
+        last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks}); "
+        last += f"weights: {kept_weights(kept, progress.iteration)}"
         for line in (planning.report(folder), *lines, f"summary  {folder.path / 'summary.json'}", last):
             view.note(line)

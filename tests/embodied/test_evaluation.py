@@ -207,6 +207,7 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     just = check(1 - unsolved / 24)
     assert (just.episodes, just.score) == (whole.episodes, whole.score)
     assert strict.score is None
+    assert strict.metrics() == {"eval/success_at_end_at_most": pytest.approx(23 / 24)}
     assert whole.score == pytest.approx(1 - unsolved / 24)
 
 
