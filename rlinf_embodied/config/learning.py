@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -40,11 +41,17 @@ class FineTuningPhases:
     head_batch_size: int = 32
     lr: float = 1e-3
     head_lr: float = 2e-3
+    weight_decay: float = 1e-2
+    max_grad_norm: float = 1.0
+    # standard deviation of the noise on proprioception, in the units in which features hold it (m, rad, or normalised);
+    # null: the policy's own, 0.005 unless it says otherwise
+    proprio_jitter: float | None = None
 
     def require_phases(self, path: str) -> None:
         """Checks the numbers in the section at `path`."""
         require_numbers(self, path, "batch_size", "head_batch_size", low=1)
-        require_numbers(self, path, "epochs", "head_epochs", low=0)
+        require_numbers(self, path, "epochs", "head_epochs", "weight_decay", "proprio_jitter", low=0)
+        require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)
         require_numbers(self, path, "lr", "head_lr", low=0, above=True)
 
 

@@ -147,6 +147,10 @@ class EmbodiedJob:
             with within(section):
                 require_precision(algorithm.precision, kind, cluster.device_module)
                 require_policy_class(policy, cloned)
+                rollouts, rule = algorithm.learns_from is Source.rollouts, f"{policy._target_} has none in closed form"
+                coef = getattr(algorithm, "entropy_coef", 0.0) if rollouts else 0.0
+                known = getattr(load_target(policy._target_), "has_entropy", True)
+                require(known or not coef, "algorithm.entropy_coef", coef, rule, "use 0")
         needed, target = config.algorithm.policy_method, config.policy._target_
         rule = f"algorithm={config.algorithm.name} needs its `{needed}`"
         usable = hasattr(load_target(target), needed)

@@ -171,7 +171,7 @@ def _stacked(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 _Policy = TypeVar("_Policy", bound=Policy)
 _COMPUTES = (
-    *("encode", "act", "evaluate", "value"),
+    *("encode", "act", "evaluate", "value", "value_features"),
     *("encode_trainable", "encode_frozen", "pooled", "imitation_loss"),  # of a policy that can imitate
 )
 
