@@ -19,13 +19,7 @@ from rlinf_embodied.compose import (
     load,
     to_yaml,
 )
-from rlinf_embodied.config import (
-    EnvConfig,
-    Exactness,
-    MathConfig,
-    Reward,
-    TrainConfig,
-)
+from rlinf_embodied.config import EnvConfig, Exactness, MathConfig, Reward, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in groups(TrainConfig) for name in choices(group)]
