@@ -7,7 +7,8 @@ from html import escape
 
 from rlinf_embodied.reporting import sections
 from rlinf_embodied.reporting.sections import measured, missing, table
-from rlinf_embodied.telemetry.run_reader import Run
+from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.telemetry.run_reader import SHARES, Run
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
@@ -92,7 +93,26 @@ def comparison(runs: Sequence[Run]) -> str:
     units = sorted({run.unit for run in runs if run.metrics})
     mixed = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
     curves = mixed if len(units) > 1 else sections.curves(runs)
-    return _headed({"Outcome": outcomes, "Learning curves": curves, "Settings that differ": _differences(runs)})
+    parts = {"Outcome": outcomes, "Over seeds": _over_seeds(runs), "Learning curves": curves}
+    return _headed(parts | {"Settings that differ": _differences(runs)})
+
+
+def _over_seeds(runs: Sequence[Run]) -> str:
+    """Returns the interquartile mean over the seeds of each configuration; "" without two runs that differ by seed."""
+    groups = sections.by_configuration(runs)
+    if max(map(len, groups)) < 2:
+        return ""
+    names, rows = list(dict.fromkeys(name for run in runs for name in run.rates)), []
+    for group in groups:
+        cells = []
+        for name in names:
+            factor, unit = (100, " %") if name in SHARES else (1, "")
+            values = [factor * run.after[name] for run in group if name in run.after]
+            low, high = iqm_interval(values) if values else (0.0, 0.0)
+            cells.append(f"{iqm(values):.4g}{unit} [{low:.4g}, {high:.4g}]" if values else "-")
+        rows.append([", ".join(run.folder.name for run in group), str(len(group)), *cells])
+    head = ["runs of one configuration", "seeds", *(f"{name} after: interquartile mean" for name in names)]
+    return table(head, rows) + "<p>Intervals: 95 %, seeds resampled with replacement.</p>"
 
 
 def _differences(runs: Sequence[Run]) -> str:

@@ -13,7 +13,7 @@ import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.telemetry.metrics import idle_warning, percent
-from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, seeds_line, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
 
 if TYPE_CHECKING:
@@ -63,6 +63,15 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
             found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
     return found
+
+
+def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs in groups whose settings differ by run.seed and run.dir alone, in the order of their first."""
+    groups: dict[str, list[Run]] = {}
+    for k, run in enumerate(runs):
+        config = {key: value for key, value in flat(run.config).items() if key not in ("run.seed", "run.dir")}
+        groups.setdefault(str(config) if config else str(k), []).append(run)
+    return list(groups.values())
 
 
 def _value(name: str, value: float | None) -> str:
@@ -129,12 +138,13 @@ def plan(run: Run) -> str:
 
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
-    charts = ""
+    charts, groups = "", by_configuration(runs)
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        labels = [run.folder.name if len(runs) > 1 else "" for run in runs]
-        lines = [
-            line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
-        ]
+        lines: list[Line] = []
+        for k, group in enumerate(groups):
+            colour, label = COLOURS[k % len(COLOURS)], group[0].folder.name if len(runs) > 1 else ""
+            one = rate_lines(group[0], name, colour, label)
+            lines += one if len(group) == 1 else [seeds_line(group, name, colour)]
         label, moment = f"{name}, %" if name in SHARES else name, kept_moment(runs[0]) if len(runs) == 1 else None
         charts += _drawn(line_chart(lines, runs[0].unit, label, moment=moment), name)
     completions = " (completions of one problem count once)" if "accuracy" in runs[0].rates else ""

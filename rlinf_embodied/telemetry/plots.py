@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.telemetry.metrics import moving_mean, wilson
@@ -111,6 +112,16 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
         Line(f"{prefix}{name}, check", checks, colour, marks="s:"),
         Line(f"{prefix}{name}, check that ended early: at most", bounds_of_checks, colour, marks="v"),
     ]
+
+
+def seeds_line(runs: Sequence[Run], name: str, colour: str) -> Line:
+    """Returns the mean over runs of one configuration, five iterations together, and the band from worst to best."""
+    sampled = [rate_lines(run, name, colour)[0].points for run in runs]
+    together = [list(points) for points in zip(*sampled, strict=False)]  # as far as the shortest run
+    means = [tuple(fmean(values) for values in zip(*points, strict=True)) for points in together]
+    bands = [(min(y for _, y in points), max(y for _, y in points)) for points in together]
+    label = f"{runs[0].folder.name} and {len(runs) - 1} more seeds: mean, worst to best"
+    return Line(label, [(x, y) for x, y in means], colour, bands)
 
 
 def kept_moment(run: Run) -> tuple[float, str] | None:

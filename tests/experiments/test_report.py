@@ -13,8 +13,9 @@ from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import _SCRIPT, page
-from rlinf_embodied.reporting.sections import outcome, settings, videos
-from rlinf_embodied.telemetry.plots import kept_moment, rate_lines
+from rlinf_embodied.reporting.sections import by_configuration, outcome, settings, videos
+from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.telemetry.plots import kept_moment, rate_lines, seeds_line
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -274,3 +275,18 @@ def test_checks_that_ended_early_are_bounds_and_the_kept_weights_are_named(tmp_p
     text = Checked(page([run], 0)).text
     assert "Finished after 2 iterations. Weights: of iteration 1 (the best check; the run had 2)." in text
     assert "check 0 - 50.0 % - check 1 - 75.0 % - check 2 - at most 74.0 % - after 1" in text
+
+
+def test_seeds_of_one_configuration_are_summarised_together(tmp_path: Path) -> None:
+    assert iqm([0.0, 1.0, 2.0, 9.0]) == 1.5  # without the lowest and the highest
+    assert iqm_interval([0.5] * 4) == (0.5, 0.5)
+    folders = [finished(tmp_path / f"s{k}", 0.5 + k / 10, f"run.seed={k}") for k in range(4)]
+    other = finished(tmp_path / "other", 0.9, "algorithm.lr=1e-5")
+    runs = [read_run(folder) for folder in (*folders, other)]
+    assert [len(group) for group in by_configuration(runs)] == [4, 1]
+    line = seeds_line(runs[:4], "success_once", "#000000")
+    assert list(line.points) == [(1000, pytest.approx(20)), (2000, pytest.approx(40))]
+    text = Checked(page(runs, 0)).text
+    assert "Over seeds runs of one configuration seeds" in text
+    assert "s0, s1, s2, s3 4 65 % [" in text
+    assert "other 1 90 % [90, 90]" in text
