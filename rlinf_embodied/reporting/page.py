@@ -109,7 +109,8 @@ def _over_seeds(runs: Sequence[Run]) -> str:
             factor, unit = (100, " %") if name in SHARES else (1, "")
             values = [factor * run.after[name] for run in group if name in run.after]
             low, high = iqm_interval(values) if values else (0.0, 0.0)
-            cells.append(f"{iqm(values):.4g}{unit} [{low:.4g}, {high:.4g}]" if values else "-")
+            interval = f" [{low:.4g}, {high:.4g}]" if len(values) > 1 else ""  # one seed has none
+            cells.append(f"{iqm(values):.4g}{unit}{interval}" if values else "-")
         rows.append([", ".join(run.folder.name for run in group), str(len(group)), *cells])
     head = ["runs of one configuration", "seeds", *(f"{name} after: interquartile mean" for name in names)]
     return table(head, rows) + "<p>Intervals: 95 %, seeds resampled with replacement.</p>"
