@@ -245,7 +245,7 @@ class EnvStage(HoldsNoMemory):
         shard = self._shards[tuple(blocks)]
         assert shard.observation is not None
         columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
-        groups: dict[int, tuple[bool, ...]] = {}
+        groups: dict[int, tuple[float, ...]] = {}
         size = self._config.group_size
         if size > 1 and not self._config.transitions:
             for block, column in cast("dict[int, EnvColumns]", columns).items():

@@ -169,6 +169,7 @@ def svg(figure: Figure, label: str) -> str:
     `data-points` are [x, y, text] of the lines' points and `data-axis` the ends of the x axis, in units of the viewBox.
     """
     import matplotlib
+    import numpy
 
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
@@ -177,7 +178,7 @@ def svg(figure: Figure, label: str) -> str:
     axes, width, height = figure.axes[0], *(72 * figure.get_size_inches())
     points = []
     for line in axes.lines:
-        for xy in line.get_xydata() if line.get_gid() else ():
+        for xy in numpy.asarray(line.get_xydata()) if line.get_gid() else ():
             x, y = figure.transFigure.inverted().transform(axes.transData.transform(xy))
             name = str(line.get_gid()).removeprefix("_none")
             points.append([round(width * x, 1), round(height * (1 - y), 1), f"{name} {xy[1]:.4g} at {xy[0]:g}".strip()])
