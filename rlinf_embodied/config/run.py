@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rlinf_embodied.config.checks import require, require_numbers
@@ -55,7 +55,8 @@ class EvalConfig:
     greedy: bool = True  # false: sample at policy.temperature
     end_at_success: bool = False  # whether an episode ends once it is solved (LIBERO), or at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = 6  # episodes that are filmed
+    num_videos: int = 6  # episodes that are filmed, the first ones
+    film_seeds: list[int] = field(default_factory=list)  # those with these seeds are, instead
     video_size: int = 256
 
     def __post_init__(self) -> None:
@@ -63,6 +64,9 @@ class EvalConfig:
         require_numbers(self, "eval", "every", "num_videos", low=0)
         held_out, rule = 0 <= self.seed < 2**30 - self.num_episodes, "evaluation's seeds lie in [0, 2^30)"
         require(held_out, "eval.seed", self.seed, rule, "use 9000")
+        known = all(self.seed <= seed < self.seed + self.num_episodes for seed in self.film_seeds)
+        rule = f"episodes have the seeds {self.seed}..{self.seed + self.num_episodes - 1}"
+        require(known, "eval.film_seeds", self.film_seeds, rule, "use some of these, or other eval.seed, num_episodes")
 
 
 @dataclass(kw_only=True, slots=True)

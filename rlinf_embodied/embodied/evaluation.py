@@ -21,7 +21,8 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
+from rlinf_embodied.embodied.detectors import Watch, Watched, warnings
+from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -45,6 +46,7 @@ class EvaluationEnvConfig(EnvStageConfig):
     videos: str | None = None  # folder
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
+    only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
 
 
 def held_out(
@@ -64,12 +66,20 @@ def held_out(
     return EvaluationEnvConfig(whole, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationReport(RolloutReport):
+    """A RolloutReport, and what was seen of its episodes."""
+
+    watched: tuple[Watched, ...] = ()
+
+
 class EvaluationEnvStage(EnvStage):
     """Runs held-out episodes, films some of them, and reports their metrics."""
 
     def __init__(self, config: EvaluationEnvConfig) -> None:
         super().__init__(config)
         self._eval = config
+        self._watches: dict[Blocks, Watch] = {}
 
     def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
         return step_context.round * self._eval.env.num_envs + shard.env_ids
@@ -78,14 +88,16 @@ class EvaluationEnvStage(EnvStage):
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
         shard, how = self._shards[blocks], self._eval.eval
         numbers = self._numbers(shard, step_context)
-        rows = np.nonzero(numbers < how.num_episodes)[0].tolist()
+        seeds, only = how.seed + numbers, self._eval.only
+        rows = np.nonzero((numbers < how.num_episodes) & (np.isin(seeds, only) if only else True))[0].tolist()
         self._begin(shard)
         shard.running[:] = False
         shard.running[rows] = True
-        filmed = [row for row in rows if numbers[row] < how.num_videos and self._eval.videos is not None]
-        shard.env.record(filmed, how.video_size)
+        wanted = np.isin(seeds, how.film_seeds) if how.film_seeds else numbers < how.num_videos
+        shard.env.record([row for row in rows if wanted[row] and self._eval.videos is not None], how.video_size)
         if rows:
-            shard.observation = shard.env.reset([how.seed + int(numbers[row]) for row in rows], rows)
+            shard.observation = shard.env.reset([int(seeds[row]) for row in rows], rows)
+            self._watches[blocks] = Watch(shard.observation, getattr(shard.env, "solved", None))
         return self._by_block(shard, shard.observation) if shard.observation else dict.fromkeys(blocks)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
@@ -99,9 +111,14 @@ class EvaluationEnvStage(EnvStage):
         drawn = uniform(self._eval.seed, "random", *keys, shape=(spec.chunk, spec.action_dim))
         return self._advance(shard, torch.from_numpy(drawn * 2 - 1), None)
 
+    def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
+        shown = super()._advance(shard, actions, seeds)
+        self._watches[shard.blocks].step(actions if isinstance(actions, Tensor) else None, shard.results[-1])
+        return shown
+
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos."""
-        shard = self._shards[tuple(blocks)]
+        shard, files = self._shards[tuple(blocks)], dict[int, str]()
         steps = sum(int(result.valid.sum()) for result in shard.results)
         ends = {end.row: end for result in shard.results for end in result.episodes}
         for row, frames in shard.env.take_frames().items():
@@ -112,8 +129,12 @@ class EvaluationEnvStage(EnvStage):
                     outcome = f"success={int(known['success_once'] > 0)}"
                 name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
                 write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
+                files[row] = f"{folder.name}/{name}"
+        watched = (
+            self._watches[shard.blocks].episode(end.row, end.seed, files.get(end.row, "")) for end in ends.values()
+        )
         shard.results = []
-        return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
+        return Output(dict.fromkeys(blocks), EvaluationReport(tuple(shard.ended), steps, {}, watched=tuple(watched)))
 
 
 def policy_stage(
@@ -165,17 +186,22 @@ class Evaluation:
         cluster: Cluster,
         target: float | None = None,
         progress: ShowProgress | None = None,
+        seen: Mapping[str, set[int]] | None = None,
+        table: Path | None = None,
     ) -> None:
         """Builds the stages for episodes that `held_out` gives.
 
         With a `target`, the share of episodes that have to end solved, the rest is not run once too many did not.
-        `progress` is called after each round with ("episodes", done, total, how many are solved).
+        `progress` is called after each round with ("episodes", done, total, how many are solved).  `seen` are seeds
+        that training has used, by what for; a CSV `table` gets a row for each episode.
         """
         env = asked.env
         self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
-        self._num_episodes, self._target, self._progress = asked.eval.num_episodes, target, progress
+        self._one_policy = policy.target.endswith(f".{RolloutStage.__name__}")
+        self._num_episodes = len(asked.only) or asked.eval.num_episodes
+        self._target, self._progress, self._seen, self._table = target, progress, seen or {}, table
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
-        again = Repeat("evaluation", None, self._opener, self._decide, -(-self._num_episodes // env.num_envs))
+        again = Repeat("evaluation", None, self._opener, self._decide, -(-asked.eval.num_episodes // env.num_envs))
         kinds = CORES if cluster.cores_beside else ()
         opener = StageSpec(self._opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds)
         stages = {opener.name: opener, policy.name: policy}
@@ -204,7 +230,7 @@ class Evaluation:
         reach = 0.0 if best is None or not self._target else min(best, self._target)
         self._max_failures = max_failures(number, reach)
         result = self.executor.run(StepContext(step))
-        reports = result.all_of(self._opener, RolloutReport)
+        reports = result.all_of(self._opener, EvaluationReport)
         episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
         mean = episode_means(episodes)
         once, at_end = (
@@ -212,10 +238,19 @@ class Evaluation:
             for key in ("success_once", "success_at_end")
         )
         whole = len(episodes) == number
-        return EvaluationResult(
+        watched = tuple(sorted((w for report in reports for w in report.watched), key=lambda w: w.seed))
+        mixed = self.executor.call(self.stage, "largest_change_alone", StepContext(step)) if self._one_policy else []
+        found = EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
             score=at_end.value if whole and at_end is not None else None,
+            watched=watched,
+            warnings=tuple(
+                warnings(episodes, watched, max(of_type(mixed, float), default=0.0), self.env_spec, self._seen)
+            ),
         )
+        if self._table is not None:
+            found.write_table(self._table, step)
+        return found
 
 
 def file_name(task: str) -> str:

@@ -84,7 +84,8 @@ class EmbodiedJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         videos = str(folder.videos) if self.config.eval.record_video else None
         asked = held_out(self.config.env, self.config.eval, self.config.run, videos)
-        return Evaluation(asked, self._acting("eval_policy", policy_folder, asked), session, cluster)
+        acting, table = self._acting("eval_policy", policy_folder, asked), folder.path / "episodes.csv"
+        return Evaluation(asked, acting, session, cluster, table=table)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
         """The goal is run.until_success."""
@@ -124,6 +125,8 @@ class EmbodiedJob:
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
+        assert isinstance(after, EvaluationResult)
+        lines += [f"warning  {text}" for text in after.warnings]
         return lines, f"before {self.work} {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:

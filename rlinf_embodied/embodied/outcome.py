@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
 
 from rlinf_embodied.algorithms.batch import Episode
+from rlinf_embodied.embodied.detectors import Watched
+from rlinf_embodied.errors import writing
 from rlinf_embodied.telemetry.metrics import Rate, percent
 from rlinf_embodied.telemetry.trace import Span
 
@@ -28,6 +31,8 @@ class EvaluationResult:
     episodes: tuple[Episode, ...]
     spans: tuple[Span, ...] = ()
     score: float | None = None  # the share of at_end where all episodes were run
+    watched: tuple[Watched, ...] = ()  # of each episode
+    warnings: tuple[str, ...] = ()  # of the detectors
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -41,7 +46,23 @@ class EvaluationResult:
             "return_interval": list(self.return_interval),
             "episode_len": self.episode_len,
             "num_episodes": len(self.episodes),
+            "warnings": list(self.warnings),
         }
+
+    def write_table(self, path: Path, iteration: int) -> None:
+        """Writes the episodes to a CSV file, in which those of other iterations stay."""
+        rows: list[dict[str, Any]] = [
+            {"iteration": iteration, "seed": episode.seed, "task": episode.task, "instruction": seen.instruction}
+            | {**episode.metrics, "first_success": seen.first_success, "video": seen.video}
+            for episode, seen in zip(self.episodes, self.watched, strict=True)
+        ]
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("iteration") != str(iteration)] + rows
+        with writing(path), path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[-1])
+            writer.writeheader()
+            writer.writerows(rows)
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve."""

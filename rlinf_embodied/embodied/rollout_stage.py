@@ -70,6 +70,7 @@ class RolloutStage(WeightsUser[Policy]):
         self._user = "eval_policy" if config.evaluates else "policy"  # of the worker's one copy of the weights
         self._rollouts: dict[int, _Rollout] = {}
         self._fits = False  # whether the env has been compared with the policy's
+        self._mixing = 0.0  # in an evaluation: by how much an action has changed with the other rows of its call
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes the one that this worker's actor uses."""
@@ -119,11 +120,28 @@ class RolloutStage(WeightsUser[Policy]):
         features = policy.encode(observation.to(self._device))
         noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
         output = policy.act(features, noise, config.policy.temperature)
+        if config.evaluates and step_context.chunk_step == step_context.round == 0:
+            self._mixing = max(self._mixing, self._change_alone(observation, noise, output.actions))
         for number, block in enumerate(blocks if config.records else ()):
             rows = slice(number * config.env.block_size, (number + 1) * config.env.block_size)
             self._rollouts[block].features.append({name: value[rows] for name, value in features.items()})
             self._rollouts[block].outputs.append(output.rows(rows))
         return dict(zip(blocks, output.actions.split(config.env.block_size), strict=True))
+
+    def _change_alone(self, observation: Observation, noise: Tensor | None, actions: Tensor) -> float:
+        """Returns by how much two rows' actions change at most where all rows of the call are copies of theirs."""
+        n, changes = len(observation), [0.0]
+        for row in {n // 2, n - 1} if n > 1 else ():
+            features = self._policy.encode(observation.rows([row] * n).to(self._device))
+            again = self._policy.act(
+                features, None if noise is None else noise[[row] * n], self._config.policy.temperature
+            )
+            changes.append(float((again.actions[row] - actions[row]).abs().max()))
+        return max(changes)
+
+    def largest_change_alone(self, step_context: StepContext) -> float:
+        """Returns by how much an evaluation's actions have changed at most with the other rows of their call."""
+        return self._mixing
 
     def _uniform(self, step_context: StepContext, block: int) -> Tensor:
         """Returns actions from all over their range, keyed as the noise is."""
