@@ -272,7 +272,8 @@ class EpisodeEnv:
         terminated = terminated if state.terminated is None else terminated | (state.terminated & mask)
         late = self._steps >= self.spec.horizon
         truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
-        ends_solved = (terminated | truncated) & state.success
+        paid = terminated | truncated if self._config.bonus_at_timeout else terminated
+        ends_solved = paid & state.success
         reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
         self._last_reward = torch.where(mask, state.reward, self._last_reward)
         if filmed := [row for row in self._film_rows if row in rows]:
@@ -336,12 +337,14 @@ class EpisodeEnv:
         return tuple(texts)
 
     def _privileged(self) -> Tensor:
-        """Returns the critic's state [N, Q]: the task's, time in the episode and phase in the chunk, in [-1, 1]."""
+        """Returns the critic's state [N, Q]: the task's, then the CLOCK_COLUMNS."""
         if self._shown is None:
             time = self._steps / self._config.horizon * 2 - 1
             phase = (self._steps % self._config.executed) / self._config.executed * 2 - 1
+            hold = max(1, self._config.hold_steps)  # the column is there in any case: demonstrations hold for no step
+            held = self._held.clamp(max=hold) / hold * 2 - 1
             known = self._state.proprio if self._state.privileged is None else self._state.privileged
-            self._shown = torch.cat([known, time[:, None], phase[:, None]], 1)
+            self._shown = torch.cat([known, time[:, None], phase[:, None], held[:, None]], 1)
         return self._shown
 
     def _observe(self) -> Observation:

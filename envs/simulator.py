@@ -28,7 +28,9 @@ class Measurement:
     success: Tensor  # bool [B], the task is solved now
     proprio: Tensor  # float32 [B, P], what the robot may know
     fail: Tensor | None = None  # bool [B], the episode cannot be solved any more and ends; None: that never happens
-    privileged: Tensor | None = None  # float32 [B, Q - 2], all that the simulator knows; None: no more than `proprio`
+    privileged: Tensor | None = (
+        None  # float32 [B, Q - CLOCK_COLUMNS], all that the simulator knows; None: no more than `proprio`
+    )
     terminated: Tensor | None = None  # bool [B], the simulator itself ends the episode, solved or not; None: never
     truncated: Tensor | None = None  # bool [B], the simulator itself cuts the episode off; None: env.horizon alone does
 

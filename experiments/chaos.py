@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from rlinf_embodied import train
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import Prepare, compose_math, compose_train, split
-from rlinf_embodied.config import MathConfig, RunConfig, TrainConfig
+from rlinf_embodied.compose import compose_math, compose_train, split
+from rlinf_embodied.config import ClusterConfig, MathConfig, RunConfig, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 from rlinf_embodied.tools.chaos import Chaos, disturbed, report, schedule
 
@@ -67,6 +67,10 @@ class ChaosConfig(Options):
         return self.training.run
 
     @property
+    def cluster(self) -> ClusterConfig:
+        return self.training.cluster
+
+    @property
     def folder(self) -> Path:
         return Path(str(self.run.dir)) / f"{self.workflow}-{self.seed}"
 
@@ -77,12 +81,12 @@ class ChaosConfig(Options):
         return replace(self.training, run=replace(self.run, dir=str(folder)), warm_start=start)
 
 
-def compose_chaos(words: Sequence[str], prepare: Prepare | None = None) -> ChaosConfig:
+def compose_chaos(words: Sequence[str]) -> ChaosConfig:
     """Returns a comparison: its training is small, unless overridden, and has an iteration for each fault."""
     own, overrides = split(Options, words)
     small = [*SMALL[own.workflow].split(), *_COMMON.split(), f"run.num_iterations={own.faults + _MORE_ITERATIONS}"]
     compose = compose_train if own.workflow == "embodied" else compose_math
-    return ChaosConfig(**asdict(own), training=compose([*small, *overrides], prepare))
+    return ChaosConfig(**asdict(own), training=compose([*small, *overrides]))
 
 
 @dataclass(slots=True, frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import Prepare, compose_math, compose_train, split
+from rlinf_embodied.compose import compose_math, compose_train, split
 from rlinf_embodied.config import MathConfig, TrainConfig
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class Options:
     workflow: str = "embodied"  # or reasoning
 
 
-def compose_job(words: Sequence[str], prepare: Prepare) -> TrainConfig | MathConfig:
+def compose_job(words: Sequence[str]) -> TrainConfig | MathConfig:
     own, overrides = split(Options, words)
-    return (compose_math if own.workflow == "reasoning" else compose_train)(overrides, prepare)
+    return (compose_math if own.workflow == "reasoning" else compose_train)(overrides)
 
 
 def profile_stages(config: TrainConfig | MathConfig) -> "Profile":

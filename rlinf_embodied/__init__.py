@@ -1,10 +1,9 @@
 """RL training for embodied AI: workflows written once, planned and run anywhere.
 
     from rlinf_embodied import train
-    from rlinf_embodied.command_line import pin
     from rlinf_embodied.compose import compose_train
 
-    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"], pin))
+    summary = train(compose_train(["env=point_reach", "run.num_iterations=2"]))
 
 The commands of experiments/ are these functions of a config, which is composed or built from its dataclasses.
 """
@@ -12,12 +11,19 @@ The commands of experiments/ are these functions of a config, which is composed 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rlinf_embodied.compose import Draft
-    from rlinf_embodied.config import EvaluateAnswersConfig, EvaluateConfig, ExportConfig, MathConfig, TrainConfig
+    from rlinf_embodied.config import (
+        ClusterConfig,
+        EvaluateAnswersConfig,
+        EvaluateConfig,
+        ExportConfig,
+        MathConfig,
+        TrainConfig,
+    )
     from rlinf_embodied.runtime.session import Session
     from rlinf_embodied.training.job import Job
 
@@ -25,9 +31,7 @@ __all__ = ["evaluate", "export", "train"]
 
 
 def train(
-    config: TrainConfig | MathConfig,
-    started: float | None = None,
-    sessions: Callable[..., Session] | None = None,
+    config: TrainConfig | MathConfig, started: float | None = None, sessions: Callable[..., Session] | None = None
 ) -> dict[str, Any]:
     """Trains what the config's type says, and returns what <run.dir>/summary.json holds.
 
@@ -40,11 +44,13 @@ def train(
         RlinfError: the input is wrong, or the work failed.
         Stopped: a signal asked for the end of the run, which can be resumed.
     """
-    from rlinf_embodied.command_line import Draft, pin
+    from rlinf_embodied.compose import pin
     from rlinf_embodied.config import MathConfig
+    from rlinf_embodied.plug_ins import targets_of
 
-    config.run.exact = pin(Draft.of(config))
-    begin_workers(Draft.of(config))
+    pin(config)
+    workflow = "reasoning" if isinstance(config, MathConfig) else "embodied"
+    begin_workers(config.cluster, targets_of(asdict(config)), workflow)
     job: Job
     if isinstance(config, MathConfig):
         from rlinf_embodied.reasoning.job import ReasoningJob
@@ -67,29 +73,26 @@ def train(
     return json.loads((trainer.folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def begin_workers(draft: Draft) -> None:
+def begin_workers(cluster: ClusterConfig, targets: Iterable[str], workflow: str = "embodied") -> None:
     """Has Ray start for a training while torch is imported here, and a process import what its workers need.
 
-    A user's code is left to the workers, which report its errors.
+    Of the code that the config names, `targets`, a user's is left to the workers, which report its errors.
     """
-    from rlinf_embodied.config import MathConfig
-
-    if draft.cluster is None or draft.cluster.session != "ray" or draft.cluster.address is not None:
+    if cluster.session != "ray" or cluster.address is not None:
         return
     from rlinf_embodied.runtime.ray_cluster import begin_ray
 
-    parts = {target.rpartition(".")[0] for target in draft.targets}
+    parts = {target.rpartition(".")[0] for target in targets}
     ours = sorted(part for part in parts if part.startswith(("envs.", "policies.", "rlinf_embodied.")))
-    kind = "reasoning" if issubclass(draft.schema, MathConfig) else "embodied"
-    begin_ray(draft.cluster.object_store_bytes, [f"rlinf_embodied.{kind}.job", *ours])
+    begin_ray(cluster.object_store_bytes, [f"rlinf_embodied.{workflow}.job", *ours])
 
 
 def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
     """Evaluates a policy or a language model, and returns what <run.dir>/eval_info.json holds."""
-    from rlinf_embodied.command_line import Draft, pin
+    from rlinf_embodied.compose import pin
     from rlinf_embodied.config import EvaluateConfig
 
-    config.run.exact = pin(Draft.of(config))
+    pin(config)
     if isinstance(config, EvaluateConfig):
         from rlinf_embodied.embodied.evaluate import evaluate_command as evaluate_policy
 
@@ -101,9 +104,9 @@ def evaluate(config: EvaluateConfig | EvaluateAnswersConfig) -> dict[str, Any]:
 
 def export(config: ExportConfig) -> dict[str, Any]:
     """Writes episodes of a policy as a dataset, and returns how many were `run`, `solved` and `written`."""
-    from rlinf_embodied.command_line import Draft, pin
+    from rlinf_embodied.compose import pin
 
-    config.run.exact = pin(Draft.of(config))
+    pin(config)
     from rlinf_embodied.embodied.export import export_dataset
 
     return export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))

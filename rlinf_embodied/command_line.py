@@ -18,9 +18,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
-from rlinf_embodied import portable
-from rlinf_embodied.cluster.hardware import uses_accelerators
-from rlinf_embodied.compose import Draft, Prepare, choices, compose, groups, to_yaml
+from rlinf_embodied.compose import choices, compose, groups, pin, to_yaml
 from rlinf_embodied.config import Exactness, ProfiledConfig, RunConfig
 from rlinf_embodied.errors import (
     CheckpointError,
@@ -46,9 +44,8 @@ _Config = TypeVar("_Config")
 def main(
     work: Callable[[_Config], object],
     schema: type[_Config],
-    composer: Callable[[Sequence[str], Prepare], _Config] | None = None,
+    composer: Callable[[Sequence[str]], _Config] | None = None,
     words: Sequence[str] | None = None,
-    begin: Callable[[Draft], None] | None = None,
 ) -> NoReturn:
     """Composes the config from the command line, runs `work` with it and exits; see the module for the exit codes.
 
@@ -57,24 +54,18 @@ def main(
         schema: of the config.
         composer: makes the config of the command's words; None: `compose` does.
         words: None: those of `sys.argv`.
-        begin: is called once the process is pinned, before code that the config names is imported.
     """
     words = sys.argv[1:] if words is None else list(words)
     if {"-h", "--help"} & set(words):
         print_only(help_text(schema))
-
-    def prepare(draft: Draft) -> Exactness:
-        exact = pin(draft, words)
-        if begin is not None and not draft.dry:
-            begin(draft)
-        return exact
-
     try:
         with ends_at_once():
-            config = composer(words, prepare) if composer else compose(schema, words, prepare=prepare)
+            config = composer(words) if composer else compose(schema, words)
             run = getattr(config, "run", None)
-            if isinstance(run, RunConfig) and run.dry:
-                print_only(to_yaml(config).rstrip())
+            if isinstance(run, RunConfig):
+                if run.dry:
+                    print_only(to_yaml(config).rstrip())
+                _pin_if_possible(config, words)
             code = work(config)
             sys.exit(code if isinstance(code, int) else 0)
     except (*USAGE_ERRORS, *FAULTS) as error:
@@ -103,32 +94,16 @@ def _exit(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def pin(draft: Draft, words: Sequence[str] | None = None) -> Exactness:
-    """Pins the process before torch is imported, if the config has run.exact=portable and computes on CPU cores.
-
-    Args:
-        draft: of the config of any command.
-        words: of the command line; if run.exact is not among them and pinning is impossible, `exact` is taken instead.
-
-    Returns:
-        What run.exact comes to.
-
-    Raises:
-        ConfigError: the process cannot be pinned.
-    """
-    exact, cluster = draft.exact, draft.cluster
-    if exact is not Exactness.portable or draft.dry or issubclass(draft.schema, ProfiledConfig):
-        return exact  # plans and emulations compute no weights
-    if cluster is not None and uses_accelerators(cluster):
-        return exact
+def _pin_if_possible(config: Any, words: Sequence[str]) -> None:
+    """Pins the process; if that is impossible and run.exact is not among the words, sets it to `exact`."""
     try:
-        portable.pin()
+        if not isinstance(config, ProfiledConfig):  # plans and emulations compute no weights
+            pin(config)
     except ConfigError as error:
-        if words is None or any(text.startswith("run.exact=") for text in words):
+        if any(text.startswith("run.exact=") for text in words):
             raise
         print(f"note: {error} (this run does so)", file=sys.stderr)
-        return Exactness.exact
-    return exact
+        config.run.exact = Exactness.exact
 
 
 def help_text(schema: type) -> str:

@@ -196,6 +196,12 @@ BAD_INPUT = [
     (TRANSITIONS, "algorithm=dagger data=x algorithm.expert_steps=0", "data is 'x'|learns from what it gathers"),
     (TRANSITIONS, "algorithm=rlpd data=x", "algorithm.expert_steps is 4000|holds the demonstrations|use 0"),
     (TRANSITIONS, "algorithm=dagger algorithm.expert_steps=0", "expert_steps is 0|begins with|use 2000"),
+    (TRANSITIONS, "env.hold_steps=2", "env.hold_steps is 2|in no state that critics see|use 1"),
+    (
+        VLA,
+        "algorithm.bootstrap_at_timeout=true env.bonus_at_timeout=true",
+        "env.bonus_at_timeout is True|stands for it",
+    ),
     (TRANSITIONS, "env.chunk=5", "env.chunk is 5|a transition is one env step|use env.chunk=1"),
     (TRANSITIONS, "env.cameras=[rgb_array]", "env.cameras is ['rgb_array']|see a state|use env.cameras=[]"),
     (TRANSITIONS, "policy.temperature=0.5", "policy.temperature is 0.5|log-probs|use 1.0"),

@@ -33,6 +33,11 @@ class EnvColumns:
     round: int = 0
     discounts: Tensor | None = None  # float32 [H, B, C], of the value after a step; None: algorithm.gamma for each
 
+    @property
+    def returns(self) -> Tensor:
+        """The sum of each row's rewards, float32 [B]."""
+        return torch.where(self.valid, self.rewards, 0.0).sum((0, 2))
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyColumns:
@@ -74,7 +79,7 @@ class RolloutReport:
 
     episodes: tuple[Episode, ...]  # that ended, of those that end within the rollout in any case
     env_steps: int
-    group_success: dict[int, tuple[bool, ...]]  # group id -> success of each member, where there are groups
+    group_outcomes: dict[int, tuple[float, ...]]  # group id -> what is compared, success or return, of each member
     num_cut: int = 0  # episodes that began too late to end within the rollout
 
 

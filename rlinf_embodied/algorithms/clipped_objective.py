@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
-from rlinf_embodied.config import AlgorithmConfig, Level, Sharding, Source, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, Critic, Level, Sharding, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -41,7 +41,9 @@ class OnPolicyConfig(AlgorithmConfig):
     # PPO
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
     gae_lambda: float = 0.97  # per env step
-    bootstrap_at_timeout: bool = False  # false: a time-out counts as terminal (right for a critic that sees the time)
+    # whether the value after a time-out counts, or a time-out is an end like any other; null: it counts with
+    # policy.critic=observation, which does not see the time; a privileged critic does
+    bootstrap_at_timeout: bool | None = None
     value_lr: float = 1e-3  # of what only the critic has
     value_epochs: int = 8  # where critic and policy share parameters at least `epochs`, as one pass trains both
     value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
@@ -51,7 +53,7 @@ class OnPolicyConfig(AlgorithmConfig):
     # GRPO
     group_size: int = 8  # episodes from one initial state
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
-    drop_zero_variance_groups: bool = True  # groups that all succeed or all fail are dropped (DAPO) ...
+    drop_zero_variance_groups: bool = True  # groups whose episodes have the same return are dropped (DAPO) ...
     max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
     min_groups: int = 8  # resample until this many groups are left
     length_normalized: bool = True  # every episode weighs the same, however long
@@ -70,6 +72,10 @@ class OnPolicyConfig(AlgorithmConfig):
         bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
+
+    def bootstraps(self, critic: Critic) -> bool:
+        given = self.bootstrap_at_timeout
+        return self.has_critic and (critic is Critic.observation if given is None else given)
 
     def check(self, config: TrainConfig) -> None:
         rule, resets = "a pass is compiled for one number of rows, which blocks have with resets", config.env.auto_reset

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns, ReplayConfig
+from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
@@ -85,6 +86,12 @@ class CriticsConfig(ReplayConfig):
         few, number = self.target_critics <= self.num_critics, self.num_critics
         rule = f"the target is the minimum over some of algorithm.num_critics={number}"
         require(few, "algorithm.target_critics", self.target_critics, rule, f"use at most {number}")
+
+    def check(self, config: TrainConfig) -> None:
+        ReplayConfig.check(self, config)
+        held, rule = config.env.hold_steps, "for how long the task has been solved is in no state that critics see"
+        action = "use 1 to end episodes once it is solved, or 0 to never end them early"
+        require(held <= 1, "env.hold_steps", held, rule, action)
 
 
 class CriticsAlgorithm(Algorithm):

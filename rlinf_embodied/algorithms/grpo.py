@@ -30,6 +30,10 @@ class GRPOConfig(OnPolicyConfig):
         require(self.group_size >= 2, "algorithm.group_size", self.group_size, rule, "use 8")
 
     @property
+    def needs_success(self) -> bool:
+        return self.success_only
+
+    @property
     def same_start(self) -> int:
         return self.group_size
 
@@ -70,8 +74,7 @@ def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: 
     """
     size, parts = algorithm.group_size, []
     for columns, env in rollouts:
-        rewards = torch.where(env.valid, env.rewards, 0.0).sum((0, 2))
-        episode = env.success.to(rewards) if algorithm.success_only else rewards
+        episode = env.success.to(torch.float32) if algorithm.success_only else env.returns
         relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
         first = block * (len(episode) // size)  # group of the block
         counts = [(env.round, first + row // size) in kept for row in range(len(episode))]

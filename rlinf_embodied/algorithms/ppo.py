@@ -58,12 +58,13 @@ def _ppo_rollout(
 ) -> TrainingBlock:
     values = columns.values if columns.values is not None else _values_of_rollout(policy, columns, env)
     chunk, final, time_out = values.shape[2], torch.zeros_like(values), env.truncated
-    if algorithm.bootstrap_at_timeout and env.final is not None:
+    bootstraps = algorithm.bootstraps(critic)
+    if bootstraps and env.final is not None:
         step, row = env.final_index.T
         final[step, row] = _first_value(policy, env.final, chunk, critic)[:, None]
     # without bootstrapping a time-out ends the episode like the task's own end: the critic sees the time
-    truncated = time_out if algorithm.bootstrap_at_timeout else torch.zeros_like(time_out)
-    terminated = env.terminated if algorithm.bootstrap_at_timeout else env.terminated | time_out
+    truncated = time_out if bootstraps else torch.zeros_like(time_out)
+    terminated = env.terminated if bootstraps else env.terminated | time_out
     steps, valid, ended, cut = (time_major(part) for part in (values, env.valid, terminated, truncated))
     following = next_values(steps, time_major(final), _first_value(policy, env.last, chunk, critic), cut, valid)
     gamma = algorithm.gamma if env.discounts is None else time_major(env.discounts)

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import AlgorithmConfig, EnvConfig, Source, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, Critic, EnvConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -82,6 +82,9 @@ class ReplayConfig(AlgorithmConfig):
             first = expert + -(-self.warmup_steps // steps)
             updates = max(1, round(self.updates_per_step * steps))
         return ReplaySchedule(rows, round(rows * self.demonstration_share), updates, steps, expert, first)
+
+    def bootstraps(self, critic: Critic) -> bool:
+        return True  # a transition does not tell whether time was up
 
     def typical_iteration(self, env: EnvConfig) -> int:
         return self.schedule(env).first_update

@@ -16,12 +16,11 @@ from rlinf_embodied.compose.commands import (
 from rlinf_embodied.compose.composition import (
     CONFIG_DIR,
     FILE_SUFFIXES,
-    Draft,
-    Prepare,
     choices,
     compose,
     groups,
     load,
+    pin,
     read_mapping,
     split,
     stored_variant,

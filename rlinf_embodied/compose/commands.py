@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf_embodied.compose.composition import Prepare, compose
+from rlinf_embodied.compose.composition import compose
 from rlinf_embodied.compose.overrides import split_override
 from rlinf_embodied.config import (
     EnvConfig,
@@ -24,38 +24,36 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
 
-def compose_train(overrides: Sequence[str] = (), prepare: Prepare | None = None) -> TrainConfig:
+def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
     """Returns the config of experiments/train_vla.py; this and the following raise ConfigError as `compose` does."""
-    return compose(TrainConfig, overrides, prepare=prepare)
+    return compose(TrainConfig, overrides)
 
 
-def compose_math(overrides: Sequence[str] = (), prepare: Prepare | None = None) -> MathConfig:
+def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
     """Returns the config of experiments/train_llm_math.py."""
-    return compose(MathConfig, overrides, prepare=prepare)
+    return compose(MathConfig, overrides)
 
 
-def compose_export(overrides: Sequence[str], prepare: Prepare | None = None) -> ExportConfig:
+def compose_export(overrides: Sequence[str]) -> ExportConfig:
     """Returns the config of experiments/export_dataset.py."""
-    return compose(ExportConfig, overrides, _env_section(overrides), prepare)
+    return compose(ExportConfig, overrides, _env_section(overrides))
 
 
-def compose_evaluate(overrides: Sequence[str], prepare: Prepare | None = None) -> EvaluateConfig:
+def compose_evaluate(overrides: Sequence[str]) -> EvaluateConfig:
     """Returns the config of an evaluation in a simulator."""
-    return compose(EvaluateConfig, overrides, _env_section(overrides), prepare)
+    return compose(EvaluateConfig, overrides, _env_section(overrides))
 
 
-def compose_evaluation(
-    overrides: Sequence[str], prepare: Prepare | None = None
-) -> EvaluateConfig | EvaluateAnswersConfig:
+def compose_evaluation(overrides: Sequence[str]) -> EvaluateConfig | EvaluateAnswersConfig:
     """Returns the config of experiments/evaluate.py, which fits the workflow of the checkpoint."""
     folder = _folder(overrides)
     action = "give <run.dir>/checkpoints/latest, or a Hugging Face folder of a causal language model"
     found = folder is None or folder.exists()
     require(found, "checkpoint", str(folder), "there is no such folder", action)
-    return compose_answers(overrides, prepare) or compose_evaluate(overrides, prepare)
+    return compose_answers(overrides) or compose_evaluate(overrides)
 
 
-def compose_answers(overrides: Sequence[str], prepare: Prepare | None = None) -> EvaluateAnswersConfig | None:
+def compose_answers(overrides: Sequence[str]) -> EvaluateAnswersConfig | None:
     """Returns the config of an evaluation if `checkpoint=<dir>` names a language model, else None.
 
     Sections that are not overridden are those of a checkpoint of the reasoning workflow; for a plain folder of
@@ -65,7 +63,7 @@ def compose_answers(overrides: Sequence[str], prepare: Prepare | None = None) ->
     sections = {name: saved.get(name) for name in ("data", "policy", "generation", "reward")}
     if saved.get("workflow") != "reasoning" or not _fits(EvaluateAnswersConfig, sections):
         return None
-    return compose(EvaluateAnswersConfig, overrides, sections, prepare)
+    return compose(EvaluateAnswersConfig, overrides, sections)
 
 
 def _env_section(overrides: Sequence[str]) -> dict[str, object]:

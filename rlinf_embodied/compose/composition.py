@@ -5,16 +5,16 @@ configs/<command>.yaml with the presets that it lists or those chosen in their p
 checked, and the dataclasses are built once, which checks their combinations.
 
 An algorithm's dataclass lies in its module, which imports torch: all other keys are merged and checked first, then the
-process is prepared (Draft), then the module is imported.
+process is pinned (portable/), then the module is imported.
 """
 
 from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,6 +25,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_embodied import portable
+from rlinf_embodied.cluster.hardware import uses_accelerators
 from rlinf_embodied.compose.overrides import did_you_mean, explained, keys, read_override, split_override
 from rlinf_embodied.config import (
     AlgorithmConfig,
@@ -67,26 +69,6 @@ _RESOLVERS = {  # what files under configs/ may compute from other keys
 _Config = TypeVar("_Config")
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is known of a config before code that it names is imported."""
-
-    schema: type
-    exact: Exactness  # run.exact
-    dry: bool  # run.dry
-    cluster: ClusterConfig | None  # if the schema has one
-    targets: tuple[str, ...]  # dotted paths of the code that it names
-
-    @classmethod
-    def of(cls, config: Any) -> Draft:
-        """Returns what the same is of a whole config."""
-        targets = tuple(targets_of(asdict(config)))
-        return cls(type(config), config.run.exact, config.run.dry, getattr(config, "cluster", None), targets)
-
-
-Prepare = Callable[[Draft], Exactness]  # returns what run.exact comes to in this process
-
-
 class Preset(NamedTuple):
     """A group's folder below configs/, and the file in it that is taken by default."""
 
@@ -116,7 +98,7 @@ def compose(
     schema: type[_Config],
     overrides: Sequence[str] = (),
     sections: Mapping[str, object] | None = None,
-    prepare: Prepare | None = None,
+    begin: Callable[[ClusterConfig, list[str]], None] | None = None,
 ) -> _Config:
     """Returns the config for overrides such as `["env=maniskill_push", "run.seed=1"]`.
 
@@ -124,7 +106,8 @@ def compose(
         schema: the dataclass to be built.
         overrides: `key=value` for every key of the schema, `group=preset` or `group=<file>`.
         sections: values of whole sections that take the place of their default presets.
-        prepare: is called before code that the config names is imported, for example command_line.pin.
+        begin: is called with the cluster and the dotted paths of the code that the config names, before any of it is
+            imported, unless run.dry=true.
 
     Raises:
         ConfigError: an unknown group, preset or key, a wrong type, or an impossible combination.
@@ -140,14 +123,27 @@ def compose(
     settled = [text for text in overrides if not targets or _is_settled(split_override(text)[0], schema)]
     config = _merged(schema, {}, [_without(layer, targets) for layer in (sections, presets)], settled, files)
     _require_filled(presets, words)
-    exact = prepare(_draft(schema, config, targets.values())) if prepare and "run" in keys(schema) else None
+    if targets:
+        with _explaining(keys(schema), "the command line"), suppress(ConfigError):  # train, say, raises it
+            pin(config)
+        if begin and not config.run.dry:
+            begin(config.cluster, [*targets_of(OmegaConf.to_container(config, resolve=False)), *targets.values()])
     kinds = {path: _algorithm(target, path, bases[path]) for path, target in targets.items()}
     if kinds:
         config = _merged(schema, kinds, [sections, presets], overrides, files)
     with _explaining(_keys(schema, kinds), "the command line"):
-        if exact is not None:
-            config.run.exact = exact
         return _built(config)
+
+
+def pin(config: Any) -> None:
+    """Pins the process, before torch is imported, if run.exact=portable and the config computes on CPU cores.
+
+    Raises:
+        ConfigError: the process cannot be pinned.
+    """
+    cluster, run = getattr(config, "cluster", None), config.run
+    if run.exact is Exactness.portable and not run.dry and not (cluster and uses_accelerators(cluster)):
+        portable.pin()
 
 
 def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, list[str]]:
@@ -219,13 +215,6 @@ def _algorithm(target: str, section: str, base: type) -> type:
     fits = isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
     require(fits, path, target, rule, "see docs/own_algorithm.md")
     return typing.cast(type, kind)
-
-
-def _draft(schema: type, config: Any, algorithms: Iterable[str]) -> Draft:
-    with _explaining(keys(schema), "the command line"):
-        cluster: Any = OmegaConf.to_object(config.cluster) if "cluster" in config else None
-        named = targets_of(OmegaConf.to_container(config, resolve=False))
-        return Draft(schema, config.run.exact, config.run.dry, cluster, (*named, *algorithms))
 
 
 def _keys(schema: type, kinds: Mapping[str, type]) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.env import EnvConfig
 from rlinf_embodied.config.language import Precision
+from rlinf_embodied.config.learning import Critic
 from rlinf_embodied.config.run import Exactness
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """Rollouts are repeated until enough groups of episodes differ in their success."""
+    """Rollouts are repeated until enough groups of episodes differ in their outcome."""
 
     num_groups: int  # of a rollout
     min_groups: int  # that suffice
@@ -98,6 +99,15 @@ class AlgorithmConfig:
 
     def check(self, config: TrainConfig) -> None:
         """Checks the algorithm against the other sections of a training."""
+
+    def bootstraps(self, critic: Critic) -> bool:
+        """Returns whether an episode continues for the algorithm behind a time-out: the value there counts."""
+        return False
+
+    @property
+    def needs_success(self) -> bool:
+        """Whether episodes count by whether they are solved; tasks that cannot be solved are refused."""
+        return False
 
     @property
     def same_start(self) -> int:

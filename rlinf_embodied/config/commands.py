@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlinf_embodied.config.algorithm import AlgorithmConfig, Source, require_exact
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
@@ -10,13 +10,7 @@ from rlinf_embodied.config.env import EnvConfig, PerturbConfig
 from rlinf_embodied.config.hierarchy import HierarchyConfig, require_hierarchy
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision
 from rlinf_embodied.config.learning import PolicyConfig, WarmStartConfig
-from rlinf_embodied.config.machine import (
-    ClusterConfig,
-    PlanConfig,
-    RecoveryConfig,
-    require_no_cores,
-    require_staleness,
-)
+from rlinf_embodied.config.machine import ClusterConfig, PlanConfig, RecoveryConfig, require_no_cores, require_staleness
 from rlinf_embodied.config.reasoning import (
     AnswerEvalConfig,
     GenerationConfig,
@@ -67,6 +61,7 @@ class TrainConfig(TrainingConfig):
     eval: EvalConfig = field(default_factory=EvalConfig)
 
     def __post_init__(self) -> None:
+        self.env = self._paid_once(self.env)
         env, algorithm = self.env, self.algorithm
         algorithm.check(self)
         needed, steps = env.chunks_per_episode, env.chunks_per_rollout
@@ -85,6 +80,17 @@ class TrainConfig(TrainingConfig):
         rule = f"{algorithm.name} learns from rollouts"
         unused = self.data is None or algorithm.learns_from is not Source.rollouts
         require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")
+
+    def _paid_once(self, env: EnvConfig) -> EnvConfig:
+        """Returns the env whose success bonus does not come in addition to the value after a time-out."""
+        high = self.hierarchy
+        levels = [(high.algorithm, high.policy)] if high.on else []
+        levels += [] if high.on and high.frozen else [(self.algorithm, self.policy)]
+        bootstraps = any(algorithm.bootstraps(policy.critic) for algorithm, policy in levels)
+        rule = "the value after a time-out counts, and the bonus stands for it"
+        action = "leave it out, or set algorithm.bootstrap_at_timeout=false"
+        require(not (env.bonus_at_timeout and bootstraps), "env.bonus_at_timeout", True, rule, action)
+        return env if env.bonus_at_timeout is not None else replace(env, bonus_at_timeout=not bootstraps)
 
     @property
     def files(self) -> list[str]:

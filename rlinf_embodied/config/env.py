@@ -114,7 +114,10 @@ class EnvConfig(Chunking):
     carry_over: bool = False  # episodes still running at the end of a rollout continue in the next one
     hold_steps: int = 10  # an episode ends once the task has been solved for this many env steps; 0: at `horizon` only
     reward: Reward = Reward.auto
-    success_bonus: float = 1.0  # added to the last reward of an episode that ends solved
+    success_bonus: float = 1.0  # added to the last reward of an episode that the task ends solved: it is its future
+    # whether it is paid at a time-out as well; null: where the algorithm counts no value after a time-out, see
+    # algorithm.bootstrap_at_timeout
+    bonus_at_timeout: bool | None = None
     control_hz: float = 0.0  # env steps per second, as a real robot's: a step takes at least its period; 0: no limit
     cameras: list[str] = field(default_factory=lambda: ["base_camera"])  # sensor names, in the policy's order
     history: int = 1  # env steps that an observation shows of each camera and state vector: the last ones

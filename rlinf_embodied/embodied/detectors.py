@@ -100,7 +100,7 @@ def warnings(
     number, found = len(watched), list[str]()
 
     def note(count: int, text: str) -> None:
-        if count and count >= _RARE * number:
+        if count >= max(2, _RARE * number):
             found.append(f"{count} of {number} episodes {text}")
 
     note(sum(w.first_success == 0 for w in watched), "begin solved")

@@ -33,6 +33,7 @@ class EnvStageConfig:
     env: EnvConfig
     seed: int
     group_size: int = 1  # rows that start from one initial state
+    needs_success: bool = False  # these rows are compared by success, not by return
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
@@ -75,6 +76,13 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     return env
 
 
+def require_success(spec: EnvSpec, needed: bool) -> None:
+    """Checks that an env tells success where an algorithm compares episodes by it."""
+    rule = f"{spec.task} does not tell whether it is solved, so that all episodes would count alike"
+    action = "set it to false to compare returns, or use algorithm=ppo"
+    require(spec.has_success or not needed, "algorithm.success_only", True, rule, action)
+
+
 def paced(env: VectorEnv, actions: Controller, next_seeds: Sequence[int] | None, control_hz: float) -> ChunkResult:
     """Runs a chunk on robots, whose env steps take at least 1 / control_hz s each, whatever computes them.
 
@@ -108,14 +116,20 @@ class EnvStage(HoldsNoMemory):
         self._shards: dict[Blocks, Shard] = {}
 
     def setup(self, context: StageContext) -> EnvSpec:
-        """Builds one env object per shard and returns the facts about it."""
+        """Builds one env object per shard and returns the facts about it.
+
+        Raises:
+            ConfigError: success is needed, and the env cannot tell it.
+        """
         self._shards = {}
         for blocks in context.shards:
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
             idle = np.zeros(len(ids), dtype=bool)
             self._shards[blocks] = Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
-        return next(iter(self._shards.values())).env.spec
+        spec = next(iter(self._shards.values())).env.spec
+        require_success(spec, self._config.needs_success)
+        return spec
 
     # ------------------------------------------------------------------------------------------------ rollout loop
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
@@ -231,12 +245,13 @@ class EnvStage(HoldsNoMemory):
         shard = self._shards[tuple(blocks)]
         assert shard.observation is not None
         columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
-        groups: dict[int, tuple[bool, ...]] = {}
+        groups: dict[int, tuple[float, ...]] = {}
         size = self._config.group_size
         if size > 1 and not self._config.transitions:
             for block, column in cast("dict[int, EnvColumns]", columns).items():
                 first = block * (self._size // size)
-                groups |= {first + k: tuple(part.tolist()) for k, part in enumerate(column.success.split(size))}
+                outcome = column.success if self._config.needs_success else column.returns
+                groups |= {first + k: tuple(part.tolist()) for k, part in enumerate(outcome.split(size))}
         env_steps = sum(int(result.valid.sum()) for result in shard.results)
         begun = np.flatnonzero(shard.running & (shard.begun < len(shard.results)))  # not those that are to begin
         late = sum(not self._seen_whole(shard, int(row)) for row in begun)

@@ -116,7 +116,7 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
         unsolved = [episode.seed for episode in result.episodes if not episode.metrics.get("success_once", 1.0)]
         if config.film_failures and (chosen := tuple(unsolved[: config.eval.num_videos])):
             again = replace(asked, only=chosen, videos=str(folder.videos))
-            again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen)))
+            again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen), sampled_episodes=0))
             films = Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0).watched
             named = {seen.seed: seen.video for seen in films}
             seen = tuple(replace(one, video=named.get(one.seed, "")) for one in result.watched)
@@ -152,7 +152,9 @@ def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str)
             f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"
         )
     require_policy_class(trained.policy, cloned=False)
-    return policy_stage(name, trained.policy, checkpoint, asked, trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}")
+    levels, high = trained.hierarchy, f"{checkpoint}/{HIGH_FOLDER}"
+    precisions = (trained.precision, trained.precision if levels is None else trained_under(high).precision)
+    return policy_stage(name, trained.policy, checkpoint, asked, levels, high, precisions)
 
 
 def _print(config: EvaluateConfig, result: EvaluationResult) -> None:

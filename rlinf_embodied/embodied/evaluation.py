@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
-from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, RunConfig
+from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.embodied.detectors import Watch, Watched, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
@@ -47,6 +47,11 @@ class EvaluationEnvConfig(EnvStageConfig):
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
     only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
+
+    @property
+    def greedy_rounds(self) -> int:
+        """Rounds before those of eval.sampled_episodes."""
+        return -(-self.eval.num_episodes // self.env.num_envs)
 
 
 def held_out(
@@ -86,15 +91,18 @@ class EvaluationEnvStage(EnvStage):
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
-        shard, how = self._shards[blocks], self._eval.eval
-        numbers = self._numbers(shard, step_context)
+        shard, how, rounds = self._shards[blocks], self._eval.eval, self._eval.greedy_rounds
+        numbers, again = self._numbers(shard, step_context), step_context.round >= rounds
+        numbers, limit = numbers - again * rounds * self._eval.env.num_envs, how.num_episodes
+        limit = how.sampled_episodes if again else limit
         seeds, only = how.seed + numbers, self._eval.only
-        rows = np.nonzero((numbers < how.num_episodes) & (np.isin(seeds, only) if only else True))[0].tolist()
+        rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
         self._begin(shard)
         shard.running[:] = False
         shard.running[rows] = True
         wanted = np.isin(seeds, how.film_seeds) if how.film_seeds else numbers < how.num_videos
-        shard.env.record([row for row in rows if wanted[row] and self._eval.videos is not None], how.video_size)
+        films = self._eval.videos is not None and not again
+        shard.env.record([row for row in rows if wanted[row] and films], how.video_size)
         if rows:
             shard.observation = shard.env.reset([int(seeds[row]) for row in rows], rows)
             self._watches[blocks] = Watch(shard.observation, getattr(shard.env, "solved", None))
@@ -144,17 +152,26 @@ def policy_stage(
     asked: EvaluationEnvConfig,
     hierarchy: HierarchyConfig | None = None,
     high_folder: str = "",
+    precisions: Sequence[Precision] = (Precision.float32, Precision.float32),
 ) -> StageSpec:
-    """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another."""
+    """Returns the stage in which the policy of a folder acts; of two levels, with the high-level one of another.
+
+    `precisions` are those in which the low-level or only policy, and the high-level one, were trained.
+    """
     if policy is None:
         return StageSpec(name, f"{__name__}.NoPolicyStage", None)
-    exact, greedy = asked.exact, asked.eval.greedy
     low = PolicyStageConfig(
-        *(policy, folder, asked.env, asked.seed), exact=exact, greedy=greedy, records=False, evaluates=True
+        *(policy, folder, asked.env, asked.seed),
+        exact=asked.exact,
+        precision=precisions[0],
+        greedy=asked.eval.greedy,
+        greedy_rounds=asked.greedy_rounds,
+        records=False,
+        evaluates=True,
     )
     if hierarchy is None or not hierarchy.on:
         return StageSpec(name, f"{RolloutStage.__module__}.RolloutStage", low)
-    high = replace(low, policy=hierarchy.policy, folder=high_folder, name=HIGH_POLICY)
+    high = replace(low, policy=hierarchy.policy, folder=high_folder, precision=precisions[1], name=HIGH_POLICY)
     return StageSpec(name, f"{TwoLevelStage.__module__}.TwoLevelStage", TwoLevelConfig(low, high, hierarchy))
 
 
@@ -201,7 +218,9 @@ class Evaluation:
         self._num_episodes = len(asked.only) or asked.eval.num_episodes
         self._target, self._progress, self._seen, self._table = target, progress, seen or {}, table
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
-        again = Repeat("evaluation", None, self._opener, self._decide, -(-asked.eval.num_episodes // env.num_envs))
+        self._greedy_rounds = asked.greedy_rounds
+        rounds = self._greedy_rounds + -(-asked.eval.sampled_episodes // env.num_envs)
+        again = Repeat("evaluation", None, self._opener, self._decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         opener = StageSpec(self._opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds)
         stages = {opener.name: opener, policy.name: policy}
@@ -213,7 +232,8 @@ class Evaluation:
 
     def _decide(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Reports the progress; ends early once too many episodes have failed for the target to be reached."""
-        episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
+        greedy = rounds[: self._greedy_rounds]
+        episodes = [e for reports in greedy for report in of_type(reports, RolloutReport) for e in report.episodes]
         if self._progress is not None:
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
@@ -230,23 +250,27 @@ class Evaluation:
         reach = 0.0 if best is None or not self._target else min(best, self._target)
         self._max_failures = max_failures(number, reach)
         result = self.executor.run(StepContext(step))
-        reports = result.all_of(self._opener, EvaluationReport)
-        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
+        rounds = [of_type(reports, EvaluationReport) for reports in result.reports[self._opener]]
+        reports = [report for reports in rounds[: self._greedy_rounds] for report in reports]
+        in_order = lambda reports: sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)  # noqa: E731
+        episodes = in_order(reports)
+        sampled = in_order(report for reports in rounds[self._greedy_rounds :] for report in reports)
         mean = episode_means(episodes)
         once, at_end = (
             Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
             for key in ("success_once", "success_at_end")
         )
-        whole = len(episodes) == number
+        whole, failures = len(episodes) == number, len(episodes) - (at_end.successes if at_end else len(episodes))
         watched = tuple(sorted((w for report in reports for w in report.watched), key=lambda w: w.seed))
         mixed = self.executor.call(self.stage, "largest_change_alone", StepContext(step)) if self._one_policy else []
+        change = max(of_type(mixed, float), default=0.0)
         found = EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
-            score=at_end.value if whole and at_end is not None else None,
+            score=None if not whole else mean["return"] if at_end is None else at_end.value,
+            at_most=1.0 - failures / number,
             watched=watched,
-            warnings=tuple(
-                warnings(episodes, watched, max(of_type(mixed, float), default=0.0), self.env_spec, self._seen)
-            ),
+            sampled=tuple(sampled),
+            warnings=tuple(warnings(episodes, watched, change, self.env_spec, self._seen)),
         )
         if self._table is not None:
             found.write_table(self._table, step)

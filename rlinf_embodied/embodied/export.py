@@ -23,6 +23,7 @@ from rlinf_embodied.embodied.policy_folder import (
     require_policy_class,
     trained_under,
 )
+from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
@@ -94,7 +95,8 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
         return lambda step, shown: env.expert_actions()
     folder = str(config.checkpoint)
     trained = trained_under(folder)
-    policy, executed = load_policy(trained.policy, folder, "cpu").policy, trained.env.executed
+    loaded, executed = load_policy(trained.policy, folder, "cpu").policy, trained.env.executed
+    policy = computed_in(trained.precision, loaded, trained.policy, "cpu")
     chunk: list[Tensor] = []
 
     @torch.no_grad()

@@ -91,21 +91,20 @@ class EmbodiedJob:
         """The goal is run.until_success."""
         if self.goal is None:
             return None
-        given = self.config.eval
-        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(self.config.env, check, self.config.run)
+        asked = held_out(self.config.env, self.config.eval.checks, self.config.run)
         return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, self.goal)
 
     def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
         config, high_folder = self.config, self._high_folder(policy_folder)
-        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder)
+        precisions = (config.algorithm.precision, config.hierarchy.algorithm.precision)
+        return policy_stage(name, config.policy, policy_folder, asked, config.hierarchy, high_folder, precisions)
 
     def standing(self, cluster: Cluster) -> list[Standing]:
         """Returns the simulators; policies are the copies of the workers' other stages, or leave the device."""
         config = self.config
         if cluster.cores_beside or not config.algorithm.acts:
             return []
-        checks = [replace(config.eval, num_episodes=config.eval.check_episodes)] if self.goal is not None else []
+        checks = [config.eval.checks] if self.goal is not None else []
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 

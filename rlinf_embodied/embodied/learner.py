@@ -14,7 +14,7 @@ from rlinf_embodied.algorithms.transitions import Columns, length
 from rlinf_embodied.config import AlgorithmConfig, Source
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER, TwoLevelConfig
-from rlinf_embodied.embodied.policy_folder import load_policy, save_conditions, save_policy
+from rlinf_embodied.embodied.policy_folder import CONDITIONS, load_policy, save_conditions, save_policy
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, computed_in
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner_stage import LearnerStage, StagePart
@@ -109,23 +109,28 @@ class PolicyLearner(LearnerStage):
 
     def write_policy(self, folder: Path) -> None:
         """Writes the policy; the high level in `high/`, next to the low-level one as it is while nobody trains it."""
-        model, both = self._config.model, self._config.both
+        model, both, precision = self._config.model, self._config.both, self._config.algorithm.precision
         own = folder if both is None else folder / HIGH_FOLDER
-        save_policy(self.shared.policy, own, model.env, model.policy, self.device)
+        save_policy(self.shared.policy, own, model.env, model.policy, self.device, precision)
         if both is not None:
             for name, content in _files(Path(both.low.folder)).items():
                 if name not in _CHECKPOINT:
                     (folder / name).write_bytes(content)
-            save_conditions(folder, model.env, both.low.policy, self.device, both.hierarchy)
+            low = both.low
+            save_conditions(folder, model.env, low.policy, self.device, both.hierarchy, low.precision)
 
     def state_part(self, step_context: StepContext) -> StagePart | None:
-        """Returns the low level's part of a checkpoint that the high level writes, with the policy's files."""
+        """Returns the low level's part of a checkpoint that the high level writes, with the policy's files.
+
+        The conditions are those of both levels, and the high level's to write.
+        """
         part = super().state_part(step_context)
         if part is None:
             return None
         with tempfile.TemporaryDirectory(prefix="rlinf_embodied-") as folder:
             self.write_policy(Path(folder))
-            return replace(part, files=_files(Path(folder)))
+            files = _files(Path(folder))
+            return replace(part, files={name: files[name] for name in files if name != CONDITIONS})
 
 
 def _files(folder: Path) -> dict[str, bytes]:

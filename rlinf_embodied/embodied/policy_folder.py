@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Reward
+from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Precision, Reward
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -23,7 +23,7 @@ from rlinf_embodied.learning.weights import SharedPolicy, move
 from rlinf_embodied.plug_ins import env_options, load_plug_in, load_target, named_when_raised
 from rlinf_embodied.telemetry.run_folder import library_versions
 
-_FILE = "evaluation.json"
+CONDITIONS = "evaluation.json"
 _LIBRARIES = ("torch", "mani_skill", "sapien", "transformers")
 USE_ITS_OWN = "Use its own settings (ManiSkill: env.options.backend=batched is physx_cpu, gpu is physx_cuda)"
 _CHOICES = ("every", "instructions", "goal_low", "goal_high", "columns", "way_columns", "way_to_goal")
@@ -61,14 +61,21 @@ def is_published(folder: str | Path, config: PolicyConfig) -> bool:
     Raises:
         CheckpointError: it was not written here, and the policy reads no other.
     """
-    if (Path(folder) / _FILE).exists():
+    if (Path(folder) / CONDITIONS).exists():
         return False
     if not getattr(load_target(config._target_), "reads_published", False):
         trained_under(str(folder))  # says what is wrong with it
     return True
 
 
-def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu") -> None:
+def save_policy(
+    policy: Policy,
+    folder: Path,
+    env: EnvConfig,
+    config: PolicyConfig,
+    device: str = "cpu",
+    precision: Precision = Precision.float32,
+) -> None:
     """Writes a policy with the conditions of its training; `device` is torch's name of the one it was trained on.
 
     Raises:
@@ -81,19 +88,25 @@ def save_policy(policy: Policy, folder: Path, env: EnvConfig, config: PolicyConf
             f"{type(policy).__name__}.save wrote {sorted(path.name for path in folder.iterdir())}, but a policy folder "
             "holds a config.json: write one, as policies.checkpoint_folder.write_folder does (docs/own_policy.md)"
         )
-    save_conditions(folder, env, config, device)
+    save_conditions(folder, env, config, device, precision=precision)
 
 
 def save_conditions(
-    folder: Path, env: EnvConfig, config: PolicyConfig, device: str = "cpu", hierarchy: HierarchyConfig | None = None
+    folder: Path,
+    env: EnvConfig,
+    config: PolicyConfig,
+    device: str = "cpu",
+    hierarchy: HierarchyConfig | None = None,
+    precision: Precision = Precision.float32,
 ) -> None:
     """Writes under which conditions the policy of a folder acts; with `hierarchy` it is the low-level one of two."""
     conditions = fingerprint(env, config, kind_of(device))
     content: dict[str, Any] = {"env": asdict(env), "policy": asdict(config), "fingerprint": conditions}
+    content["precision"] = precision
     if hierarchy is not None:
         content["hierarchy"] = {name: getattr(hierarchy, name) for name in _CHOICES}
         content["hierarchy"]["policy"] = asdict(hierarchy.policy)
-    (folder / _FILE).write_text(json.dumps(content, indent=2) + "\n")
+    (folder / CONDITIONS).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def require_fitting(folder: str, observation: Observation, criticised: bool = False) -> None:
@@ -178,6 +191,7 @@ class TrainedUnder:
     policy: PolicyConfig
     fingerprint: Mapping[str, Any]
     hierarchy: HierarchyConfig | None = None  # where the folder has a high-level policy, too
+    precision: Precision = Precision.float32  # in which it acted
 
 
 def trained_under(folder: str) -> TrainedUnder:
@@ -187,9 +201,9 @@ def trained_under(folder: str) -> TrainedUnder:
         CheckpointError: the folder is missing, foreign, or damaged.
     """
     require_policy_folder("checkpoint", folder)
-    path = Path(folder) / _FILE
+    path = Path(folder) / CONDITIONS
     if not path.exists():
-        rule = f"it holds no {_FILE}: it was not written by this project"
+        rule = f"it holds no {CONDITIONS}: it was not written by this project"
         raise CheckpointError(f"checkpoint is {folder!r}, but {rule}; evaluate it with the code that made it")
     try:
         content = json.loads(path.read_text())
@@ -198,7 +212,8 @@ def trained_under(folder: str) -> TrainedUnder:
         env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
         if levels is not None:
             levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
-        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), dict(content["fingerprint"]), levels)
+        conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))
+        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         rule = "it is damaged, or was written by another version of this project"
         raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error

@@ -42,6 +42,7 @@ class PolicyStageConfig:
     precision: Precision = Precision.float32  # of rollouts that are trained on
     name: str = "policy"  # of the weights: what a worker's stages share, what noise is for
     greedy: bool = False  # the most likely actions instead of samples
+    greedy_rounds: int | None = None  # in an iteration's first rounds only; None: in all
     records: bool = True  # false: it leaves no columns, as nobody trains on them
     uniform_until: int = 0  # iterations before this one have uniform actions
     evaluates: bool = False  # whether its noise is keyed by the episode
@@ -118,7 +119,8 @@ class RolloutStage(WeightsUser[Policy]):
             require_fitting(config.folder, observation, criticised)
             self._fits = True
         features = policy.encode(observation.to(self._device))
-        noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
+        greedy = config.greedy and (config.greedy_rounds is None or step_context.round < config.greedy_rounds)
+        noise = None if greedy else torch.cat([self._noise(step_context, block) for block in blocks])
         output = policy.act(features, noise, config.policy.temperature)
         if config.evaluates and step_context.chunk_step == step_context.round == 0:
             self._mixing = max(self._mixing, self._change_alone(observation, noise, output.actions))

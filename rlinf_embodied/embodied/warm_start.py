@@ -17,7 +17,7 @@ from rlinf_embodied.config import EnvConfig, HierarchyConfig, PerturbConfig, Pol
 from rlinf_embodied.config.checks import within
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
-from rlinf_embodied.embodied.env_stage import make_env
+from rlinf_embodied.embodied.env_stage import make_env, require_success
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
@@ -33,12 +33,12 @@ from rlinf_embodied.runtime.session import Session
 from rlinf_embodied.training import warm_start as common
 from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
-_VERSION = 2  # of what a cached checkpoint depends on in addition to its key
+_VERSION = 3  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
-    *("hold_steps", "reward", "success_bonus", "control_hz", "rows_per_call", "perturb"),
+    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb"),
 )
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
@@ -58,9 +58,10 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         return Path(given)
     cloned = not (config.warm_start.from_scratch or published)
     if cloned and config.algorithm.learns_from is not Source.demonstrations:
-        make = lambda folder: _make_cloned(folder, fine_tuning_of(config), session, cluster, progress)  # noqa: E731
+        make = lambda folder: _make_cloned(folder, config, session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)
-    new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned)
+    needs = config.algorithm.needs_success
+    new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned, needs_success=needs)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
@@ -97,6 +98,7 @@ class NewPolicyConfig:
     published: str | None = None  # a folder that others wrote, with the weights
     measures: bool = True  # whether inputs are standardised with what random actions see; demonstrations may say better
     hierarchy: HierarchyConfig | None = None  # of a high-level policy: its actions are choices
+    needs_success: bool = False  # of the algorithm that will train it
 
 
 class NewPolicyStage:
@@ -116,6 +118,7 @@ class NewPolicyStage:
         except SimulatorError as error:  # of a simulator that cannot be built, not of one that fails during a call
             raise ConfigError(str(error)) from error
         try:
+            require_success(env.spec, config.needs_success)
             policy = self._policy(env.spec)
             if config.measures and isinstance(policy, ImitationPolicy):
                 for name, column in self._seen(env, policy).items():
@@ -161,7 +164,8 @@ def fine_tuning_of(config: TrainConfig) -> TrainConfig:
 
 def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: Cluster, progress: ShowProgress) -> None:
     with TemporaryDirectory(prefix="rlinf_embodied-") as place:
-        new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False)
+        needs, config = config.algorithm.needs_success, fine_tuning_of(config)
+        new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False, needs_success=needs)
         _make_new(Path(place) / "new", new, session, cluster)
         stage = fine_tuning_stage(config, sources_of(config), f"{place}/new")
         prepare = lambda executor: demonstrate(executor, stage, progress)  # noqa: E731

@@ -86,7 +86,11 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
     critics = [config.policy.critic] if algorithm.has_critic else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
     configs: dict[str, object] = {
-        ENV: EnvStageConfig(env, seed, algorithm.same_start, keep_images=Critic.observation in critics),
+        ENV: EnvStageConfig(
+            *(env, seed, algorithm.same_start),
+            keep_images=Critic.observation in critics,
+            needs_success=algorithm.needs_success,
+        ),
         POLICY: model,
         ACTOR: LearnerConfig(
             model, algorithm, number, view=partial(low_level_columns, hierarchy) if hierarchy.on else None
@@ -132,14 +136,14 @@ def learners_of(hierarchy: HierarchyConfig) -> tuple[str, ...]:
 
 
 def kept_groups(again: Resampling, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
-    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in the raw task metric.
+    """Dynamic sampling (DAPO, arXiv 2503.14476): keeps groups whose members differ in success or return.
 
     The message to the actor is the (round, group) pairs to train on: the first `num_groups` with nonzero variance.
     """
     kept: list[tuple[int, int]] = []
     for number, reports in enumerate(rounds):
-        success = {g: found for report in of_type(reports, RolloutReport) for g, found in report.group_success.items()}
-        kept += [(number, group) for group in sorted(success) if not again.drop or len(set(success[group])) > 1]
+        outcomes = {g: each for report in of_type(reports, RolloutReport) for g, each in report.group_outcomes.items()}
+        kept += [(number, group) for group in sorted(outcomes) if not again.drop or len(set(outcomes[group])) > 1]
     return RepeatDecision(len(kept) >= again.min_groups, tuple(kept[: again.num_groups]))
 
 

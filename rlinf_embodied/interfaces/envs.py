@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlinf_embodied.config.env import Chunking
 
-CLOCK_COLUMNS = 2  # of privileged state; they depend on env.horizon and env.chunk, all others on the simulator alone
+CLOCK_COLUMNS = 3  # of privileged state; they depend on how episodes are run, all others on the simulator alone
 OBSERVATION_VERSION = 3  # raised when images or proprioception of one config change: policies learned from these
 PROPRIO = "proprio"  # the state vector of an env that has only one
 PRIVILEGED = "privileged"
@@ -66,7 +66,8 @@ class Observation:
 
     Images and state vectors have the order of EnvSpec.features, that of env.cameras and env.states; with env.history=F
     they are [N, F, H, W, 3] and [N, F, D], the present last, and a reset repeats its observation F times.  The last
-    CLOCK_COLUMNS of privileged state are the time in the episode and the phase within the chunk, in [-1, 1].
+    CLOCK_COLUMNS of privileged state are what an episode's end depends on beyond the simulator, in [-1, 1]: its time,
+    the phase within the chunk, and for how many of env.hold_steps the task has stayed solved.
     """
 
     state: Mapping[str, Tensor]  # float32 [N, D] each

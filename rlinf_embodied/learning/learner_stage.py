@@ -116,10 +116,7 @@ class LearnerStage:
         return networks | {name: learner.export_state() for name, learner in self.learners.items()}
 
     def save(
-        self,
-        step_context: Moment,
-        argument: tuple[str, int, int, StagePart],
-        *parts: StagePart | WeightsMessage | None,
+        self, step_context: Moment, argument: tuple[str, int, int, StagePart], *parts: StagePart | WeightsMessage | None
     ) -> None:
         """Writes a checkpoint before an iteration that is to come; the first worker does.
 

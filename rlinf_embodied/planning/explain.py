@@ -73,12 +73,7 @@ class Ranking:
 
 
 def rank(
-    pricer: Pricer,
-    num_ranked: int = 8,
-    *,
-    min_staleness: int = 0,
-    max_staleness: int = 0,
-    search_s: float = SEARCH_S,
+    pricer: Pricer, num_ranked: int = 8, *, min_staleness: int = 0, max_staleness: int = 0, search_s: float = SEARCH_S
 ) -> Ranking:
     """Returns the best plan of every kind, and the best ones of other structures.
 

@@ -36,13 +36,13 @@ def pin() -> None:
     if is_pinned():
         return
     _require_processor()
+    path = library.compiled()
     late = [name for name in ("torch", "numpy") if name in sys.modules]  # they choose when they are imported
     if late:
         raise ConfigError(
             f"run.exact is 'portable', but {late[0]} is imported already and keeps the kernels that it chose: call "
             "rlinf_embodied.portable.pin() before the first import of torch and numpy, or use run.exact=exact"
         )
-    path = library.compiled()
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # libraries that are loaded later find its symbols before their own
     os.environ.update(VARIABLES, **{_LIBRARY: str(path)})
     others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]

@@ -11,8 +11,8 @@ import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.telemetry.metrics import idle_warning, percent
-from rlinf_embodied.telemetry.plots import COLOURS, line_chart, rate_lines, svg
-from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled
+from rlinf_embodied.telemetry.plots import COLOURS, kept_moment, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,12 +73,17 @@ def _drawn(figure: Figure | None, title: str) -> str:
 def outcome(run: Run) -> str:
     """What came of it: state, metrics before and after, seconds, digest of the weights."""
     number = run.num_iterations
-    kept = "" if run.kept == number else f" The weights are those of iteration {run.kept}, the best by its checks."
-    state = f"Finished after {number} iterations.{kept}" if run.finished else f"Not finished: {number} iterations."
+    kept = f"Finished after {number} iterations. Weights: {kept_weights(run.kept, number)}."
+    state = kept if run.finished else f"Not finished: {number} iterations."
     text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     warning = idle_warning([row.get("rollout/useful_groups") for row in run.metrics])
-    text += f"<p><b>Warning</b>: {warning}</p>" if warning else ""
+    warned = [warning] if warning else []
+    warned += [f"evaluation after: {escape(text)}" for text in run.after.get("warnings", ())]
+    text += "".join(f"<p><b>Warning</b>: {one}</p>" for one in warned)
+    if best := run.summary.get("best"):
+        note = run.summary.get("best_note", "biased upwards")
+        text += f"<p>The best score on the way, {best['score']:.4g}, is {note}.</p>"
     if not run.before and not run.rates:
         return text + missing("no evaluation has been written, and no iteration was finished")
     names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])
@@ -130,8 +135,8 @@ def curves(runs: Sequence[Run]) -> str:
         lines = [
             line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
         ]
-        label, bounds = (f"{name}, %", (0, 103)) if name in SHARES else (name, None)
-        charts += _drawn(line_chart(lines, runs[0].unit, label, bounds), name)
+        label, moment = f"{name}, %" if name in SHARES else name, kept_moment(runs[0]) if len(runs) == 1 else None
+        charts += _drawn(line_chart(lines, runs[0].unit, label, moment=moment), name)
     note = (
         "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
         "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
@@ -162,15 +167,17 @@ def videos(run: Run, budget_bytes: int) -> str:
 
 
 def evaluations(run: Run) -> str:
-    """Every evaluation and check, in order; a check that ended early, as worse than the best, has no numbers."""
+    """Every evaluation and check, in order; if a check ended early, the highest share still possible."""
     others = [name for name in ("return", "reward", "episode_len", "length") if name in run.before]
     names = list(dict.fromkeys([*run.rates, *others]))
     rows = [["before", "0", *(measured(run.before, name) for name in names)]] if run.before else []
     for row in run.metrics:
         for kind in ("eval", "check"):
-            found = [row.get(f"{kind}/{name}") for name in names]
-            if any(value is not None for value in found) or (kind == "check" and row.get("check/ended_early")):
-                rows.append([kind, str(row["iteration"]), *map(_value, names, found)])
+            found = [_value(name, row.get(f"{kind}/{name}")) for name in names]
+            most = [_value(name, row.get(f"{kind}/{name}_at_most")) for name in names]
+            cells = [value if bound == "-" else f"at most {bound}" for value, bound in zip(found, most, strict=True)]
+            if set(cells) - {"-"}:
+                rows.append([kind, str(row["iteration"]), *cells])
     if run.after:
         rows.append(["after", str(run.kept), *(measured(run.after, name) for name in names)])
     return table(["evaluation", "iteration", *names], rows) if rows else missing("nothing was evaluated yet")

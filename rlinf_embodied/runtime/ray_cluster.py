@@ -31,14 +31,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf_embodied import portable
-from rlinf_embodied.cluster.hardware import (
-    EMULATED,
-    RAY_GPUS,
-    gpus,
-    host_memory_bytes,
-    num_cores,
-    store_bytes,
-)
+from rlinf_embodied.cluster.hardware import EMULATED, RAY_GPUS, gpus, host_memory_bytes, num_cores, store_bytes
 from rlinf_embodied.cluster.nodes import NodeFacts, RayNode, require_alike
 from rlinf_embodied.device import is_accelerator, kind_of
 from rlinf_embodied.errors import ConfigError
@@ -257,12 +250,7 @@ def versions() -> dict[str, str]:
 
 def examine() -> NodeFacts:
     """Returns what this node has."""
-    return NodeFacts(
-        gpus=tuple(gpus()),
-        num_cores=num_cores(),
-        memory_bytes=host_memory_bytes(),
-        versions=versions(),
-    )
+    return NodeFacts(gpus=tuple(gpus()), num_cores=num_cores(), memory_bytes=host_memory_bytes(), versions=versions())
 
 
 def _ask(nodes: list[dict], timeout_s: float) -> None:

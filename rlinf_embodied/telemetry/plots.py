@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.telemetry.metrics import moving_mean, wilson
-from rlinf_embodied.telemetry.run_reader import SHARES, Run, pooled, read_run
+from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled, read_run
 from rlinf_embodied.telemetry.trace import Span
 
 if TYPE_CHECKING:
@@ -27,17 +27,20 @@ class Line:
     points: Sequence[tuple[float, float]]
     colour: str
     intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point
-    marks: bool = False  # a mark with its interval at each point, and a thin line
+    marks: str = ""  # a mark with its interval at each point, and a thin line; "v": marks of upper bounds, no line
 
 
 def line_chart(
     lines: Sequence[Line],
     x_label: str = "",
     y_label: str = "",
-    y_range: tuple[float, float] | None = None,
     size: tuple[float, float] = (7.6, 3.2),
+    moment: tuple[float, str] | None = None,
 ) -> Figure | None:
-    """Returns a chart of lines, their intervals as shades or whiskers; None without points."""
+    """Returns a chart of lines, their intervals as shades or whiskers; None without points.
+
+    A `moment` is drawn as a vertical line with its label: (1000, "weights kept").
+    """
     lines = [line for line in lines if line.points]
     if not lines:
         return None
@@ -51,15 +54,26 @@ def line_chart(
             below = [max(0.0, y - low) for y, low in zip(ys, lows, strict=True)]
             above = [max(0.0, high - y) for y, high in zip(ys, highs, strict=True)]
             axes.errorbar(
-                xs, ys, [below, above], fmt="o-", ms=4, lw=0.8, elinewidth=1.5, color=line.colour, label=label
+                xs,
+                ys,
+                [below, above],
+                fmt=line.marks,
+                ms=5,
+                lw=0.8,
+                elinewidth=1.5,
+                color=line.colour,
+                mfc="none" if line.marks != "o-" else None,
+                label=label,
             )
             continue
         axes.plot(xs, ys, color=line.colour, label=label, lw=2, marker="o" if len(xs) == 1 else "")
         if line.intervals:
             axes.fill_between(xs, lows, highs, color=line.colour, alpha=0.16, lw=0)
-    axes.set(xlabel=x_label, ylabel=y_label, ylim=y_range)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
-    if any(line.label for line in lines):
+    if moment is not None:
+        axes.axvline(moment[0], color="#444444", lw=1, ls="--", label=moment[1])
+    if moment is not None or any(line.label for line in lines):
         axes.legend(fontsize=8)
     return figure
 
@@ -77,15 +91,28 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
         points = [(step, share) for step, share, _ in found]
         bounds = [wilson(round(share * number), round(number)) for _, share, number in found]
     held_out = [(x, y, (y, y)) for x, y in run.column(f"eval/{name}")]
-    end = float(run.metrics[-1]["global_step"] or 0) if run.metrics else 0.0
-    for step, result in ((0.0, run.before), (end, run.after if run.num_iterations else {})):
+    for step, result in ((0.0, run.before), (run.kept_step, run.after if run.num_iterations else {})):
         if f"{name}_interval" in result:
             held_out.append((step, result[name], result[f"{name}_interval"]))
     held_out.sort(key=lambda mark: mark[0])
     scaled = lambda pairs: [(factor * low, factor * high) for low, high in pairs]  # noqa: E731
     sampled = Line(f"{prefix}{name}, sampled", [(x, factor * y) for x, y in points], colour, scaled(bounds))
     marks, whiskers = [(x, factor * y) for x, y, _ in held_out], scaled(interval for _, _, interval in held_out)
-    return [sampled, Line(f"{prefix}{name}, held-out", marks, colour, whiskers, marks=True)]
+    checks, bounds_of_checks = (
+        [(x, factor * y) for x, y in run.column(f"check/{name}{end}")] for end in ("", "_at_most")
+    )
+    return [
+        sampled,
+        Line(f"{prefix}{name}, held-out", marks, colour, whiskers, marks="o-"),
+        Line(f"{prefix}{name}, check", checks, colour, marks="s:"),
+        Line(f"{prefix}{name}, check that ended early: at most", bounds_of_checks, colour, marks="v"),
+    ]
+
+
+def kept_moment(run: Run) -> tuple[float, str] | None:
+    """Returns where in a finished run the kept weights lie, with a label."""
+    label = f"kept weights: {kept_weights(run.kept, run.num_iterations)}"
+    return (run.kept_step, label) if run.finished and run.metrics else None
 
 
 def plot_curve(folder: Path) -> Path:
@@ -94,7 +121,8 @@ def plot_curve(folder: Path) -> Path:
     names = run.rates or ["return"]
     lines = [line for name, colour in zip(names, COLOURS, strict=False) for line in rate_lines(run, name, colour)]
     shares = names[0] in SHARES
-    figure = line_chart(lines, run.unit, "%" if shares else names[0], (0, 103) if shares else None, (6.4, 4.0))
+    label = "%" if shares else names[0]
+    figure = line_chart(lines, run.unit, label, size=(6.4, 4.0), moment=kept_moment(run))
     target = folder / "curve.png"
     (figure or _figure((6.4, 4.0))).savefig(target, dpi=120)
     return target

@@ -50,6 +50,11 @@ class Run:
         return int(self.summary.get("weights_of_iteration", self.num_iterations))
 
     @property
+    def kept_step(self) -> float:
+        """The global step at which the weights were those that are kept."""
+        return next((float(row["global_step"] or 0) for row in self.metrics if row["iteration"] == self.kept), 0.0)
+
+    @property
     def names(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.metrics for name in row))
 
@@ -68,6 +73,12 @@ class Run:
         """Returns (global step, value) of each iteration that has a metric."""
         rows = [(row.get("global_step"), row.get(name)) for row in self.metrics]
         return [(float(x), float(y)) for x, y in rows if x is not None and y is not None and math.isfinite(y)]
+
+
+def kept_weights(kept: int, last: int) -> str:
+    """Returns for people which iteration's weights a run of `last` iterations ends with."""
+    which = "the last" if kept == last else f"the best check; the run had {last}"
+    return f"of iteration {kept} ({which})"
 
 
 def read_run(folder: Path) -> Run:

@@ -10,11 +10,16 @@ from typing import cast
 from rlinf_embodied.execution.iteration import IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.live import LiveView
+from rlinf_embodied.telemetry.run_reader import kept_weights
 from rlinf_embodied.telemetry.trace import Span, StartupClock, stage_seconds, write_trace
 from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.running import Running
 
+_CHOICE = {  # what `best` is worth, by whether checks chose it
+    True: "biased upwards: the highest of several checks; `after` is measured on other episodes",
+    False: "biased upwards: the highest of several evaluations on the same episodes; use another eval.seed for it",
+}
 _MOST_SPANS = 20000  # the newest ones, of a trace
 
 
@@ -68,6 +73,7 @@ class Account:
             "rl_s": progress.rollout_s,
             "checks_s": progress.checks_s,
             "best": progress.best,
+            "best_note": progress.best and _CHOICE[running.checking is not None],
             "weights_of_iteration": kept,
             "wall_s": time.time() - self._started,
             "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
@@ -80,6 +86,7 @@ class Account:
         write_trace(folder.path / "trace.json", self._spans)
         lines, last = self._job.finish(folder, cast("dict[str, object]", progress.before), after)
         checks = f" and {progress.checks_s / 60:.1f} of checks" if progress.checks_s else ""
-        last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks})"
+        last += f" ({progress.rollout_s / 60:.1f} min of {self._job.work}{checks}); "
+        last += f"weights: {kept_weights(kept, progress.iteration)}"
         for line in (planning.report(folder), *lines, f"summary  {folder.path / 'summary.json'}", last):
             view.note(line)

@@ -52,7 +52,7 @@ class Evaluated(Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Returns what goes to the learning curve, under `eval/`."""
+        """Returns what goes to the learning curve, under `eval/`; if it ended early, bounds only."""
         ...
 
 

@@ -208,7 +208,10 @@ class Trainer:
     def _iterate(self, stop: StopRequest) -> None:
         running = self._running
         if running.checking and running.progress.best is None and self._goes_on(stop):
-            self._check({})
+            metrics: dict[str, float] = {}
+            self._check(metrics)
+            if running.progress.iteration == 0:
+                self._writer.write(0, 0, metrics)
         while self._goes_on(stop):
             self._iteration(stop)
         if not stop.asked:
@@ -301,11 +304,9 @@ class Trainer:
         """Checks whether the run's goal is reached, and adds the result to an iteration's metrics."""
         result = self._recovery.repeat("check", self._running.check)
         remark = "; the goal is reached" if self._running.progress.reached else ""
-        metrics["check/ended_early"] = float(result.score is None)
+        metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
         if result.score is None:
             remark = "; ended early, it can no longer equal the best"
-        else:  # the share of a check that ended early says little
-            metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
         self._view.note(f"check at {self._running.progress.iteration}: {result}{remark}")
 
     def _return_to_best(self) -> None:

@@ -106,7 +106,7 @@ def test_a_horizon_that_cuts_is_warned_of(tmp_path) -> None:
 def test_episodes_that_chose_a_checkpoint_are_warned_of(tmp_path) -> None:
     goal = ["run.until_success=1.0", "eval.check_episodes=8", "eval.check_every=1"]
     summary = train(tiny(f"run.dir={tmp_path / 'run'}", *goal))
-    assert "are biased" in json.dumps(summary["best"])
+    assert summary["best_note"].startswith("biased upwards: the highest of several checks; `after` is")
     latest = tmp_path / "run/checkpoints/latest"
     assert seeds_of_training(latest) == {"checks": set(range(1_000_000, 1_000_008))}
     found = evaluate(tmp_path / "check", f"checkpoint={latest}", "eval.seed=1000004", "eval.num_episodes=8")
@@ -140,3 +140,15 @@ def test_a_training_has_the_episodes_of_every_evaluation_in_one_table(tmp_path) 
     assert [(row["iteration"], row["seed"]) for row in rows_of(tmp_path)] == [
         (step, str(seed)) for step in "02" for seed in range(9000, 9003)
     ]
+
+
+def test_sampled_outcomes_are_reported_where_they_differ_from_greedy_ones(tmp_path, capsys) -> None:
+    folder, episodes = clone(tiny()), ["eval.num_episodes=16", "eval.num_envs=8", "eval.sampled_episodes=12"]
+    greedy = evaluate(tmp_path / "greedy", f"checkpoint={folder}", *episodes[:2])
+    both = evaluate(tmp_path / "both", f"checkpoint={folder}", *episodes)
+    assert both["episodes"] == greedy["episodes"]
+    assert both["sampled"]["num_episodes"] == 12
+    assert "sampled" not in greedy
+    low, high = both["sampled"]["success_once_difference_interval"]
+    assert low <= both["sampled"]["success_once_difference"] <= high
+    assert ("; sampled success_once" in capsys.readouterr().out) == (low > 0 or high < 0)

@@ -11,13 +11,17 @@ from runs import GRPO, tiny
 from envs.point_reach import PointSimulator
 from rlinf_embodied.algorithms.batch import EnvColumns, RolloutReport
 from rlinf_embodied.embodied.env_stage import EnvStage, EnvStageConfig
+from rlinf_embodied.embodied.warm_start import NewPolicyConfig, NewPolicyStage
+from rlinf_embodied.embodied.workflow import training_workflow
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import ChunkResult, EpisodeEnd, Observation
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from tests.observations import env_spec, observed, stacked
 
 
-def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False) -> EnvStage:
-    stage = EnvStage(EnvStageConfig(tiny(*overrides).env, 3, group_size, keep_images))
+def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False, needs_success: bool = True) -> EnvStage:
+    config = EnvStageConfig(tiny(*overrides).env, 3, group_size, needs_success, keep_images)
+    stage = EnvStage(config)
     stage.setup(solo_context(range(4)))
     return stage
 
@@ -107,12 +111,33 @@ def test_a_critic_that_sees_gets_images_of_final_and_last_states() -> None:
 
 def test_groups_report_the_success_of_every_member() -> None:
     _, solved, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3)
-    assert sorted(solved.group_success) == list(range(8))
+    assert sorted(solved.group_outcomes) == list(range(8))
     by_env = {e.env_id: e.metrics["success_once"] > 0 for e in solved.episodes}
-    for group, members in solved.group_success.items():
+    for group, members in solved.group_outcomes.items():
         assert members == (by_env[2 * group], by_env[2 * group + 1])
     _, lazy, _ = roll(stage_for(*GRPO, group_size=2), StepContext(0), 3, idle=True)
-    assert sum(sum(members) for members in lazy.group_success.values()) < 4
+    assert sum(sum(members) for members in lazy.group_outcomes.values()) < 4
+
+
+def test_where_success_is_not_needed_groups_report_what_their_members_were_rewarded_with() -> None:
+    dense = ["env.reward=dense", "env.success_bonus=0"]
+    columns, report, _ = roll(stage_for(*GRPO, *dense, group_size=2, needs_success=False), StepContext(0), 3)
+    rewards = torch.cat([torch.where(c.valid, c.rewards, 0.0).sum((0, 2)) for c in columns.values()])
+    found = [outcome for _, members in sorted(report.group_outcomes.items()) for outcome in members]
+    assert found == rewards.tolist()
+    assert len(set(found)) == 8  # groups start apart, and their members act alike
+
+
+def test_success_is_asked_for_where_there_is_none_before_any_policy_is_made() -> None:
+    pendulum = ["env=gymnasium", "env.id=Pendulum-v1", "env.horizon=12", "policy=actor_critic"]
+    config = tiny(*GRPO, *pendulum)
+    stage = EnvStage(training_workflow(config, "x").stages["env"].config)  # pyright: ignore[reportArgumentType]
+    new = NewPolicyStage(NewPolicyConfig(config.env, config.policy, 0, needs_success=config.algorithm.needs_success))
+    new.setup(solo_context((0,)))
+    for build in (lambda: stage.setup(solo_context(range(4))), lambda: new.save_policy(StepContext(0), "x")):
+        with pytest.raises(ConfigError, match=r"algorithm.success_only is True.*Pendulum-v1 does not tell"):
+            build()
+    assert not tiny(*GRPO, *pendulum, "algorithm.success_only=false").algorithm.needs_success
 
 
 def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:

@@ -207,7 +207,16 @@ def test_a_check_ends_as_soon_as_it_can_only_fail() -> None:
     just = check(1 - unsolved / 24)
     assert (just.episodes, just.score) == (whole.episodes, whole.score)
     assert strict.score is None
+    assert strict.metrics() == {"eval/success_at_end_at_most": pytest.approx(23 / 24)}
     assert whole.score == pytest.approx(1 - unsolved / 24)
+
+
+def test_the_score_of_a_task_without_success_is_its_return() -> None:
+    config = tiny("env=gymnasium", "env.id=Pendulum-v1", "env.horizon=12", "policy=actor_critic")
+    asked = held_out(config.env, config.eval, config.run, acting="random")
+    stage = StageSpec("check_policy", "rlinf_embodied.embodied.evaluation.NoPolicyStage", None)
+    found = Evaluation(asked, stage, SerialSession(), cluster(2)).run(0)
+    assert found.score == found.mean_return < 0
 
 
 # -------------------------------------------------------------------------------------------------------- comparisons

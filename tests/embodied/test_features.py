@@ -50,7 +50,7 @@ def test_states_are_chosen_by_name_in_the_policys_order() -> None:
         "image wrist [12, 12, 3]",
         "state target [3]",
         "state tip [2]",
-        "privileged privileged [7]",
+        "privileged privileged [8]",
     ]
     assert list(env.reset([1, 2]).state) == ["target", "tip"]
     with pytest.raises(ConfigError, match=r"env\.states is 'elbow', but the state vectors of TwoViews-v0 are tip, tar"):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
-from runs import clone, executor_for, exported_weights, iterate, tiny, trees
+from runs import clone, executor_for, exported_weights, iterate, tiny, train, trees
 from torch import Tensor
 
+from policies.actor_critic import ActorCritic
 from policies.flow_vla import FlowVLA
 from policies.state_policy import StatePolicy
 from policies.tiny_vla import TinyVLA
+from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.device import require_precision
-from rlinf_embodied.embodied.rollout_stage import computed_in
+from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.embodied.rollout_stage import RolloutStage, computed_in
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Policy, PolicyOutput
@@ -59,6 +64,14 @@ def test_what_was_sampled_in_bfloat16_is_scored_alike_in_it(kind: str) -> None:
     assert (again - chosen.log_probs).abs().max() <= 1e-5
 
 
+def test_a_policy_in_it_has_its_methods_where_python_3_12_looks_for_them() -> None:
+    env = env_spec("Pendulum-v1", ROWS, 1, 12, 1, 3, 0, 0, ())
+    config = PolicyConfig(name="actor_critic", critic=Critic.observation)
+    low = computed_in(Precision.bfloat16, ActorCritic(config, env, 3), config, "cpu")
+    for method in ("statistics_sums", "update_statistics"):  # of HasRunningStatistics
+        inspect.getattr_static(low, method)  # as isinstance does, which never asks __getattr__
+
+
 def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_or_not() -> None:
     norms = []
     for variant in ([], SHARDED):
@@ -73,6 +86,17 @@ def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_o
         moved = max(float((after[name] - before[name]).abs().max()) for name in after)
         assert 0 < moved < 2e-3  # a step of Adam is as large as its rate, which bfloat16 would round away
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
+
+
+def test_evaluations_and_checks_compute_as_the_run_does_also_of_its_checkpoints(tmp_path, monkeypatch) -> None:
+    made, init = [], RolloutStage.__init__
+    noted = lambda self, config: made.append((config.evaluates, config.precision)) or init(self, config)  # noqa: E731
+    monkeypatch.setattr(RolloutStage, "__init__", noted)
+    train(tiny(LOW, f"run.dir={tmp_path}", "run.num_iterations=1", "run.until_success=1.0", "eval.check_episodes=4"))
+    evaluate = [f"checkpoint={tmp_path}/checkpoints/latest", "cluster=serial", "eval.num_episodes=4"]
+    evaluate_command(compose_evaluate([*evaluate, f"run.dir={tmp_path}/evaluation"]))
+    assert {precision for _, precision in made} == {Precision.bfloat16}
+    assert len({evaluates for evaluates, _ in made}) == 2
 
 
 def test_a_device_that_does_not_compute_in_it_is_named() -> None:

@@ -116,7 +116,8 @@ def test_a_run_ends_when_its_goal_is_reached_and_stays_ended(tmp_path, monkeypat
     assert summary["checks_s"] > 0
     assert "check at 2: success_once" in (out := capsys.readouterr().out)
     assert "the goal is reached" in out
-    assert [("check/success_at_end" in row) for row in metric_rows(tmp_path)] == [False, True]
+    assert [("check/success_at_end" in row) for row in metric_rows(tmp_path)] == [True, False, True]
+    assert "weights: of iteration 2 (the last)" in out
     assert checkpoint.verify(tmp_path / "checkpoints/latest").step == 2
     interrupt_in(monkeypatch, 0, AssertionError("trained on"))
     again = train(four(tmp_path, *goal))
@@ -149,7 +150,8 @@ def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(stra
     assert (summary["iterations"], summary["best"]["iteration"]) == (4, kept)
     assert told[0] is None
     assert told[-1] == max(score for score in scores[:-1] if score is not None)
-    assert ["check/success_at_end" in row for row in metric_rows(tmp_path)] == [s is not None for s in scores[1:]]
+    ended = ["check/success_at_end_at_most" in row for row in metric_rows(tmp_path)]
+    assert ended == [score is None for score in scores]
     model = (tmp_path / "checkpoints/latest/model.safetensors").read_bytes()
     assert model == (tmp_path / f"best/step_{kept:06d}/model.safetensors").read_bytes()
     whole = json.loads((straight() / "summary.json").read_text())["weights_sha256"]

@@ -456,7 +456,7 @@ def test_recorded_rows_give_one_image_per_env_step_and_films_change_nothing(env:
 
 @pytest.mark.parametrize("reward", [Reward.dense, Reward.dense_delta, Reward.sparse])
 def test_the_shaped_rewards_of_an_episode_add_up(name: str, reward: Reward) -> None:
-    env = build(name, num_envs=1, reward=reward, hold_steps=0, success_bonus=2.0)
+    env = build(name, num_envs=1, reward=reward, hold_steps=0, success_bonus=2.0, bonus_at_timeout=True)
     act = something(env, 3)
     env.reset([1])
     results = [env.step_chunk(act) for _ in range(env.spec.chunks_per_episode)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from envs.episodes import EpisodeEnv
 from envs.point_reach import make_env as make_point
 from envs.simulator import Measurement, Simulator
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS
@@ -45,7 +46,9 @@ class Scripted:
         return None
 
 
-def episode(solved: str, hold_steps: int) -> tuple[list[float], bool, dict[str, float]]:
+def episode(
+    solved: str, hold_steps: int, paid_at_timeout: bool | None = None
+) -> tuple[list[float], bool, dict[str, float]]:
     """Returns the rewards of an episode's steps, whether the task (not the time) ended it, and its metrics."""
     config = EnvConfig(
         num_envs=1,
@@ -54,6 +57,7 @@ def episode(solved: str, hold_steps: int) -> tuple[list[float], bool, dict[str, 
         horizon=len(solved),
         obs_size=4,
         hold_steps=hold_steps,
+        bonus_at_timeout=paid_at_timeout,
         reward=Reward.sparse,
         chunks_per_rollout=len(solved),
     )
@@ -83,10 +87,35 @@ def test_an_episode_ends_when_the_task_has_stayed_solved_and_the_bonus_is_paid_t
 
 
 @pytest.mark.parametrize("hold_steps", [0, 5])
-def test_an_episode_whose_time_is_over_while_it_is_solved_is_paid(hold_steps: int) -> None:
-    rewards, by_task, metrics = episode("0110000111", hold_steps)
-    assert (rewards, by_task) == ([0.0] * 9 + [1.0], False)
+@pytest.mark.parametrize(
+    ("overrides", "pays"),
+    [
+        ("algorithm.bootstrap_at_timeout=false", True),
+        ("algorithm.bootstrap_at_timeout=true", False),  # the value after it is learned from: a bonus would count twice
+        ("policy.critic=observation", False),
+        ("algorithm=grpo", True),
+        ("policy=soft_actor algorithm=sac env.cameras=[] env.hold_steps=1", False),
+        ("hierarchy.every=2 hierarchy.instructions=[a,b] warm_start.checkpoint=x", False),  # its high level bootstraps
+        ("algorithm.bootstrap_at_timeout=false env.bonus_at_timeout=false", False),
+    ],
+)
+def test_a_time_out_while_the_task_is_solved_is_paid_where_no_value_counts_after_it(
+    hold_steps: int, overrides: str, pays: bool
+) -> None:
+    resolved = compose_train(overrides.split()).env.bonus_at_timeout
+    assert resolved is pays
+    rewards, by_task, metrics = episode("0110000111", hold_steps, resolved)
+    assert (rewards, by_task) == ([0.0] * 9 + [float(pays)], False)
     assert metrics["success_at_end"] == 1.0
+
+
+def test_privileged_state_tells_when_the_task_will_have_been_solved_long_enough() -> None:
+    sizes = {"num_envs": 1, "block_size": 1, "chunk": 5, "horizon": 10, "obs_size": 4, "chunks_per_rollout": 2}
+    env = EpisodeEnv(EnvConfig(**sizes, hold_steps=4), Scripted("0110111100"), "wait", False)
+    env.reset([0])
+    shown = [env.step_chunk(torch.zeros(1, 5, 2)).privileged for _ in range(2)]
+    held = torch.cat([part for part in shown if part is not None], 1)[0, :8, -1]
+    assert held.tolist() == [-1.0, -1.0, -0.5, 0.0, -1.0, -0.5, 0.0, 0.5]  # before each action; the eighth ends it
 
 
 def test_a_task_that_fails_ends_the_episode_unless_episodes_never_end_early() -> None:

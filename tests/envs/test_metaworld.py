@@ -76,7 +76,7 @@ def test_rows_take_their_tasks_in_turn_and_tell_them_by_the_instruction_alone(en
     assert seen.instruction == ("open the door", INSTRUCTIONS[MT10[(TRAINING + 8) % 10]])
     assert seen.proprio.shape == (2, 4)
     assert seen.privileged is not None
-    assert seen.privileged.shape == (2, 39 + 10 + 2)
+    assert seen.privileged.shape == (2, 39 + 10 + 3)
     assert seen.privileged[:, 39:49].argmax(1).tolist() == [3, (TRAINING + 8) % 10]
     assert (seen.privileged[0, :39] != seen.privileged[1, :39]).any()
 

@@ -123,7 +123,7 @@ def test_a_signal_during_the_warm_start_leaves_nothing_half_written(
 ) -> None:
     long = ["warm_start.head_epochs=100000", f"run.dir={tmp_path / 'run'}"]
     process = start("train_vla", *tiny_overrides(*long), RLINF_EMBODIED_CACHE=str(tmp_path / "cache"))
-    read_until(process, "fine-tuning 1/")
+    read_until(process, "fine-tuning ")
     process.send_signal(number)
     printed, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == code

@@ -13,7 +13,7 @@ from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import page
 from rlinf_embodied.reporting.sections import outcome, settings, videos
-from rlinf_embodied.telemetry.plots import rate_lines
+from rlinf_embodied.telemetry.plots import kept_moment, rate_lines
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -102,7 +102,7 @@ class Checked(HTMLParser):
 def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
     text = Checked(page([read_run(finished(tmp_path / "seed3"))], 0)).text
     body = text[text.index("Outcome") :]
-    assert body.startswith("Outcome Finished after 2 iterations. metric")
+    assert body.startswith("Outcome Finished after 2 iterations. Weights: of iteration 2 (the last). metric")
     assert "success_once 50.0 % [45.0, 55.0] of 200 90.0 % [85.0, 95.0] of 200" in body
     assert "10.00 s per iteration, 0.3 minutes of training, weights beef" in body
     order = ("Outcome", "Configuration", "Plan", "Learning curves", "Videos")
@@ -241,9 +241,27 @@ def test_a_return_is_no_percentage_and_has_one_row(tmp_path: Path) -> None:
         row.pop("rollout/success_once", None)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = read_run(folder)
-    _, marks = rate_lines(run, "return", "#000000")
+    marks = rate_lines(run, "return", "#000000")[1]
     assert [y for _, y in marks.points] == [-54.5, 3224.8]  # not in per cent
     text = Checked(outcome(run)).text
     assert "%" not in text.replace("95 %", "")
     assert text.count("-54.5 [-55.5, -53.5] of 20") == 1
     assert "3225 [3224, 3226] of 20" in text
+
+
+def test_checks_that_ended_early_are_bounds_and_the_kept_weights_are_named(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"weights_of_iteration": 1}))
+    rows = [metric_row(1, 0.2) | {"check/success_at_end": 0.75}, metric_row(2, 0.6)]
+    rows = [{"iteration": 0, "global_step": 0, "check/success_at_end": 0.5}, *rows]
+    rows[-1]["check/success_at_end_at_most"] = 0.74
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = read_run(folder)
+    _, held_out, checks, bounds = rate_lines(run, "success_at_end", "#000000")
+    assert [x for x, _ in held_out.points] == [0, 1000]  # the evaluation after is of the weights of iteration 1
+    assert (checks.points, bounds.points) == ([(0, 50), (1000, 75)], [(2000, 74)])
+    assert kept_moment(run) == (1000, "kept weights: of iteration 1 (the best check; the run had 2)")
+    text = Checked(page([run], 0)).text
+    assert "Finished after 2 iterations. Weights: of iteration 1 (the best check; the run had 2)." in text
+    assert "check 0 - 50.0 % - check 1 - 75.0 % - check 2 - at most 74.0 % - after 1" in text

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlinf_embodied import command_line, portable
-from rlinf_embodied.compose import Draft, compose_train
+from rlinf_embodied import portable
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.portable import library, pins
 from rlinf_embodied.runtime.ray_cluster import worker_variables
@@ -123,5 +123,5 @@ def test_a_process_of_a_run_on_accelerators_is_not_pinned(monkeypatch) -> None:
     pinned = []
     monkeypatch.setattr(portable, "pin", lambda: pinned.append(True))
     for device, expected in (("cuda", []), ("cpu", [True])):
-        command_line.pin(Draft.of(compose_train([f"cluster.torch_device={device}"])), [])
+        compose_train([f"cluster.torch_device={device}"])
         assert pinned == expected
