@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from policies.action_distributions import DISTRIBUTIONS
 from policies.checkpoint_folder import KeptInFolder, seeded
+from policies.critic import HIDDEN
 from policies.running_statistics import RunningStatistics
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
@@ -157,7 +158,11 @@ class ActorCritic(KeptInFolder, Policy):
         return Evaluation(*scored, values=net.values(hidden) if net.sees else None)
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        return self.module.values(self.module.hidden(features))
+        return self.module.values(features[HIDDEN] if HIDDEN in features else self.module.hidden(features))
+
+    @torch.no_grad()
+    def value_features(self, features: Features) -> Features:
+        return {HIDDEN: self.module.hidden(features)}
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:

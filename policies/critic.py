@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+HIDDEN = "hidden"  # a feature: states of the policy's network that a critic on observations reads
 _LIMIT = 10.0  # standard deviations: RL leaves the range of the demonstrations, where a frozen scale must not blow up
 _VISION_FLOOR = 1e-3  # of the standard deviation of pooled vision
 

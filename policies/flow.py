@@ -113,6 +113,7 @@ class ActsByFlow:
     Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
     """
 
+    has_entropy = False
     flow: Flow
 
     def _velocity(self, features: Features) -> Velocity:

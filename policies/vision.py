@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder
-from policies.critic import Standardises
+from policies.critic import HIDDEN, Standardises
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
@@ -93,9 +93,11 @@ class VisionPolicy(KeptInFolder, Standardises, ImitationPolicy):
         if self.config.critic is Critic.privileged:
             assert privileged is not None, "a privileged critic was handed no privileged state"
             return self.module.value(self.module.privileged_scale(privileged))
-        with torch.no_grad():
-            hidden = self._hidden(features)
-        return self.module.value(hidden)
+        return self.module.value(self.value_features(features)[HIDDEN])
+
+    @torch.no_grad()
+    def value_features(self, features: Features) -> Features:
+        return features if HIDDEN in features else {HIDDEN: self._hidden(features)}
 
     def _hidden(self, features: Features) -> Tensor:
         """Returns the hidden states [B, C, d] of a chunk's actions, which a critic on observations reads."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import seeded
-from policies.critic import Standardise, Standardises, ValueHead
+from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
 from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
@@ -54,6 +54,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
     """
 
     reads_published = True
+    proprio_jitter = 0.0  # proprioception is normalised
     options_type = OpenVLAOptions
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
@@ -221,10 +222,17 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         if self.config.critic is Critic.privileged:
             assert privileged is not None, "a privileged critic was handed no privileged state"
             return self.module.critic(self.module.privileged_scale(privileged))
-        # the state that predicts the first token has seen none of them
+        return self._values(features[HIDDEN] if HIDDEN in features else self._first_hidden(features))
+
+    def _first_hidden(self, features: Features) -> Tensor:
+        """Returns the state that predicts the first token [B, 1, D], which has seen none of them."""
         shape = len(features["ids"]), self.spec.chunk * self.spec.action_dim
         nothing = torch.full(shape, self._tokens.num_tokens - 1, device=features["ids"].device)
-        return self._values(self._hidden(features, nothing))
+        return self._hidden(features, nothing)[:, :1]
+
+    @torch.no_grad()
+    def value_features(self, features: Features) -> Features:
+        return {HIDDEN: self._first_hidden(features)}
 
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:

@@ -55,7 +55,7 @@ def gae(
     truncated: Bool[Tensor, "T B"],
     valid: Bool[Tensor, "T B"],
     gamma: float | Float[Tensor, "T B"],
-    lam: float,
+    lam: float | Float[Tensor, "T B"],
 ) -> tuple[Float[Tensor, "T B"], Float[Tensor, "T B"]]:
     """Returns (advantages, returns) of valid steps, and 0 for the others.
 
@@ -67,7 +67,7 @@ def gae(
     t + 1 is the row's next valid step: steps that are not valid give neither reward nor decay, whatever they hold.
     V_{t+1} is what `next_values` returns.  An episode is terminated by the task's own rule, and nothing follows, or
     truncated by the time limit, and the row's next step belongs to another one.  gamma and lambda are per step; at
-    chunk level gamma is one per step and row (`ChunkSteps.discount`).
+    chunk level they are one per step and row (`ChunkSteps.discount`, and lambda to the power of `ChunkSteps.length`).
     """
     bootstrap = torch.where(terminated, 0.0, next_values)
     deltas = rewards + gamma * bootstrap - values
@@ -89,6 +89,7 @@ class ChunkSteps:
     terminated: Tensor  # bool
     truncated: Tensor  # bool
     valid: Tensor  # bool
+    length: Tensor  # int64, env steps c of the chunk that ran
     discount: Tensor  # float32, of the value after the chunk: gamma^C, or gamma^c where the episode ended after c steps
 
 
@@ -109,6 +110,7 @@ def chunk_steps(
         terminated=(terminated & valid).any(-1),
         truncated=(truncated & valid).any(-1),
         valid=length > 0,
+        length=length,
         discount=table[length],
     )
 

@@ -26,6 +26,7 @@ and saves, restores, moves and sends learners and modules by their names.  docs/
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,9 +34,10 @@ from typing import Any
 
 from torch import nn
 
-from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.config import AlgorithmConfig, PolicyConfig
 from rlinf_embodied.interfaces.policies import Policy
 from rlinf_embodied.learning.learner import Learner
+from rlinf_embodied.learning.optimizer import AdamSettings
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import StageContext, StepContext
 
@@ -54,6 +56,12 @@ class Training:
     reducer: Reducer  # sums over the blocks of all workers
     context: StageContext
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
+
+
+def adam(algorithm: AlgorithmConfig, lr: float, max_grad_norm: float = math.inf) -> AdamSettings:
+    """Returns an algorithm's constants of Adam for a rate."""
+    betas = algorithm.beta1, algorithm.beta2
+    return AdamSettings(lr, betas, max_grad_norm, algorithm.adam_eps, algorithm.weight_decay)
 
 
 class Algorithm(ABC):

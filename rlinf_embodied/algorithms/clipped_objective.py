@@ -17,6 +17,7 @@ from rlinf_embodied.config import AlgorithmConfig, Critic, Level, Sharding, Sour
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.learning.update import POLICY_STATISTICS
 
 
 @dataclass(kw_only=True, slots=True)
@@ -24,23 +25,27 @@ class OnPolicyConfig(AlgorithmConfig):
     """PPO and GRPO share the clipped objective; they differ in where advantages come from."""
 
     learns_from = Source.rollouts
-    ratio_level: Level = Level.action  # log-probs are summed up to this level before a ratio is formed
+    # Log-probs are summed up to this level before a ratio is formed, and the clip range is of a ratio at that level:
+    # SimpleVLA-RL forms them per token, RLinf-VLA per token, action or chunk, PPO per action, flow policies per chunk,
+    # all with 0.2, clip_high up to 0.28.
+    ratio_level: Level = Level.action
     clip_low: float = 0.2
     clip_high: float = 0.2
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
-    lr_end_fraction: float = 0.3  # lr decays linearly to this fraction at the last iteration
+    adam_eps: float = 1e-5
+    lr_end_fraction: float = 0.3  # lr and value_lr decay linearly to this fraction at the last iteration
     max_grad_norm: float = 0.5
-    entropy_coef: float = 0.0
+    entropy_coef: float = 0.0  # of the entropy of an action, the sum over its choices: losses/entropy
     sharding: Sharding = Sharding.none  # of the policy while it trains; a critic is never sharded
     rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
     ratio_tolerance: float | None = None  # of |log ratio| before the first step; None: 1e-5 on CPUs in float32
     tis_cap: float | None = None  # truncated importance sampling: largest pi_training / pi_rollout; None: no correction
-    target_kl: float | None = 0.05  # the policy epochs of an iteration end when a minibatch exceeds it
+    target_kl: float | None = 0.05  # per action at every level; policy epochs end when a minibatch exceeds it
     # PPO
     gamma: float = 0.99  # per env step; with less, haste is worth more than a lasting success
-    gae_lambda: float = 0.97  # per env step
+    gae_lambda: float = 0.97  # per env step, also where a chunk is one step
     # whether the value after a time-out counts, or a time-out is an end like any other; null: it counts with
     # policy.critic=observation, which does not see the time; a privileged critic does
     bootstrap_at_timeout: bool | None = None
@@ -94,18 +99,21 @@ class Objective:
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
 
-    def policy_passes(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> list[Pass]:
-        """Returns microbatches of the policy's loss over rows `index`, none computed yet; or of its joint critic's."""
+    def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
+        """Returns microbatches of the policy's loss over rows `index`, with a joint critic's, none computed yet."""
         return [
-            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part, critic_only))
+            Pass(float(block.weights[part].sum()), partial(self._policy_sums, block, part))
             for part in index.split(self.algorithm.rows_per_microbatch or len(index))
         ]
 
     def value_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
-        """Returns the pass of a separate critic."""
-        return [Pass(float(block.valid[index].sum()), partial(self._value_sums, block, index))]
+        """Returns microbatches of the critic's loss alone."""
+        return [
+            Pass(float(block.valid[part].sum()), partial(self._value_sums, block, part))
+            for part in index.split(self.algorithm.rows_per_microbatch or len(index))
+        ]
 
-    def _policy_sums(self, block: TrainingBlock, index: Tensor, critic_only: bool) -> LossSums:
+    def _policy_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
         algorithm, level = self.algorithm, self.algorithm.ratio_level
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
@@ -131,13 +139,13 @@ class Objective:
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
-        mean_entropy = torch.where(counted, entropy, 0.0).sum() / choices
-        statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, mean_entropy, counted.sum()]
+        entropies = torch.where(counted, entropy, 0.0).sum()
+        statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, entropies, counted.sum()]
         if self.joint:
             assert rows.returns is not None
             values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
             value = value_loss(values, rows.returns, rows.valid)
-            loss = algorithm.value_coef * value + (0.0 if critic_only else loss)
+            loss = algorithm.value_coef * value + loss
             statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
@@ -145,4 +153,8 @@ class Objective:
         rows = block.rows(index)
         assert rows.returns is not None
         loss = value_loss(self.value(rows.features, rows.privileged), rows.returns, rows.valid)
-        return LossSums(loss, rows.valid.sum().to(torch.float32), loss.detach().reshape(1))
+        statistics = loss.detach().reshape(1)
+        if self.joint:  # those of the passes that train the policy as well
+            loss = self.algorithm.value_coef * loss
+            statistics = torch.cat([statistics.new_zeros(len(POLICY_STATISTICS)), statistics])
+        return LossSums(loss, rows.valid.sum().to(torch.float32), statistics)

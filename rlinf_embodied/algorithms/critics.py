@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.transitions import ACTION, REWARD, STATE, TERMINATED, Columns, ReplayConfig
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import PROPRIO, Observation
 from rlinf_embodied.interfaces.policies import Features, ReparameterizedPolicy
 from rlinf_embodied.learning.gradients import LossSums
-from rlinf_embodied.learning.learner import AdamSettings, Learner
+from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.update import Fitted
 from rlinf_embodied.randomness import words
 
@@ -120,8 +120,8 @@ class CriticsAlgorithm(Algorithm):
 
     def _learner(self, parameters: Iterable[nn.Parameter], lr: float, statistic: str) -> Learner:
         """Returns a learner whose passes add up the loss and one statistic."""
-        adam, names = AdamSettings(lr, (0.9, 0.999), math.inf), ("loss", statistic)
-        return Learner(list(parameters), adam, names, self.training.reducer, compile=self.algorithm.compile)
+        settings, names = adam(self.algorithm, lr), ("loss", statistic)
+        return Learner(list(parameters), settings, names, self.training.reducer, compile=self.algorithm.compile)
 
     def _fitted(self) -> dict[str, Fitted]:
         return {name: Fitted() for name in self.learners}

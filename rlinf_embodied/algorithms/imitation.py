@@ -9,7 +9,6 @@ A minibatch of demonstrations is one slice of every block, as in RL, so that the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms import transitions
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
 from rlinf_embodied.config import AlgorithmConfig, Reduction, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
@@ -29,7 +28,7 @@ from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
-from rlinf_embodied.learning.learner import AdamSettings, Learner
+from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.update import Fitted, minibatches
 from rlinf_embodied.randomness import normal
@@ -37,7 +36,6 @@ from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # what a flow policy's loss draws
-_PROPRIO_JITTER = 0.005
 _ROWS = 64  # of a call that computes without a gradient
 
 
@@ -118,9 +116,9 @@ class Imitation(_Imitating):
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        adam, compile = AdamSettings(self.algorithm.lr, (0.9, 0.999), math.inf), self.algorithm.compile
+        settings, compile = adam(self.algorithm, self.algorithm.lr), self.algorithm.compile
         parameters = self._policy.imitation_parameters(whole=True)
-        self.learners[_OPTIMIZER] = Learner(parameters, adam, ("loss",), training.reducer, compile=compile)
+        self.learners[_OPTIMIZER] = Learner(parameters, settings, ("loss",), training.reducer, compile=compile)
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         fitted = Fitted()
@@ -192,12 +190,16 @@ class FineTuning(_Imitating):
         super().__init__(training)
         algorithm = self.algorithm
         self._features: dict[int, Features] = {}
+        given = algorithm.proprio_jitter
+        self._jitter = self._policy.proprio_jitter if given is None else given
         phases = ((_WHOLE, algorithm.epochs, algorithm.lr), (_HEAD, algorithm.head_epochs, algorithm.head_lr))
         for name, epochs, lr in phases:
             if epochs:
-                adam = AdamSettings(lr, (0.9, 0.999), max_grad_norm=1.0, weight_decay=1e-2)
-                parameters = self._policy.imitation_parameters(name == _WHOLE)
-                self.learners[name] = Learner(parameters, adam, ("loss",), training.reducer)
+                parameters, settings = (
+                    self._policy.imitation_parameters(name == _WHOLE),
+                    adam(algorithm, lr, algorithm.max_grad_norm),
+                )
+                self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
 
     def measure(self, data: Mapping[int, Demonstrations]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
@@ -256,7 +258,7 @@ class FineTuning(_Imitating):
         targets = self._noise("flow", epoch, block, index.numpy())
         shape, positions = tuple(data.observation.proprio.shape[1:]), data.object_positions
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn).to(self._device) * _PROPRIO_JITTER
+        jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         if whole:
             observation = data.observation.rows(index.tolist()).to(self._device)
             features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))

@@ -27,9 +27,9 @@ class PolicyLoss:
 
     loss: Tensor  # weighted sum; divide by `weight` over all blocks
     weight: Tensor  # sum of the weights
-    approx_kl: Tensor  # divide by `count`, as the next one
+    approx_kl: Tensor  # its sum over entries is that over their actions: divide by the number of these
     clipped: Tensor  # entries outside of the clip range
-    count: Tensor
+    count: Tensor  # entries
 
 
 def policy_loss(
@@ -46,7 +46,7 @@ def policy_loss(
 
         r = exp(clip(log pi - log pi_old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
         loss = -sum w u min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
-        approx_kl = mean (r - 1) - log r        clipfrac = mean [r outside of the clip range]
+        approx_kl = sum (r - 1) - log r         clipped = sum [r outside of the clip range]
 
     (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)
 

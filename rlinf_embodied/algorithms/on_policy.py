@@ -17,22 +17,29 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from rlinf_embodied.algorithms.algorithm import Algorithm, Training
+from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective, OnPolicyConfig
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
-from rlinf_embodied.config import Precision, Sharding
+from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import is_accelerator
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.interfaces.policies import Evaluation, Features, HasRunningStatistics, Policy, Record
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    HasRunningStatistics,
+    HasValueFeatures,
+    Policy,
+    Record,
+)
 from rlinf_embodied.learning import update
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, linear_decay
@@ -104,14 +111,30 @@ class OnPolicy(Algorithm):
         shuffle = (self.training.seed, purpose, self._iteration)
         return update.minibatches(shuffle, sizes, self.algorithm.num_minibatches, epochs)
 
+    def _rate(self, lr: float) -> float:
+        """Returns what a rate has come to in this iteration."""
+        return linear_decay(self._iteration, self.training.num_iterations, lr, self.algorithm.lr_end_fraction)
+
     def _fit_critic(self) -> dict[str, float]:
         """Runs the epochs of a critic with a separate optimizer on fixed targets."""
         if VALUE not in self.learners:
             return {}
-        batches = self._minibatches("value", self.algorithm.value_epochs)
-        passes = lambda block, index: self._objective.value_passes(self._blocks[block], index)  # noqa: E731
-        loss = update.fit(self.learners[VALUE], batches, passes).loss
-        return {"losses/value_loss": loss, "losses/explained_variance": self._explained_variance()}
+        self.learners[VALUE].lr = self._rate(self.algorithm.value_lr)
+        fitted = self._critic_steps(VALUE, self.algorithm.value_epochs)
+        return {"losses/value_loss": fitted.loss, "losses/explained_variance": self._explained_variance()}
+
+    def _critic_steps(self, name: str, epochs: int, only: Collection[str] | None = None) -> Fitted:
+        """Steps the parameters that the critic alone has; what is in front of them is computed once."""
+        blocks, policy = self._blocks, self.policy
+        if isinstance(policy, HasValueFeatures) and self.training.settings.critic is Critic.observation:
+            blocks = {b: replace(t, features=self._value_features(policy, t)) for b, t in blocks.items()}
+        passes = lambda block, index: self._objective.value_passes(blocks[block], index)  # noqa: E731
+        return update.fit(self.learners[name], self._minibatches("value", epochs), passes, only=only)
+
+    def _value_features(self, policy: HasValueFeatures, block: TrainingBlock) -> Features:
+        places = torch.arange(len(block)).split(self.training.block_size)
+        found = [policy.value_features({n: t[rows] for n, t in block.features.items()}) for rows in places if len(rows)]
+        return {name: torch.cat([part[name] for part in found]) for name in found[0]} if found else block.features
 
     def _fit_policy(self) -> dict[str, float]:
         """Runs the policy's epochs until they are over or a minibatch exceeds the target KL.
@@ -123,30 +146,33 @@ class OnPolicy(Algorithm):
         warming_up = algorithm.has_critic and iteration < algorithm.critic_warmup_iterations
         if warming_up and not head:
             return {}
-        learner.lr = linear_decay(iteration, self.training.num_iterations, algorithm.lr, algorithm.lr_end_fraction)
-        if head and algorithm.one_optimizer:
-            learner.rates[VALUE_GROUP] = learner.lr
-        fitted = self._steps(algorithm.epochs, critic_only=warming_up)
-        further = algorithm.value_epochs - algorithm.epochs
-        if head and not algorithm.one_optimizer and further > 0:
-            self._steps(further, critic_only=True)
+        learner.lr = self._rate(algorithm.lr)
+        if head:
+            learner.rates[VALUE_GROUP] = self._rate(algorithm.lr if algorithm.one_optimizer else algorithm.value_lr)
+        further = 0 if algorithm.one_optimizer else max(0, algorithm.value_epochs - algorithm.epochs)
+        if warming_up:
+            return self._joint_metrics(self._critic_steps(POLICY, algorithm.epochs + further, (VALUE_GROUP,)))
+        fitted = self._policy_steps()
+        if head and further:
+            self._critic_steps(POLICY, further, (VALUE_GROUP,))
         metrics = update.policy_metrics(fitted) | {
             "losses/policy_steps": float(len(fitted.norms)),
             "losses/stopped_by_kl": float(fitted.stopped),
             "charts/learning_rate": learner.lr,
         }
-        if self._joint:
-            metrics["losses/value_loss"] = fitted.sums[VALUE_LOSS] / max(fitted.weight, 1e-8)
-            metrics["losses/explained_variance"] = self._explained_variance()
-        return metrics
+        return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
-    def _steps(self, epochs: int, *, critic_only: bool) -> Fitted:
-        """Steps the policy, and a critic that shares its optimizer; or that critic's own parameters alone."""
-        batches = self._minibatches("value" if critic_only else "policy", epochs)
-        passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index, critic_only)  # noqa: E731
-        limit = math.inf if critic_only or self.algorithm.target_kl is None else self.algorithm.target_kl
-        stop = lambda step: step.sums["approx_kl"] / max(step.sums["ratios"], 1.0) > limit  # noqa: E731
-        return update.fit(self.learners[POLICY], batches, passes, stop, (VALUE_GROUP,) if critic_only else None)
+    def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:
+        value_loss = fitted.sums[VALUE_LOSS] / max(fitted.weight, 1e-8)
+        return {"losses/value_loss": value_loss, "losses/explained_variance": self._explained_variance()}
+
+    def _policy_steps(self) -> Fitted:
+        """Steps the policy, and a critic that shares its optimizer."""
+        batches = self._minibatches("policy", self.algorithm.epochs)
+        passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index)  # noqa: E731
+        limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
+        stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
+        return update.fit(self.learners[POLICY], batches, passes, stop)
 
     def _explained_variance(self) -> float:
         columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in self._blocks.items()}
@@ -289,5 +315,5 @@ def _critic(policy: Policy, algorithm: OnPolicyConfig) -> Sequence[nn.Parameter]
 
 def _settings(algorithm: OnPolicyConfig) -> tuple[AdamSettings, AdamSettings]:
     """Returns Adam's constants of the policy, and of the critic."""
-    main = AdamSettings(algorithm.lr, (0.9, 0.999), algorithm.max_grad_norm, eps=1e-5)
-    return main, replace(main, lr=algorithm.value_lr, max_grad_norm=algorithm.value_max_grad_norm)
+    value = adam(algorithm, algorithm.value_lr, algorithm.value_max_grad_norm)
+    return adam(algorithm, algorithm.lr, algorithm.max_grad_norm), value

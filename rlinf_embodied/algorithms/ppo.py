@@ -77,7 +77,8 @@ def _ppo_rollout(
         last = env.valid.sum(-1, keepdim=True).clamp(min=1) - 1
         after = chunk_major(following, chunk).gather(2, last)[..., 0]
         flags = (whole.terminated, whole.truncated, whole.valid)
-        of_chunks, _ = gae(whole.rewards, values[:, :, 0], after, *flags, whole.discount, lam)
+        decay = values.new_tensor(lam) ** whole.length
+        of_chunks, _ = gae(whole.rewards, values[:, :, 0], after, *flags, whole.discount, decay)
         advantages = of_chunks[..., None].expand_as(values).contiguous()
     weights = env.valid.to(torch.float32)
     return batch.training_block(columns, env, advantages, weights, values, chunk_major(returns, chunk))

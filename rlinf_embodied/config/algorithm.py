@@ -86,12 +86,19 @@ class AlgorithmConfig:
 
     _target_: str = ""  # dotted path of this dataclass, which chooses it; files in configs/algorithm give it
     lr: float = 3e-4
+    beta1: float = 0.9  # of Adam, as the next three
+    beta2: float = 0.999
+    adam_eps: float = 1e-8
+    weight_decay: float = 0.0  # decoupled
     reduction: Reduction = Reduction.auto
     precision: Precision = Precision.float32  # of rollouts and passes, a critic on privileged state excepted
     compile: bool = False  # passes of the update, by torch.compile (docs/gymnasium.md)
 
     def __post_init__(self) -> None:
-        require_numbers(self, "algorithm", "lr", low=0, above=True)
+        require_numbers(self, "algorithm", "lr", "adam_eps", low=0, above=True)
+        require_numbers(self, "algorithm", "weight_decay")
+        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+            require(0 <= value < 1, f"algorithm.{name}", value, "it lies in [0, 1)", "use 0.9")
 
     def make(self, training: Any) -> Any:
         """Returns the learner, an Algorithm, in a worker; both types are those of algorithms/algorithm.py."""

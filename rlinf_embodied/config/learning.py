@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -24,10 +25,12 @@ class PolicyConfig:
     name: str = "tiny_vla"
     critic: Critic = Critic.privileged
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
+    noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the one before it
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
         require_numbers(self, "policy", "temperature", low=0, above=True)
+        require_numbers(self, "policy", "noise_repeat", high=1)
 
 
 @dataclass(kw_only=True)  # slots of two bases would conflict
@@ -40,11 +43,17 @@ class FineTuningPhases:
     head_batch_size: int = 32
     lr: float = 1e-3
     head_lr: float = 2e-3
+    weight_decay: float = 1e-2
+    max_grad_norm: float = 1.0
+    # standard deviation of the noise on proprioception, in the units in which features hold it (m, rad, or normalised);
+    # null: the policy's own, 0.005 unless it says otherwise
+    proprio_jitter: float | None = None
 
     def require_phases(self, path: str) -> None:
         """Checks the numbers in the section at `path`."""
         require_numbers(self, path, "batch_size", "head_batch_size", low=1)
-        require_numbers(self, path, "epochs", "head_epochs", low=0)
+        require_numbers(self, path, "epochs", "head_epochs", "weight_decay", "proprio_jitter", low=0)
+        require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)
         require_numbers(self, path, "lr", "head_lr", low=0, above=True)
 
 

@@ -85,6 +85,7 @@ class EvaluationEnvStage(EnvStage):
         super().__init__(config)
         self._eval = config
         self._watches: dict[Blocks, Watch] = {}
+        self._traces: dict[Blocks, list[tuple[Tensor, Tensor]]] = {}  # state [N, P] and actions [N, C, A], if filmed
 
     def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
         return step_context.round * self._eval.env.num_envs + shard.env_ids
@@ -98,6 +99,7 @@ class EvaluationEnvStage(EnvStage):
         seeds, only = how.seed + numbers, self._eval.only
         rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
         self._begin(shard)
+        self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
         wanted = np.isin(seeds, how.film_seeds) if how.film_seeds else numbers < how.num_videos
@@ -120,12 +122,27 @@ class EvaluationEnvStage(EnvStage):
         return self._advance(shard, torch.from_numpy(drawn * 2 - 1), None)
 
     def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
+        if self._eval.videos is not None and isinstance(actions, Tensor) and shard.observation is not None:
+            seen = actions.expand(len(shard.env_ids), -1, -1)
+            self._traces[shard.blocks].append((shard.observation.proprio.cpu(), seen.cpu()))
         shown = super()._advance(shard, actions, seeds)
         self._watches[shard.blocks].step(actions if isinstance(actions, Tensor) else None, shard.results[-1])
         return shown
 
+    def _write_trace(self, path: Path, shard: Shard, row: int) -> None:
+        """Writes an episode's actions [t, A], and of each policy call the env step and the state [n, P] before it."""
+        kept = [
+            (state[row], chunk[row][result.valid[row].cpu()])
+            for (state, chunk), result in zip(self._traces[shard.blocks], shard.results, strict=False)
+            if result.valid[row].any()
+        ]
+        if kept:
+            steps = np.cumsum([0, *(len(chunk) for _, chunk in kept)])[:-1]
+            states = torch.stack([state for state, _ in kept])
+            np.savez(path, actions=torch.cat([chunk for _, chunk in kept]), state=states, step=steps)
+
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
-        """Returns no data, only the report; writes the videos."""
+        """Returns no data, only the report; writes the videos, and actions and states of their episodes."""
         shard, files = self._shards[tuple(blocks)], dict[int, str]()
         steps = sum(int(result.valid.sum()) for result in shard.results)
         ends = {end.row: end for result in shard.results for end in result.episodes}
@@ -138,6 +155,7 @@ class EvaluationEnvStage(EnvStage):
                 name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
                 write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
                 files[row] = f"{folder.name}/{name}"
+                self._write_trace((folder / name).with_suffix(".npz"), shard, row)
         watched = (
             self._watches[shard.blocks].episode(end.row, end.seed, files.get(end.row, "")) for end in ends.values()
         )

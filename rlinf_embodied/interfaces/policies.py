@@ -100,6 +100,7 @@ class Policy(Protocol):
     spec: PolicySpec
     module: nn.Module
     reads_published: ClassVar[bool] = False  # whether `from_folder` takes folders that others wrote
+    has_entropy: ClassVar[bool] = True  # whether `evaluate` returns one
 
     def encode(self, observation: Observation) -> Features:
         """Returns what `act`, `evaluate` and `value` need of B rows; rows do not influence each other."""
@@ -173,6 +174,15 @@ class HasRunningStatistics(Protocol):
 
 
 @runtime_checkable
+class HasValueFeatures(Protocol):
+    """A policy whose critic reads what other parameters than its own have computed: once for all value epochs."""
+
+    def value_features(self, features: Features) -> Features:
+        """Returns what `value` computes V of by the critic's own parameters alone, without a gradient."""
+        ...
+
+
+@runtime_checkable
 class ReparameterizedPolicy(Policy, Protocol):
     """A policy whose actions are differentiable functions of its parameters and of noise."""
 
@@ -195,6 +205,7 @@ class ImitationPolicy(Policy, Protocol):
     frozen part that takes its inputs as they come and is not cloned.
     """
 
+    proprio_jitter: ClassVar[float] = 0.005  # see FineTuningPhases.proprio_jitter
     imitation_noise: Noise | None = None  # that `imitation_loss` is handed as targets["noise"]
 
     def imitation_parameters(self, whole: bool) -> list[nn.Parameter]:

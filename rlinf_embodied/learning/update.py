@@ -26,7 +26,7 @@ from rlinf_embodied.learning.learner import EarlyStop, Learner, Step
 from rlinf_embodied.randomness import permutation
 
 # what the passes of a policy add up, over everything that was sampled; a workflow may add to it
-POLICY_STATISTICS = ("loss", "approx_kl", "clipped", "ratios", "entropy", "choices")
+POLICY_STATISTICS = ("loss", "approx_kl", "clipped", "ratios", "entropy", "actions")
 VALUE_STATISTICS = ("loss",)
 
 
@@ -99,8 +99,8 @@ def policy_metrics(fitted: Fitted) -> dict[str, float]:
     """Returns what every policy update reports; each mean has its own denominator."""
     return {
         "losses/policy_loss": fitted.loss,
-        "losses/approx_kl": fitted.mean("approx_kl", "ratios"),
+        "losses/approx_kl": fitted.mean("approx_kl", "actions"),
         "losses/clipfrac": fitted.mean("clipped", "ratios"),
-        "losses/entropy": fitted.mean("entropy", "choices"),
+        "losses/entropy": fitted.mean("entropy", "actions"),
         "losses/grad_norm": sum(fitted.norms) / max(len(fitted.norms), 1),
     }

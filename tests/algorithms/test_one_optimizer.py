@@ -85,7 +85,7 @@ def ours(config: TrainConfig, spec: EnvSpec, batch: dict[str, Tensor], num_block
     assert set(learners.by_name) == {POLICY}
     size, whole = ROWS // num_blocks, samples(batch)
     objective = Objective(config.algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
-    passes = lambda block, index: objective.policy_passes(whole, index, critic_only=False)  # noqa: E731
+    passes = lambda block, index: objective.policy_passes(whole, index)  # noqa: E731
     rows = {block: torch.arange(block * size, (block + 1) * size) for block in range(num_blocks)}
     fit(learners.by_name[POLICY], [rows] * EPOCHS, passes)
     return policy
@@ -165,7 +165,7 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     assert learner.rates == {"policy": 1e-4, VALUE_GROUP: 3e-3}
     objective = Objective(algorithm, 1.0, learners.evaluate, policy.value, learners.joint)
     block, start = samples(batch), {name: p.detach().clone() for name, p in policy.module.named_parameters()}
-    passes = lambda _, index: objective.policy_passes(block, index, critic_only=True)  # noqa: E731
+    passes = lambda _, index: objective.value_passes(block, index)  # noqa: E731
     learner.step({0: torch.arange(ROWS)}, passes, only=(VALUE_GROUP,))
     actor = {id(p) for p in policy.policy_parameters()}
     moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}

@@ -182,7 +182,7 @@ def test_with_a_ratio_per_chunk_a_chunk_is_one_step(rollout: Rollout, bootstrap:
                 parts = [(j, float(rollout.env.rewards[s, row, j])) for q, j in episode if q == s]
                 reward = sum(GAMMA**j * r for j, r in parts)
                 deltas.append(reward + GAMMA ** len(parts) * values[i + 1] - values[i])
-                decays.append(GAMMA ** len(parts) * LAMBDA)
+                decays.append((GAMMA * LAMBDA) ** len(parts))
             for i, s in enumerate(chunks):
                 total, factor = 0.0, 1.0
                 for j in range(i, len(chunks)):

@@ -11,6 +11,16 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
 
 
+@pytest.mark.parametrize(("coef", "refused"), [(0.01, True), (0.0, False)])
+def test_an_entropy_bonus_is_refused_where_a_policy_has_none(coef: float, refused: bool) -> None:
+    run = EmbodiedJob(tiny("policy=flow_vla", f"algorithm.entropy_coef={coef}", "warm_start.from_scratch=true"))
+    if not refused:
+        run.require_checkpoint(None)
+        return
+    with pytest.raises(ConfigError, match=r"algorithm.entropy_coef is 0.01, but policies.flow_vla.FlowVLA has none"):
+        run.require_checkpoint(None)
+
+
 @pytest.mark.parametrize(
     ("given", "refused"),
     [

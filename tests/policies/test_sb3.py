@@ -104,7 +104,7 @@ def test_an_evaluation_gives_sb3s_own_returns(tmp_path: Path) -> None:
 
 def test_an_observation_that_the_env_does_not_show_is_named(tmp_path: Path) -> None:
     PPO("MlpPolicy", rows(), seed=1).save(tmp_path / "model.zip")
-    other = observed(torch.zeros(2, 3), ("", ""), None, torch.zeros(2, 7))
+    other = observed(torch.zeros(2, 3), ("", ""), None, torch.zeros(2, 8))
     with pytest.raises(CheckpointError, match=r"sees an observation of shape \[4\], but the env shows .*\[3\]"):
         read(tmp_path / "model.zip").encode(other)
 

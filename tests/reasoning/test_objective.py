@@ -143,7 +143,7 @@ def test_completions_that_are_looked_at_only_count_in_the_metrics_alone(policy, 
     assert torch.equal(found, expected)
     assert (of_all["loss"], of_all["weight"]) == (of_few["loss"], of_few["weight"])
     _, everything = found_sums(policy, whole, algorithm)
-    for name in ("ratios", "choices", "clipped"):
+    for name in ("ratios", "actions", "clipped"):
         assert of_few[name] < of_all[name] == everything[name]
     for name in ("entropy", "approx_kl", "mismatch", "mismatch_kl", "ratio", "capped", "kl"):
         assert of_all[name] == pytest.approx(everything[name], rel=1e-4)
