@@ -187,6 +187,11 @@ class EpisodeEnv:
             )
         return self._sim.expert()
 
+    @property
+    def solved(self) -> Tensor:
+        """Whether the task is solved now, bool [N]."""
+        return self._state.success
+
     def state(self) -> Observation:
         """Returns the current observation of all rows, without images; see VectorEnv."""
         state = self._split(_with_past(self._past_proprio, self._state.proprio).clone())

@@ -186,6 +186,7 @@ class EvaluateConfig:
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
     compare: str | None = None  # <a>,<b> on the same episodes: each a checkpoint, expert or random
     perturb: PerturbConfig = field(default_factory=PerturbConfig)  # compare the env as it is with env.perturb=this
+    film_failures: bool = False  # film the first eval.num_videos failures: run once more, they end the same
     resolution: float = 0.05  # difference of success rates that `num_needed` episodes of a comparison would show
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from rlinf_embodied.config.checks import require, require_numbers
 
@@ -53,16 +54,31 @@ class EvalConfig:
     check_episodes: int = 200  # of a check, which ends early once it can neither succeed nor equal the best one so far
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
+    sampled_episodes: int = 0  # so many of the same episodes once more, sampled: reported where the outcomes differ
     end_at_success: bool = False  # whether an episode ends once it is solved (LIBERO), or at env.horizon (ManiSkill)
     record_video: bool = True
-    num_videos: int = 6  # episodes that are filmed
+    num_videos: int = 6  # episodes that are filmed, the first ones
+    film_seeds: list[int] = field(default_factory=list)  # those with these seeds are, instead
     video_size: int = 256
 
     def __post_init__(self) -> None:
         require_numbers(self, "eval", "num_episodes", "num_envs", "check_every", "check_episodes", "video_size", low=1)
-        require_numbers(self, "eval", "every", "num_videos", low=0)
+        require_numbers(self, "eval", "every", "num_videos", "sampled_episodes", low=0)
+        more, rule = self.sampled_episodes, f"they are some of the {self.num_episodes} greedy ones"
+        action = f"use at most {self.num_episodes}, with eval.greedy=true"
+        holds = more == 0 or (self.greedy and more <= self.num_episodes)
+        require(holds, "eval.sampled_episodes", more, rule, action)
         held_out, rule = 0 <= self.seed < 2**30 - self.num_episodes, "evaluation's seeds lie in [0, 2^30)"
         require(held_out, "eval.seed", self.seed, rule, "use 9000")
+        known = all(self.seed <= seed < self.seed + self.num_episodes for seed in self.film_seeds)
+        rule = f"episodes have the seeds {self.seed}..{self.seed + self.num_episodes - 1}"
+        require(known, "eval.film_seeds", self.film_seeds, rule, "use some of these, or other eval.seed, num_episodes")
+
+    @property
+    def checks(self) -> EvalConfig:
+        """Returns the evaluation that checks of run.until_success are."""
+        fewer: dict[str, Any] = {"film_seeds": [], "sampled_episodes": 0}
+        return replace(self, seed=self.check_seed, num_episodes=self.check_episodes, **fewer)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_embodied.config import Critic, EvaluateConfig, PolicyConfig
+from rlinf_embodied.embodied.detectors import seeds_of_training
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult
@@ -100,7 +101,7 @@ def comparison_text(content: Mapping[str, Any]) -> str:
 def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, dict[str, Any]]:
     """Runs one evaluation; returns its result, and what eval_info.json of the folder holds."""
     config, cluster = replace(config, env=on_cores(config.env, config.cluster)), find_cluster(config.cluster)
-    videos = str(where / "videos") if config.eval.record_video else None
+    videos = str(where / "videos") if config.eval.record_video and not config.film_failures else None
     acting = config.policy if config.policy in ("expert", "random") else "policy"
     asked = held_out(config.env, config.eval, config.run, videos, acting)
     stage = _policy_stage(config, asked, cluster.kind)
@@ -108,11 +109,21 @@ def _evaluate(config: EvaluateConfig, where: Path) -> tuple[EvaluationResult, di
     folder = RunFolder(where)
     with closing(make_session(config.cluster)) as session:
         view = LiveView(1)
-        evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress)
+        used = seeds_of_training(Path(config.checkpoint)) if config.checkpoint else {}
+        table = folder.path / "episodes.csv"
+        evaluation = Evaluation(asked, stage, session, cluster, progress=view.progress, seen=used, table=table)
         result = evaluation.run(0)
+        unsolved = [episode.seed for episode in result.episodes if not episode.metrics.get("success_once", 1.0)]
+        if config.film_failures and (chosen := tuple(unsolved[: config.eval.num_videos])):
+            again = replace(asked, only=chosen, videos=str(folder.videos))
+            again = replace(again, eval=replace(asked.eval, film_seeds=list(chosen), sampled_episodes=0))
+            films = Evaluation(again, replace(stage, name="film_policy"), session, cluster).run(0).watched
+            named = {seen.seed: seen.video for seen in films}
+            seen = tuple(replace(one, video=named.get(one.seed, "")) for one in result.watched)
+            replace(result, watched=seen).write_table(table, 0)
         _write(folder, config, result, evaluation.env_spec.backend)
     _print(config, result)
-    filmed = f", videos in {videos}" if any(folder.videos.glob("*/*.mp4")) else ""
+    filmed = f", videos in {folder.videos}" if any(folder.videos.glob("*/*.mp4")) else ""
     print(f"written to {folder.path / 'eval_info.json'}{filmed}")
     return result, folder.read_json("eval_info.json")
 
@@ -154,6 +165,8 @@ def _print(config: EvaluateConfig, result: EvaluationResult) -> None:
         last = "once it is" if config.eval.end_at_success else f"when the episode's {config.env.horizon} steps are over"
         print(f"success_once: solved at any time; at_end: solved {last}")
     first, number = config.eval.seed, len(result.episodes)
+    for text in result.warnings:
+        print(f"warning: {text}")
     print(f"return {result.mean_return:.2f}, episode_len {result.episode_len:.1f}; seeds {first}..{first + number - 1}")
 
 

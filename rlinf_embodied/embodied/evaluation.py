@@ -21,6 +21,7 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.embodied.detectors import Watch, Watched, warnings
 from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
@@ -45,6 +46,12 @@ class EvaluationEnvConfig(EnvStageConfig):
     videos: str | None = None  # folder
     acting: Acting = "policy"
     exact: bool = True  # whether plans may not show in the results
+    only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
+
+    @property
+    def greedy_rounds(self) -> int:
+        """Rounds before those of eval.sampled_episodes."""
+        return -(-self.eval.num_episodes // self.env.num_envs)
 
 
 def held_out(
@@ -64,12 +71,20 @@ def held_out(
     return EvaluationEnvConfig(whole, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationReport(RolloutReport):
+    """A RolloutReport, and what was seen of its episodes."""
+
+    watched: tuple[Watched, ...] = ()
+
+
 class EvaluationEnvStage(EnvStage):
     """Runs held-out episodes, films some of them, and reports their metrics."""
 
     def __init__(self, config: EvaluationEnvConfig) -> None:
         super().__init__(config)
         self._eval = config
+        self._watches: dict[Blocks, Watch] = {}
         self._traces: dict[Blocks, list[tuple[Tensor, Tensor]]] = {}  # state [N, P] and actions [N, C, A], if filmed
 
     def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
@@ -77,17 +92,22 @@ class EvaluationEnvStage(EnvStage):
 
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts this round's episodes; rows beyond the last episode stay frozen."""
-        shard, how = self._shards[blocks], self._eval.eval
-        numbers = self._numbers(shard, step_context)
-        rows = np.nonzero(numbers < how.num_episodes)[0].tolist()
+        shard, how, rounds = self._shards[blocks], self._eval.eval, self._eval.greedy_rounds
+        numbers, again = self._numbers(shard, step_context), step_context.round >= rounds
+        numbers, limit = numbers - again * rounds * self._eval.env.num_envs, how.num_episodes
+        limit = how.sampled_episodes if again else limit
+        seeds, only = how.seed + numbers, self._eval.only
+        rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
         self._begin(shard)
         self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
-        filmed = [row for row in rows if numbers[row] < how.num_videos and self._eval.videos is not None]
-        shard.env.record(filmed, how.video_size)
+        wanted = np.isin(seeds, how.film_seeds) if how.film_seeds else numbers < how.num_videos
+        films = self._eval.videos is not None and not again
+        shard.env.record([row for row in rows if wanted[row] and films], how.video_size)
         if rows:
-            shard.observation = shard.env.reset([how.seed + int(numbers[row]) for row in rows], rows)
+            shard.observation = shard.env.reset([int(seeds[row]) for row in rows], rows)
+            self._watches[blocks] = Watch(shard.observation, getattr(shard.env, "solved", None))
         return self._by_block(shard, shard.observation) if shard.observation else dict.fromkeys(blocks)
 
     def step(self, step_context: StepContext, actions: Mapping[int, Tensor | None]) -> dict[int, Observation | None]:
@@ -105,7 +125,9 @@ class EvaluationEnvStage(EnvStage):
         if self._eval.videos is not None and isinstance(actions, Tensor) and shard.observation is not None:
             seen = actions.expand(len(shard.env_ids), -1, -1)
             self._traces[shard.blocks].append((shard.observation.proprio.cpu(), seen.cpu()))
-        return super()._advance(shard, actions, seeds)
+        shown = super()._advance(shard, actions, seeds)
+        self._watches[shard.blocks].step(actions if isinstance(actions, Tensor) else None, shard.results[-1])
+        return shown
 
     def _write_trace(self, path: Path, shard: Shard, row: int) -> None:
         """Writes an episode's actions [t, A], and of each policy call the env step and the state [n, P] before it."""
@@ -121,7 +143,7 @@ class EvaluationEnvStage(EnvStage):
 
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
         """Returns no data, only the report; writes the videos, and actions and states of their episodes."""
-        shard = self._shards[tuple(blocks)]
+        shard, files = self._shards[tuple(blocks)], dict[int, str]()
         steps = sum(int(result.valid.sum()) for result in shard.results)
         ends = {end.row: end for result in shard.results for end in result.episodes}
         for row, frames in shard.env.take_frames().items():
@@ -132,9 +154,13 @@ class EvaluationEnvStage(EnvStage):
                     outcome = f"success={int(known['success_once'] > 0)}"
                 name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
                 write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
+                files[row] = f"{folder.name}/{name}"
                 self._write_trace((folder / name).with_suffix(".npz"), shard, row)
+        watched = (
+            self._watches[shard.blocks].episode(end.row, end.seed, files.get(end.row, "")) for end in ends.values()
+        )
         shard.results = []
-        return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
+        return Output(dict.fromkeys(blocks), EvaluationReport(tuple(shard.ended), steps, {}, watched=tuple(watched)))
 
 
 def policy_stage(
@@ -157,6 +183,7 @@ def policy_stage(
         exact=asked.exact,
         precision=precisions[0],
         greedy=asked.eval.greedy,
+        greedy_rounds=asked.greedy_rounds,
         records=False,
         evaluates=True,
     )
@@ -194,17 +221,24 @@ class Evaluation:
         cluster: Cluster,
         target: float | None = None,
         progress: ShowProgress | None = None,
+        seen: Mapping[str, set[int]] | None = None,
+        table: Path | None = None,
     ) -> None:
         """Builds the stages for episodes that `held_out` gives.
 
         With a `target`, the share of episodes that have to end solved, the rest is not run once too many did not.
-        `progress` is called after each round with ("episodes", done, total, how many are solved).
+        `progress` is called after each round with ("episodes", done, total, how many are solved).  `seen` are seeds
+        that training has used, by what for; a CSV `table` gets a row for each episode.
         """
         env = asked.env
         self.stage, self._opener = policy.name, policy.name.replace("policy", "env")
-        self._num_episodes, self._target, self._progress = asked.eval.num_episodes, target, progress
+        self._one_policy = policy.target.endswith(f".{RolloutStage.__name__}")
+        self._num_episodes = len(asked.only) or asked.eval.num_episodes
+        self._target, self._progress, self._seen, self._table = target, progress, seen or {}, table
         loop = Loop("evaluation", self._opener, policy.name, env.chunks_per_rollout)
-        again = Repeat("evaluation", None, self._opener, self._decide, -(-self._num_episodes // env.num_envs))
+        self._greedy_rounds = asked.greedy_rounds
+        rounds = self._greedy_rounds + -(-asked.eval.sampled_episodes // env.num_envs)
+        again = Repeat("evaluation", None, self._opener, self._decide, rounds)
         kinds = CORES if cluster.cores_beside else ()
         opener = StageSpec(self._opener, f"{__name__}.EvaluationEnvStage", asked, kinds=kinds)
         stages = {opener.name: opener, policy.name: policy}
@@ -216,7 +250,8 @@ class Evaluation:
 
     def _decide(self, rounds: Sequence[Sequence[object]]) -> RepeatDecision:
         """Reports the progress; ends early once too many episodes have failed for the target to be reached."""
-        episodes = [e for reports in rounds for report in of_type(reports, RolloutReport) for e in report.episodes]
+        greedy = rounds[: self._greedy_rounds]
+        episodes = [e for reports in greedy for report in of_type(reports, RolloutReport) for e in report.episodes]
         if self._progress is not None:
             solved = sum(episode.metrics["success_once"] > 0 for episode in episodes if self.env_spec.has_success)
             remark = f"{solved} solved" if self.env_spec.has_success else ""
@@ -233,19 +268,31 @@ class Evaluation:
         reach = 0.0 if best is None or not self._target else min(best, self._target)
         self._max_failures = max_failures(number, reach)
         result = self.executor.run(StepContext(step))
-        reports = result.all_of(self._opener, RolloutReport)
-        episodes = sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)
+        rounds = [of_type(reports, EvaluationReport) for reports in result.reports[self._opener]]
+        reports = [report for reports in rounds[: self._greedy_rounds] for report in reports]
+        in_order = lambda reports: sorted((e for report in reports for e in report.episodes), key=lambda e: e.seed)  # noqa: E731
+        episodes = in_order(reports)
+        sampled = in_order(report for reports in rounds[self._greedy_rounds :] for report in reports)
         mean = episode_means(episodes)
         once, at_end = (
             Rate(sum(e.metrics[key] > 0 for e in episodes), len(episodes)) if known else None
             for key in ("success_once", "success_at_end")
         )
         whole, failures = len(episodes) == number, len(episodes) - (at_end.successes if at_end else len(episodes))
-        return EvaluationResult(
+        watched = tuple(sorted((w for report in reports for w in report.watched), key=lambda w: w.seed))
+        mixed = self.executor.call(self.stage, "largest_change_alone", StepContext(step)) if self._one_policy else []
+        change = max(of_type(mixed, float), default=0.0)
+        found = EvaluationResult(
             *(once, at_end, mean["return"], mean["episode_len"], tuple(episodes), tuple(result.spans)),
             score=None if not whole else mean["return"] if at_end is None else at_end.value,
             at_most=1.0 - failures / number,
+            watched=watched,
+            sampled=tuple(sampled),
+            warnings=tuple(warnings(episodes, watched, change, self.env_spec, self._seen)),
         )
+        if self._table is not None:
+            found.write_table(self._table, step)
+        return found
 
 
 def file_name(task: str) -> str:

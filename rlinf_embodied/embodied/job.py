@@ -84,15 +84,14 @@ class EmbodiedJob:
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         videos = str(folder.videos) if self.config.eval.record_video else None
         asked = held_out(self.config.env, self.config.eval, self.config.run, videos)
-        return Evaluation(asked, self._acting("eval_policy", policy_folder, asked), session, cluster)
+        acting, table = self._acting("eval_policy", policy_folder, asked), folder.path / "episodes.csv"
+        return Evaluation(asked, acting, session, cluster, table=table)
 
     def checking(self, session: Session, cluster: Cluster, policy_folder: str) -> Evaluation | None:
         """The goal is run.until_success."""
         if self.goal is None:
             return None
-        given = self.config.eval
-        check = replace(given, seed=given.check_seed, num_episodes=given.check_episodes)
-        asked = held_out(self.config.env, check, self.config.run)
+        asked = held_out(self.config.env, self.config.eval.checks, self.config.run)
         return Evaluation(asked, self._acting("check_policy", policy_folder, asked), session, cluster, self.goal)
 
     def _acting(self, name: str, policy_folder: str, asked: EvaluationEnvConfig) -> StageSpec:
@@ -105,7 +104,7 @@ class EmbodiedJob:
         config = self.config
         if cluster.cores_beside or not config.algorithm.acts:
             return []
-        checks = [replace(config.eval, num_episodes=config.eval.check_episodes)] if self.goal is not None else []
+        checks = [config.eval.checks] if self.goal is not None else []
         envs = [held_out(config.env, how, config.run).env for how in (config.eval, *checks)]
         return [Standing(ENV, env.num_blocks, env.block_size) for env in envs]
 
@@ -125,6 +124,8 @@ class EmbodiedJob:
         filmed = folder.videos if any(folder.videos.glob("*/*.mp4")) else "none, the env cannot be filmed"
         lines = [f"videos   {filmed if self.config.eval.record_video else 'off'}"]
         lines.append(f"curve    {plot_curve(folder.path)}")
+        assert isinstance(after, EvaluationResult)
+        lines += [f"warning  {text}" for text in after.warnings]
         return lines, f"before {self.work} {shown(before)}; after {after}"
 
     def require_checkpoint(self, checkpoint: Path | None) -> None:

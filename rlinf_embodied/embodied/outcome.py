@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import stdev
-from typing import cast
+from typing import Any, cast
 
 import av
 import numpy as np
 
 from rlinf_embodied.algorithms.batch import Episode
+from rlinf_embodied.embodied.detectors import Watched
+from rlinf_embodied.errors import writing
 from rlinf_embodied.telemetry.metrics import Rate, percent
+from rlinf_embodied.telemetry.paired import PairedRate, paired_mean
 from rlinf_embodied.telemetry.trace import Span
 
 
@@ -29,6 +33,9 @@ class EvaluationResult:
     spans: tuple[Span, ...] = ()
     score: float | None = None  # the share of at_end, or without success the mean return; None: not all were run
     at_most: float = 1.0  # the highest share of at_end that was still possible, if not all were run
+    watched: tuple[Watched, ...] = ()  # of each episode
+    warnings: tuple[str, ...] = ()  # of the detectors
+    sampled: tuple[Episode, ...] = ()  # of eval.sampled_episodes
 
     def summary(self) -> dict[str, object]:
         """Returns the JSON form (eval_info.json adds what was evaluated)."""
@@ -42,7 +49,36 @@ class EvaluationResult:
             "return_interval": list(self.return_interval),
             "episode_len": self.episode_len,
             "num_episodes": len(self.episodes),
+            "warnings": list(self.warnings),
+            **({"sampled": self.sampling()} if self.sampled else {}),
         }
+
+    def sampling(self) -> dict[str, Any]:
+        """Returns the outcome of the sampled episodes, and how it differs from the same greedy ones, as JSON."""
+        pairs = list(zip(self.episodes, self.sampled, strict=False))  # of the first seeds
+        found: dict[str, Any] = {"num_episodes": len(pairs)}
+        for name in ("success_once", "success_at_end") if self.once is not None else ():
+            greedy, sampled = ([pair[k].metrics[name] > 0 for pair in pairs] for k in (0, 1))
+            compared = PairedRate.of(greedy, sampled)
+            found |= Rate(sum(sampled), len(sampled)).summary(name)
+            found |= {f"{name}_difference": compared.difference, f"{name}_difference_interval": list(compared.interval)}
+        returns = ([pair[k].metrics["return"] for pair in pairs] for k in (0, 1))
+        return found | {f"return_{key}": value for key, value in paired_mean(*returns).items()}
+
+    def write_table(self, path: Path, iteration: int) -> None:
+        """Writes the episodes to a CSV file, in which those of other iterations stay."""
+        rows: list[dict[str, Any]] = [
+            {"iteration": iteration, "seed": episode.seed, "task": episode.task, "instruction": seen.instruction}
+            | {**episode.metrics, "first_success": seen.first_success, "video": seen.video}
+            for episode, seen in zip(self.episodes, self.watched, strict=True)
+        ]
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row.get("iteration") != str(iteration)] + rows
+        with writing(path), path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, rows[-1])
+            writer.writeheader()
+            writer.writerows(rows)
 
     def metrics(self) -> dict[str, float]:
         """Returns what goes to the learning curve: if not all were run, the share that was still possible."""
@@ -68,7 +104,13 @@ class EvaluationResult:
 
     def __str__(self) -> str:
         """Returns, for example, "success_once 63.0 % [56.1, 69.4], at_end 61.0 % [54.1, 67.5] of 200 episodes"."""
-        return f"{shown(self.summary())} of {len(self.episodes)} episodes"
+        text, more = (
+            f"{shown(self.summary())} of {len(self.episodes)} episodes",
+            self.sampling() if self.sampled else {},
+        )
+        low, high = more.get("success_once_difference_interval", (0.0, 0.0))
+        differs = low > 0 or high < 0
+        return text + (f"; sampled {shown(more)} of {more['num_episodes']} episodes" if differs else "")
 
 
 def shown(summary: Mapping[str, object]) -> str:

@@ -42,6 +42,7 @@ class PolicyStageConfig:
     precision: Precision = Precision.float32  # of rollouts that are trained on
     name: str = "policy"  # of the weights: what a worker's stages share, what noise is for
     greedy: bool = False  # the most likely actions instead of samples
+    greedy_rounds: int | None = None  # in an iteration's first rounds only; None: in all
     records: bool = True  # false: it leaves no columns, as nobody trains on them
     uniform_until: int = 0  # iterations before this one have uniform actions
     evaluates: bool = False  # whether its noise is keyed by the episode
@@ -70,6 +71,7 @@ class RolloutStage(WeightsUser[Policy]):
         self._user = "eval_policy" if config.evaluates else "policy"  # of the worker's one copy of the weights
         self._rollouts: dict[int, _Rollout] = {}
         self._fits = False  # whether the env has been compared with the policy's
+        self._mixing = 0.0  # in an evaluation: by how much an action has changed with the other rows of its call
 
     def setup(self, context: StageContext) -> None:
         """Loads the policy, or takes the one that this worker's actor uses."""
@@ -123,13 +125,31 @@ class RolloutStage(WeightsUser[Policy]):
             require_fitting(config.folder, observation, criticised)
             self._fits = True
         features = policy.encode(observation.to(self._device))
-        noise = None if config.greedy else torch.cat([self._noise(step_context, block) for block in blocks])
+        greedy = config.greedy and (config.greedy_rounds is None or step_context.round < config.greedy_rounds)
+        noise = None if greedy else torch.cat([self._noise(step_context, block) for block in blocks])
         output = policy.act(features, noise, config.policy.temperature)
+        if config.evaluates and step_context.chunk_step == step_context.round == 0:
+            self._mixing = max(self._mixing, self._change_alone(observation, noise, output.actions))
         for number, block in enumerate(blocks if config.records else ()):
             rows = slice(number * config.env.block_size, (number + 1) * config.env.block_size)
             self._rollouts[block].features.append({name: value[rows] for name, value in features.items()})
             self._rollouts[block].outputs.append(output.rows(rows))
         return dict(zip(blocks, output.actions.split(config.env.block_size), strict=True))
+
+    def _change_alone(self, observation: Observation, noise: Tensor | None, actions: Tensor) -> float:
+        """Returns by how much two rows' actions change at most where all rows of the call are copies of theirs."""
+        n, changes = len(observation), [0.0]
+        for row in {n // 2, n - 1} if n > 1 else ():
+            features = self._policy.encode(observation.rows([row] * n).to(self._device))
+            again = self._policy.act(
+                features, None if noise is None else noise[[row] * n], self._config.policy.temperature
+            )
+            changes.append(float((again.actions[row] - actions[row]).abs().max()))
+        return max(changes)
+
+    def largest_change_alone(self, step_context: StepContext) -> float:
+        """Returns by how much an evaluation's actions have changed at most with the other rows of their call."""
+        return self._mixing
 
     def _uniform(self, step_context: StepContext, block: int) -> Tensor:
         """Returns actions from all over their range, keyed as the noise is."""

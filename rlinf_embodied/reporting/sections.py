@@ -91,7 +91,12 @@ def outcome(run: Run) -> str:
     text = f"<p><b>{state}</b></p>"
     text += missing(f"{', '.join(run.missing)} in the run folder") if run.missing else ""
     warning = idle_warning([row.get("rollout/useful_groups") for row in run.metrics])
-    text += f"<p><b>Warning</b>: {warning}</p>" if warning else ""
+    warned = [warning] if warning else []
+    warned += [f"evaluation after: {escape(text)}" for text in run.after.get("warnings", ())]
+    text += "".join(f"<p><b>Warning</b>: {one}</p>" for one in warned)
+    if best := run.summary.get("best"):
+        note = run.summary.get("best_note", "biased upwards")
+        text += f"<p>The best score on the way, {best['score']:.4g}, is {note}.</p>"
     if not run.before and not run.rates:
         return text + missing("no evaluation has been written, and no iteration was finished")
     names = dict.fromkeys([*run.rates, *(name for name in ("return", "reward") if name in run.before)])

@@ -1,6 +1,6 @@
 """The run folder, one contract for people and scripts.
 
-config.yaml  manifest.json  profile.json  plan.json  metrics.jsonl  summary.json
+config.yaml  manifest.json  profile.json  plan.json  metrics.jsonl  episodes.csv  summary.json
 trace.json  videos/  checkpoints/  .lock
 """
 

@@ -16,6 +16,10 @@ from rlinf_embodied.training.job import Evaluated, Job, Progress
 from rlinf_embodied.training.planning import Planning
 from rlinf_embodied.training.running import Running
 
+_CHOICE = {  # what `best` is worth, by whether checks chose it
+    True: "biased upwards: the highest of several checks; `after` is measured on other episodes",
+    False: "biased upwards: the highest of several evaluations on the same episodes; use another eval.seed for it",
+}
 _MOST_SPANS = 20000  # the newest ones, of a trace
 
 
@@ -69,6 +73,7 @@ class Account:
             "rl_s": progress.rollout_s,
             "checks_s": progress.checks_s,
             "best": progress.best,
+            "best_note": progress.best and _CHOICE[running.checking is not None],
             "weights_of_iteration": kept,
             "wall_s": time.time() - self._started,
             "startup_s": self.startup.phases | {f"first {self._job.first_work}": self.startup.total_s},
