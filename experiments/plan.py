@@ -11,19 +11,26 @@ With model=, no stage is planned: the command counts the memory that weights, gr
 and rollouts, without loading weights, and writes the table to memory.md.
 """
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config import MemoryConfig, PlanningConfig, Precision
-from rlinf_embodied.planning.explain import rank, rows
+from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
+from rlinf_embodied.planning.notation import to_dict
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import load_profile, workflow_for
-from rlinf_embodied.telemetry.tables import markdown_table, text_table
-from rlinf_embodied.tools.plans import find_cluster, find_model, find_profile, report_plans
+from rlinf_embodied.planning.simulate import simulate
+from rlinf_embodied.telemetry.plots import gantt
+from rlinf_embodied.telemetry.tables import described_table, markdown_table, text_table
+from rlinf_embodied.telemetry.trace import write_trace
+from rlinf_embodied.tools.plans import find_cluster, find_file, find_profile
 
 if TYPE_CHECKING:
     from torch import nn
+
+_MOST_ROWS = 16  # of a chart that can be read
 
 
 def plan(config: PlanningConfig) -> list[dict[str, str]]:
@@ -38,8 +45,36 @@ def plan(config: PlanningConfig) -> list[dict[str, str]]:
     return rows(ranking.plans)
 
 
+def report_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
+    """Prints the table; writes the best plan as plan.json, its simulated iteration as plan.png and trace.json."""
+    where = f"{pricer.workflow.name} on {pricer.cluster.name} ({pricer.cluster.description})"
+    title = f"{where}, profile {pricer.profile.name}: predicted"
+    print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
+    print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
+    print(*ranking.remarks, f"{folder}/plan.json, plan.png, trace.json", sep="\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    best = ranking.best
+    described = {
+        **to_dict(best.plan),
+        "predicted_s_per_iteration": best.iteration_s,
+        "profile": pricer.profile.name,
+        "cluster": pricer.cluster.name,
+        "ranked": rows(ranking.plans),
+        "remarks": ranking.remarks,
+    }
+    (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    spans = simulate(best.plan, pricer, traced=True).spans
+    if pricer.cluster.num_devices > _MOST_ROWS:  # a stage's first device stands for all of them
+        first = {stage: place.devices[0] for stage, place in best.plan.places().items()}
+        spans = [span for span in spans if span.worker == first[span.stage]]
+    write_trace(folder / "trace.json", spans)
+    title = f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted"
+    gantt(title, spans).savefig(folder / "plan.png", dpi=120)
+
+
 def plan_memory(name: str, config: PlanningConfig) -> list[dict[str, str]]:
-    path, memory = find_model(name).resolve(), config.memory
+    place, memory = Path(name).expanduser(), config.memory
+    path = (place / "config.json" if place.is_dir() else find_file("model", name, "models", (".json",))).resolve()
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
     from rlinf_embodied.tools.memory import ModelSize, memory_table

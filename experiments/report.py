@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import names_of
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import page
 from rlinf_embodied.telemetry.run_reader import read_run
@@ -36,7 +35,7 @@ class Options:
 
 def report(options: Options) -> Path:
     """Writes the page and returns its path."""
-    folders = [Path(name) for name in [options.run.dir, *names_of(options.runs)] if name]
+    folders = [Path(name) for name in [options.run.dir, *options.runs.split(",")] if name]
     if not folders:
         raise ConfigError("run.dir is not given, but the page is of a run: give run.dir=<run folder>, or runs=<a>,<b>")
     if len(folders) > 1 and not options.out:

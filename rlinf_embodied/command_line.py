@@ -18,25 +18,17 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, NoReturn, TypeVar, cast, get_type_hints
 
+from rlinf_embodied import errors
 from rlinf_embodied.compose import choices, compose, groups, pin, to_yaml
 from rlinf_embodied.config import Exactness, ProfiledConfig, RunConfig
-from rlinf_embodied.errors import (
-    CheckpointError,
-    CheckpointWriteError,
-    ConfigError,
-    DataError,
-    ObjectiveError,
-    PlanError,
-    PlugInError,
-    RunFileError,
-    SimulatorCallError,
-    SimulatorError,
-)
 from rlinf_embodied.runtime.stop_signals import Stopped, ends_at_once
 
 STARTED = time.time()  # of the command: imports count
-USAGE_ERRORS = (ConfigError, DataError, PlanError, CheckpointError, SimulatorError)  # the input was wrong
-FAULTS = (CheckpointWriteError, ObjectiveError, PlugInError, RunFileError, SimulatorCallError)  # the work failed
+USAGE_ERRORS = errors.ConfigError, errors.DataError, errors.PlanError, errors.CheckpointError, errors.SimulatorError
+FAULTS = (  # the work failed; of usage errors the input was wrong
+    *(errors.CheckpointWriteError, errors.ObjectiveError, errors.RunFileError),
+    *(errors.PlugInError, errors.SimulatorCallError),
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _Config = TypeVar("_Config")
 
@@ -99,7 +91,7 @@ def _pin_if_possible(config: Any, words: Sequence[str]) -> None:
     try:
         if not isinstance(config, ProfiledConfig):  # plans and emulations compute no weights
             pin(config)
-    except ConfigError as error:
+    except errors.ConfigError as error:
         if any(text.startswith("run.exact=") for text in words):
             raise
         print(f"note: {error} (this run does so)", file=sys.stderr)

@@ -21,15 +21,7 @@ from rlinf_embodied.planning.notation import to_text
 from rlinf_embodied.planning.plan import Item, Place, Plan, collocated, in_order, sorted_pairs
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.workflow.graph import (
-    Edge,
-    Loop,
-    Repeat,
-    RepeatDecision,
-    StageSpec,
-    WeightEdge,
-    Workflow,
-)
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, WeightEdge, Workflow
 
 ITERATIONS = 2  # the second one shows whether the weights arrived
 

@@ -81,7 +81,7 @@ def test_the_core_names_neither_a_workflow_nor_a_stage_of_one():
                 *(
                     f"rlinf_embodied/runtime/{name}.py"
                     for name in (*("health", "ray_cluster", "ray_session", "ray_worker"),)
-                ),
+                )
             ],
         ),
         ("hydra", ["rlinf_embodied/compose/composition.py"]),

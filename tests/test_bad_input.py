@@ -94,11 +94,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     ),
     (VLA, "run.dir={run} run.seed=9", ["run.seed is 9 here and 3 there", "another run.dir"]),
     (VLA, "run.dir={run} env.obs_size=32", ["env.obs_size is 32 here and 16 there", "another run.dir"]),
-    (
-        VLA,
-        "run.dir={ruined}",
-        ["step_000002 is incomplete (manifest.json", "use another run.dir"],
-    ),
+    (VLA, "run.dir={ruined}", ["step_000002 is incomplete (manifest.json", "use another run.dir"]),
     (VLA, "warm_start.checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     # evaluation
     (EVALUATE, "", ["a checkpoint folder is needed", "policy=expert"]),

@@ -12,13 +12,7 @@ from rlinf_embodied import train
 from rlinf_embodied.command_line import help_text, main
 from rlinf_embodied.compose import choices, compose_evaluation, groups, keys
 from rlinf_embodied.config import EvaluateConfig, MathConfig, TrainConfig
-from rlinf_embodied.errors import (
-    CheckpointError,
-    CheckpointWriteError,
-    PlanError,
-    SimulatorCallError,
-    WorkerError,
-)
+from rlinf_embodied.errors import CheckpointError, CheckpointWriteError, PlanError, SimulatorCallError, WorkerError
 
 
 def exit_code(schema, work, *arguments: str) -> int:

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from rlinf_embodied.algorithms.grpo import GRPOConfig
-from rlinf_embodied.algorithms.ppo import PPOConfig
 from rlinf_embodied.compose import (
     CONFIG_DIR,
     choices,
@@ -19,13 +18,7 @@ from rlinf_embodied.compose import (
     load,
     to_yaml,
 )
-from rlinf_embodied.config import (
-    EnvConfig,
-    Exactness,
-    MathConfig,
-    Reward,
-    TrainConfig,
-)
+from rlinf_embodied.config import EnvConfig, Exactness, MathConfig, Reward, TrainConfig
 from rlinf_embodied.errors import ConfigError
 
 ALL_CHOICES = [(group, name) for group in groups(TrainConfig) for name in choices(group)]
@@ -91,13 +84,6 @@ def test_every_choice_of_the_reasoning_workflow_composes(group, name):
     if name != "sft":
         assert config.num_blocks * config.rows_per_block == config.num_rows
         assert config.num_blocks % config.blocks_per_batch == 0
-
-
-def test_the_default_is_the_demo():
-    config = compose_train([])
-    assert (config.env.task, config.policy.name) == ("PickCube-v1", "tiny_vla")
-    assert (type(config.algorithm), config.plan.name, config.cluster.session) == (PPOConfig, "auto", "ray")
-    assert len(config.env.cameras) == 2
 
 
 def test_overrides_reach_every_section_with_their_types():

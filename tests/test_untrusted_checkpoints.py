@@ -52,8 +52,7 @@ def resealed(path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("name", "form"),
-    [("model.safetensors", "pickle"), ("training_state/policy_optimizer.safetensors", "torch")],
+    ("name", "form"), [("model.safetensors", "pickle"), ("training_state/policy_optimizer.safetensors", "torch")]
 )
 def test_a_pickle_in_the_place_of_tensors_is_refused_and_not_run(tmp_path, name: str, form: str) -> None:
     path = tmp_path / "step_000003"

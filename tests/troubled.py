@@ -7,8 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.cluster.hardware import EMULATED
+from rlinf_embodied.runtime.host import Call, Output, Receipt, StageContext, StepContext
+from rlinf_embodied.runtime.session import Session, of_type
 from rlinf_embodied.telemetry.progress import report_progress
+from rlinf_embodied.workflow.graph import StageSpec
 
 NEVER_S = 300
 
@@ -95,3 +98,15 @@ class Turns:
 
     def close(self, step_context: StepContext, last: dict[int, int | None]) -> Output:
         return Output(last, last)
+
+
+def build(session: Session, kind: str, fates: dict[int, str], device: str = EMULATED) -> list[object]:
+    """Returns the pids of two workers, which have a stage."""
+    contexts = [StageContext(k, device, (k,), ((k,),), 2, (0, 1)) for k in range(2)]
+    return session.add_stage(StageSpec("stage", f"troubled.{kind}", fates, collective=kind == "Gang"), contexts)
+
+
+def run(session: Session, iteration: int) -> list[Receipt]:
+    calls = [(k, Call("stage", "run", StepContext(iteration), (k,)), []) for k in range(2)]
+    refs = [refs[-1] for refs in session.submit(calls)]
+    return of_type(session.fetch(refs, "stage.run"), Receipt)

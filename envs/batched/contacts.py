@@ -39,10 +39,7 @@ class ContactTable:
         keys_of_scene: dict[int, list[tuple[int, object]]] = {}
         for k, (pair, key) in enumerate(zip(pairs, keys, strict=True)):
             keys_of_scene.setdefault(self._scene_of(*pair), []).append((k, key))
-        return SimpleNamespace(
-            keys_of_scene=keys_of_scene,
-            cuda_impulses=SimpleNamespace(torch=lambda: impulses),
-        )
+        return SimpleNamespace(keys_of_scene=keys_of_scene, cuda_impulses=SimpleNamespace(torch=lambda: impulses))
 
     def run_query(self, query: SimpleNamespace) -> None:
         """Fills `query.cuda_impulses` [K, 3] (N s)."""

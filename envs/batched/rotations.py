@@ -35,11 +35,7 @@ _FACTORS = np.array(
 )
 # entry e of the rotation matrices about x, y, z, as numbers in (3 cosines, 3 sines, 3 negative sines, one, zero)
 _ABOUT_AXES = np.array(
-    [
-        [9, 10, 10, 10, 0, 6, 10, 3, 0],
-        [1, 10, 4, 10, 9, 10, 7, 10, 1],
-        [2, 8, 10, 5, 2, 10, 10, 10, 9],
-    ]
+    [[9, 10, 10, 10, 0, 6, 10, 3, 0], [1, 10, 4, 10, 9, 10, 7, 10, 1], [2, 8, 10, 5, 2, 10, 10, 10, 9]]
 )
 _ROTATION = np.array([0, 1, 2, 4, 5, 6, 8, 9, 10])  # its entries in those of a 4 x 4 matrix
 

@@ -86,11 +86,7 @@ class BatchedScene(ManiSkillScene):
 
 
 # By robot, of those whose assets ship with ManiSkill: fingers 1 and 2 open along their y axes (1) or against them (-1).
-OPENING = {
-    Panda: (1.0, -1.0),
-    Fetch: (-1.0, 1.0),
-    SO100: (1.0, -1.0),
-}
+OPENING = {Panda: (1.0, -1.0), Fetch: (-1.0, 1.0), SO100: (1.0, -1.0)}
 
 
 def is_grasping(

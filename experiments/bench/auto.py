@@ -27,16 +27,7 @@ from functools import partial
 from typing import Any
 
 from experiments.bench.auto_cases import CASES, FEW, REASONING
-from experiments.bench.harness import (
-    Benchmark,
-    Report,
-    Run,
-    Spread,
-    Table,
-    alternate,
-    chosen,
-    command_text,
-)
+from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, alternate, chosen, command_text
 from experiments.bench.harness.trainings import digest_of, iterations, job_of, timed_iteration
 from experiments.examples.http_judge import URL
 from rlinf_embodied.cluster.hardware import Cluster, cluster_at_hand
@@ -306,11 +297,7 @@ def measure(run: Run[Options]) -> Report:
         with judge(words):
             asked = [*words, *run.overrides]
             measured[case], profile_s = run_case(
-                asked,
-                own.iterations,
-                names=FEW.get(case, ()),
-                next_best=own.next_best,
-                warmup=own.warmup,
+                asked, own.iterations, names=FEW.get(case, ()), next_best=own.next_best, warmup=own.warmup
             )
         print(Table(HEADER, lines_of(case, measured[case])), flush=True)
         print(f"the profile took {profile_s:.0f} s", flush=True)

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardise
-from rlinf_embodied.algorithms.log_probs import (
-    sample_tokens,
-    token_log_probs,
-    token_log_probs_and_entropy,
-)
+from rlinf_embodied.algorithms.log_probs import sample_tokens, token_log_probs, token_log_probs_and_entropy
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed

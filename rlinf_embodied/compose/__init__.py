@@ -26,4 +26,4 @@ from rlinf_embodied.compose.composition import (
     stored_variant,
     to_yaml,
 )
-from rlinf_embodied.compose.overrides import chosen, explained, keys, names_of
+from rlinf_embodied.compose.overrides import explained, keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,8 @@ from rlinf_embodied.config import (
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 
-
-def compose_train(overrides: Sequence[str] = ()) -> TrainConfig:
-    """Returns the config of experiments/train_vla.py; this and the following raise ConfigError as `compose` does."""
-    return compose(TrainConfig, overrides)
-
-
-def compose_math(overrides: Sequence[str] = ()) -> MathConfig:
-    """Returns the config of experiments/train_llm_math.py."""
-    return compose(MathConfig, overrides)
+compose_train = partial(compose, TrainConfig)  # overrides -> the config of experiments/train_vla.py
+compose_math = partial(compose, MathConfig)  # the same of experiments/train_llm_math.py
 
 
 def compose_export(overrides: Sequence[str]) -> ExportConfig:

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
-from rlinf_embodied.compose.overrides import did_you_mean, explained, keys, read_override, split_override
+from rlinf_embodied.compose.overrides import explained, keys, read_override, split_override
 from rlinf_embodied.config import (
     AlgorithmConfig,
     ClusterConfig,
@@ -39,7 +39,7 @@ from rlinf_embodied.config import (
     MathConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.checks import require, within
+from rlinf_embodied.config.checks import did_you_mean, require, within
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in, load_target, targets_of
 

@@ -6,21 +6,20 @@ YAML: `3`, `1e-3`, `true`, `null`, `[a,b]`, `{a: 1}`.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from rlinf_embodied.config.checks import did_you_mean
 from rlinf_embodied.errors import ConfigError
 
-_Case = TypeVar("_Case")
 _ALIASES = {"env.id": "env.task"}  # Gymnasium's name
 _SWITCHES = {"run.exact": {"true": "exact", "false": "off"}}  # enumerations that also take true and false
 
@@ -64,24 +63,6 @@ def read_override(text: str, known: Mapping[str, object], groups: Sequence[str])
         ) from error
 
 
-def names_of(text: str) -> list[str]:
-    """Returns the names of a list such as "a,b"; none for an empty text."""
-    return [name for name in text.split(",") if name]
-
-
-def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dict[str, _Case]:
-    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
-
-    Raises:
-        ConfigError: there is no such case.
-    """
-    wanted = names_of(names) or list(cases)
-    for name in wanted:
-        if name not in cases:
-            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
-    return {name: cases[name] for name in wanted}
-
-
 # --------------------------------------------------------------------------------------------------- keys and errors
 @functools.cache  # each override is looked up, and reading the types of all sections takes milliseconds
 def keys(schema: type) -> Mapping[str, object]:
@@ -111,12 +92,6 @@ def _unknown_key(key: str, known: Mapping[str, object], groups: Sequence[str]) -
         f"{key} is unknown: keys are checked against the schemas in rlinf_embodied/config/;{guess} "
         f"{section or 'the top level'} has {', '.join(inside)}"
     )
-
-
-def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
-    """Returns a question with the name nearest to a word; an empty text where none is near."""
-    close = difflib.get_close_matches(word, names, n=1)
-    return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
 def explained(error: Exception, known: Mapping[str, object], source: str) -> ConfigError:

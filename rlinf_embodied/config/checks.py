@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -39,6 +40,12 @@ def require_one_of(section: Any, path: str, name: str, *choices: object) -> None
     value, known = getattr(section, name), [str(choice) for choice in choices if choice is not None]
     rule = f"it is {', '.join(known[:-1])} or {known[-1]}"
     require(value in choices, f"{path}.{name}".removeprefix("."), value, rule, f"use {known[0]}")
+
+
+def did_you_mean(word: str, names: Sequence[str], prefix: str = "") -> str:
+    """Returns a question with the name nearest to a word; an empty text where none is near."""
+    close = difflib.get_close_matches(word, names, n=1)
+    return f" did you mean {prefix}{close[0]}?" if close else ""
 
 
 @contextmanager

@@ -25,10 +25,12 @@ class PolicyConfig:
     name: str = "tiny_vla"
     critic: Critic = Critic.privileged
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
+    noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the one before it
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
         require_numbers(self, "policy", "temperature", low=0, above=True)
+        require_numbers(self, "policy", "noise_repeat", high=1)
 
 
 @dataclass(kw_only=True)  # slots of two bases would conflict

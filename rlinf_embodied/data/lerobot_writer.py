@@ -106,6 +106,8 @@ def _info(episodes: Sequence[LeRobotEpisode], fps: int, robot: str, video: bool,
     first = episodes[0]
     sizes = {ACTION: first.actions.shape[1], STATE: first.state.shape[1], "timestamp": 1}
     features = {name: {"dtype": "float32", "shape": [int(size)], "names": None} for name, size in sizes.items()}
+    for name, prefix in ((ACTION, "action"), (STATE, "state")):  # LeRobot's viewer labels its curves by them
+        features[name]["names"] = [f"{prefix}_{k}" for k in range(int(sizes[name]))]
     for name in ("frame_index", "episode_index", "index", "task_index"):
         features[name] = {"dtype": "int64", "shape": [1], "names": None}
     for camera, frames in first.images.items():

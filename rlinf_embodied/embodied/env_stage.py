@@ -251,7 +251,7 @@ class EnvStage(HoldsNoMemory):
         shard = self._shards[tuple(blocks)]
         assert shard.observation is not None
         columns = {block: self._columns(shard, i, step_context) for i, block in enumerate(shard.blocks)}
-        groups: dict[int, tuple[bool, ...]] = {}
+        groups: dict[int, tuple[float, ...]] = {}
         size = self._config.group_size
         if size > 1 and not self._config.transitions:
             for block, column in cast("dict[int, EnvColumns]", columns).items():
@@ -307,19 +307,22 @@ class EnvStage(HoldsNoMemory):
             shard.env.close()
         self._shards = {}
 
-    # --------------------------------------------------------------------------------------------------- carry-over
-    def export_state(self, step_context: StepContext) -> dict[str, Tensor]:
-        """Returns the running episodes as <env id>.seed and <env id>.actions: all that an env carries over."""
+    # ---------------------------------------------------------------------------------------------------- snapshots
+    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor] | None:
+        """Returns the running episodes as <env id>.seed and <env id>.actions; None where nothing is carried over."""
+        if not self._config.env.carry_over:
+            return None
         state: dict[str, Tensor] = {}
-        for shard in self._shards.values() if self._config.env.carry_over else ():
+        for shard in self._shards.values():
             for env_id, episode in zip(shard.env_ids, shard.env.running(), strict=True):
                 if episode is not None:
                     state[f"{env_id}.seed"] = torch.tensor([episode.seed])
                     state[f"{env_id}.actions"] = episode.actions.cpu().contiguous()
         return state
 
-    def import_state(self, step_context: StepContext, state: Mapping[str, Tensor]) -> None:
-        """Brings every row to where `export_state` found it, by reset and replay; before the first rollout, to none."""
+    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Brings every row to where it was, by reset and replay; before the first rollout, to no episode."""
+        state = {name: tensor for part in parts for name, tensor in part.items()}
         for shard in self._shards.values():
             episodes = [
                 RunningEpisode(int(state[f"{i}.seed"][0]), state[f"{i}.actions"]) if f"{i}.seed" in state else None
@@ -329,12 +332,3 @@ class EnvStage(HoldsNoMemory):
             shard.observation = shard.env.restore(episodes) if any(running) else None
             if any(running):
                 shard.running[:] = running
-
-    # ---------------------------------------------------------------------------------------------------- snapshots
-    def export_snapshot(self, step_context: StepContext) -> dict[str, Tensor] | None:
-        """Returns what `export_state` does; None where nothing is carried over."""
-        return self.export_state(step_context) if self._config.env.carry_over else None
-
-    def import_snapshot(self, step_context: StepContext, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        if parts:
-            self.import_state(step_context, {name: tensor for part in parts for name, tensor in part.items()})

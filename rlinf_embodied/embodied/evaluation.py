@@ -21,7 +21,7 @@ from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, EvalConfig, HierarchyConfig, PolicyConfig, Precision, RunConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.embodied.env_stage import Blocks, EnvStage, EnvStageConfig, Shard
+from rlinf_embodied.embodied.env_stage import Blocks, Controller, EnvStage, EnvStageConfig, Shard
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, TwoLevelStage
 from rlinf_embodied.embodied.outcome import EvaluationResult, episode_means, write_mp4
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig, RolloutStage
@@ -70,6 +70,7 @@ class EvaluationEnvStage(EnvStage):
     def __init__(self, config: EvaluationEnvConfig) -> None:
         super().__init__(config)
         self._eval = config
+        self._traces: dict[Blocks, list[tuple[Tensor, Tensor]]] = {}  # state [N, P] and actions [N, C, A], if filmed
 
     def _numbers(self, shard: Shard, step_context: StepContext) -> np.ndarray:
         return step_context.round * self._eval.env.num_envs + shard.env_ids
@@ -80,6 +81,7 @@ class EvaluationEnvStage(EnvStage):
         numbers = self._numbers(shard, step_context)
         rows = np.nonzero(numbers < how.num_episodes)[0].tolist()
         self._begin(shard)
+        self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
         filmed = [row for row in rows if numbers[row] < how.num_videos and self._eval.videos is not None]
@@ -99,8 +101,26 @@ class EvaluationEnvStage(EnvStage):
         drawn = uniform(self._eval.seed, "random", *keys, shape=(spec.chunk, spec.action_dim))
         return self._advance(shard, torch.from_numpy(drawn * 2 - 1), None)
 
+    def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
+        if self._eval.videos is not None and isinstance(actions, Tensor) and shard.observation is not None:
+            seen = actions.expand(len(shard.env_ids), -1, -1)
+            self._traces[shard.blocks].append((shard.observation.proprio.cpu(), seen.cpu()))
+        return super()._advance(shard, actions, seeds)
+
+    def _write_trace(self, path: Path, shard: Shard, row: int) -> None:
+        """Writes an episode's actions [t, A], and of each policy call the env step and the state [n, P] before it."""
+        kept = [
+            (state[row], chunk[row][result.valid[row].cpu()])
+            for (state, chunk), result in zip(self._traces[shard.blocks], shard.results, strict=False)
+            if result.valid[row].any()
+        ]
+        if kept:
+            steps = np.cumsum([0, *(len(chunk) for _, chunk in kept)])[:-1]
+            states = torch.stack([state for state, _ in kept])
+            np.savez(path, actions=torch.cat([chunk for _, chunk in kept]), state=states, step=steps)
+
     def close(self, step_context: StepContext, blocks: Mapping[int, object]) -> Output:
-        """Returns no data, only the report; writes the videos."""
+        """Returns no data, only the report; writes the videos, and actions and states of their episodes."""
         shard = self._shards[tuple(blocks)]
         steps = sum(int(result.valid.sum()) for result in shard.results)
         ends = {end.row: end for result in shard.results for end in result.episodes}
@@ -112,6 +132,7 @@ class EvaluationEnvStage(EnvStage):
                     outcome = f"success={int(known['success_once'] > 0)}"
                 name = f"{file_name(shard.env.spec.task)}--seed={ends[row].seed}--{outcome}.mp4"
                 write_mp4(folder / name, [frame.cpu().numpy() for frame in frames])
+                self._write_trace((folder / name).with_suffix(".npz"), shard, row)
         shard.results = []
         return Output(dict.fromkeys(blocks), RolloutReport(tuple(shard.ended), steps, {}))
 

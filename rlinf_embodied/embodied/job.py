@@ -221,12 +221,11 @@ class EmbodiedJob:
     def save(self, executor: Executor, root: Path, progress: Progress) -> None:
         """Writes weights and optimizers (the actor's workers do) and running episodes (the env's hold them)."""
         step_context = StepContext(progress.iteration)
-        parts: list[object] = []
-        before = None if executor.ahead is None else executor.ahead.states_before()
-        if before is not None:  # the fronts of iterations to come have changed it since
-            parts = executor.values(before.get(ENV, ()), f"the state of {ENV}")
-        elif self.config.algorithm.acts:
-            parts = executor.call(ENV, "export_state", step_context)
+        states = None if executor.ahead is None else executor.ahead.states_before()
+        if states is None:  # otherwise the fronts of iterations to come have changed it since
+            envs = {ENV} & set(executor.workflow.stages)
+            states = executor.states_of({stage: executor.export_states(stage, step_context) for stage in envs})
+        parts = executor.values(states.get(ENV, ()), f"the state of {ENV}")
         carried = {name: tensor for part in of_type(parts, dict) for name, tensor in part.items()}
         state: dict[str, object] = {"progress": asdict(progress), "config": to_yaml(self.config)}
         part = StagePart({_CARRY_OVER: carried} if carried else {}, state)
@@ -239,7 +238,7 @@ class EmbodiedJob:
     def load(self, executor: Executor, checkpoint: Path) -> None:
         step_context = load_checkpoint(executor, checkpoint, (*self.learners, REPLAY))
         if carry_over := load_tensors(checkpoint, _CARRY_OVER):
-            executor.call(ENV, "import_state", step_context, carry_over)
+            executor.call(ENV, "import_snapshot", step_context, carry_over)
 
 
 def _columns(algorithm: AlgorithmConfig) -> tuple[Column, ...]:

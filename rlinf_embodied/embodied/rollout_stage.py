@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import PolicyColumns
 from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision
-from rlinf_embodied.config.checks import within
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
@@ -88,6 +88,12 @@ class RolloutStage(WeightsUser[Policy]):
         purpose = "evaluate" if config.evaluates else "action"
         self._purpose = purpose if config.name == "policy" else f"{config.name} {purpose}"
         self._policy = computed_in(config.precision, self._shared.policy, config.policy, context.device)
+        repeat, spec = config.policy.noise_repeat, self._policy.spec
+        each, rule = (
+            spec.noise.shape[0] == spec.chunk,
+            f"{spec.name} takes no separate noise for each action of a chunk",
+        )
+        require(each or not repeat, "policy.noise_repeat", repeat, rule, "use 0")
 
     @torch.no_grad()
     def step(
@@ -142,9 +148,24 @@ class RolloutStage(WeightsUser[Policy]):
             keys = (ids, step_context.iteration, step_context.round, steps)
             if self._config.evaluates:
                 keys = (step_context.round * self._config.env.num_envs + ids, steps)
-            drawn = self._policy.spec.noise.draw(self._config.seed, self._purpose, *keys)
+            drawn = self._repeated(self._policy.spec.noise.draw(self._config.seed, self._purpose, *keys), keys)
             rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0
         return rollout.noise[place]
+
+    def _repeated(self, noise: Tensor, keys: tuple) -> Tensor:
+        """Returns noise [_AHEAD, B, C, ...] in which actions of a chunk repeat that of the one before, dimension-wise.
+
+        Each action by itself is distributed as before.  Independent noise mostly cancels out over a chunk; what is
+        repeated moves the robot, so that its effect can be told from chance (coloured noise: arXiv 2312.11091).
+        """
+        repeat, shape = self._config.policy.noise_repeat, self._policy.spec.noise.shape
+        if repeat:
+            again = (
+                torch.from_numpy(uniform(self._config.seed, f"{self._purpose} repeats", *keys, shape=shape)) < repeat
+            )
+            for c in range(1, shape[0]):
+                noise[:, :, c] = torch.where(again[:, :, c], noise[:, :, c - 1], noise[:, :, c])
+        return noise
 
     def close(self, step_context: StepContext, observations: Mapping[int, Observation | None]) -> Output:
         """Returns each block's columns; they are heavy and stay here if the actor does."""

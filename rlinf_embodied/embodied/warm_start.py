@@ -40,6 +40,7 @@ _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
     *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb"),
 )
+_OF_SAMPLING = ("temperature", "noise_repeat")  # of the policy's section
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example
 
 
@@ -193,7 +194,7 @@ def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, mo
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
         "env": {name: value for name, value in asdict(env).items() if name not in _OF_TRAINING},
-        "policy": {k: v for k, v in asdict(policy).items() if k != "temperature" and v != {}},
+        "policy": {k: v for k, v in asdict(policy).items() if k not in _OF_SAMPLING and v != {}},
         "cpu": kind == "cpu",
         "backend": "physx_cuda" if env_options(env).on_accelerator(kind) else None,
         "code": source_digest(sorted({*own})) if own else None,  # where custom code is edited, training starts anew

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
@@ -10,6 +9,7 @@ from typing import Any, TypeVar, cast
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from rlinf_embodied.config.checks import did_you_mean
 from rlinf_embodied.errors import ConfigError
 
 _Options = TypeVar("_Options")
@@ -33,9 +33,8 @@ def typed(options: Mapping[str, Any], kind: type[_Options], path: str) -> _Optio
     known = [each.name for each in fields(kind)]  # pyright: ignore[reportArgumentType] - a dataclass
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            meant = f"did you mean {path}.{close[0]}?" if close else f"use one of {', '.join(known)}"
-            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option: {meant}")
+            meant = did_you_mean(name, known, f"{path}.") or f" use one of {', '.join(known)}"
+            raise ConfigError(f"{path}.{name} is {options[name]!r}, but there is no such option:{meant}")
     try:
         merged = OmegaConf.merge(OmegaConf.structured(kind), dict(options))
         return cast(_Options, OmegaConf.to_object(merged))

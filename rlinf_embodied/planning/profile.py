@@ -13,7 +13,6 @@ One stage of a file (a loop's stage has s_per_chunk_step instead of s_per_call; 
 from __future__ import annotations
 
 import bisect
-import difflib
 import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_embodied.cluster.hardware import Cluster
+from rlinf_embodied.config.checks import did_you_mean
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.plug_ins import load_plug_in
 from rlinf_embodied.workflow.graph import Workflow
@@ -296,11 +296,9 @@ def _mapping(data: object, path: str, known: Sequence[str] = ()) -> Mapping[str,
         _refuse(path, data, "keys with values")
     for key in data if known else ():
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f" did you mean {close[0]}?" if close else ""
             raise ConfigError(
-                f"{path}.{key} is unknown:{hint} times are in seconds (_s, s_per_...) and sizes in bytes (_bytes), and "
-                f"the keys are {', '.join(known)}"
+                f"{path}.{key} is unknown:{did_you_mean(str(key), known)} times are in seconds (_s, s_per_...) and "
+                f"sizes in bytes (_bytes), and the keys are {', '.join(known)}"
             )
     return data
 

@@ -1,4 +1,4 @@
-"""One HTML page of one or several runs with everything inside: no script, and nothing from elsewhere."""
+"""One HTML page of one or several runs with everything inside, and nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from html import escape
 
 from rlinf_embodied.reporting import sections
 from rlinf_embodied.reporting.sections import measured, missing, table
-from rlinf_embodied.telemetry.run_reader import Run
+from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.telemetry.run_reader import SHARES, Run
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
@@ -18,7 +19,45 @@ td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } figcaption { font-size: 12px; }
 .missing { background: #fff6e0; padding: 4px 10px; border-left: 3px solid #e0a800; }
-.films { display: flex; flex-wrap: wrap; gap: 14px; }
+.films { display: flex; flex-wrap: wrap; gap: 14px; margin-bottom: 12px; } .films figcaption { max-width: 320px; }
+svg[data-points] { cursor: crosshair; touch-action: none; }
+#point { position: fixed; display: none; background: #222; color: #fff; padding: 2px 7px; font-size: 12px; }
+"""
+_SCRIPT = """
+const note = document.getElementById("point");
+for (const svg of document.querySelectorAll("svg[data-points]")) {  // point: nearest value; drag: zoom; double: back
+  const points = JSON.parse(svg.dataset.points), whole = svg.getAttribute("viewBox");
+  const place = e => new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse());
+  let from = null;
+  svg.onpointerdown = e => { from = place(e); };
+  svg.onpointerup = e => {
+    const to = place(e), w = Math.abs(to.x - from.x), h = Math.abs(to.y - from.y);
+    if (w > 5 && h > 5) svg.setAttribute("viewBox", [Math.min(to.x, from.x), Math.min(to.y, from.y), w, h].join(" "));
+  };
+  svg.ondblclick = () => svg.setAttribute("viewBox", whole);
+  svg.onpointerleave = () => { note.style.display = "none"; };
+  svg.onpointermove = e => {
+    const at = place(e), far = p => Math.hypot(p[0] - at.x, p[1] - at.y);
+    if (!points.length) return;
+    note.textContent = points.reduce((a, b) => far(a) < far(b) ? a : b)[2];
+    note.style.cssText = `display: block; left: ${e.clientX + 12}px; top: ${e.clientY + 12}px`;
+  };
+}
+for (const film of document.querySelectorAll(".films")) {  // videos of a seed play together, with their charts' cursors
+  const videos = [...film.querySelectorAll("video")];
+  for (const video of videos) {
+    const others = videos.filter(v => v !== video);
+    video.onplay = () => others.forEach(v => { if (v.paused) { v.currentTime = video.currentTime; v.play(); } });
+    video.onpause = () => others.forEach(v => v.pause());
+    const cursors = [...video.parentElement.querySelectorAll("svg")].map(svg => {
+      const line = svg.appendChild(document.createElementNS(svg.namespaceURI, "path"));
+      line.setAttribute("stroke", "#444");
+      return [line, JSON.parse(svg.dataset.axis), svg.viewBox.baseVal.height];
+    });
+    video.ontimeupdate = () => cursors.forEach(([line, [low, high], height]) =>
+      line.setAttribute("d", `M${low + (high - low) * video.currentTime / video.duration} 0V${height}`));
+  }
+}
 """
 
 
@@ -35,7 +74,8 @@ def page(runs: Sequence[Run], video_bytes: int) -> str:
         parts.append(head + _run(run, video_bytes // len(runs)))
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escape(title)}</title>'
     head += f"<style>{_STYLE}</style>"
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>\n'
+    tail = f'<div id="point"></div><script>{_SCRIPT}</script>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{"".join(parts)}{tail}</body></html>\n'
 
 
 def comparison(runs: Sequence[Run]) -> str:
@@ -53,7 +93,27 @@ def comparison(runs: Sequence[Run]) -> str:
     units = sorted({run.unit for run in runs if run.metrics})
     mixed = missing(f"one axis for runs that count {' and '.join(units)}; see each run's own curves")
     curves = mixed if len(units) > 1 else sections.curves(runs)
-    return _headed({"Outcome": outcomes, "Learning curves": curves, "Settings that differ": _differences(runs)})
+    parts = {"Outcome": outcomes, "Over seeds": _over_seeds(runs), "Learning curves": curves}
+    return _headed(parts | {"Settings that differ": _differences(runs)})
+
+
+def _over_seeds(runs: Sequence[Run]) -> str:
+    """Returns the interquartile mean over the seeds of each configuration; "" without two runs that differ by seed."""
+    groups = sections.by_configuration(runs)
+    if max(map(len, groups)) < 2:
+        return ""
+    names, rows = list(dict.fromkeys(name for run in runs for name in run.rates)), []
+    for group in groups:
+        cells = []
+        for name in names:
+            factor, unit = (100, " %") if name in SHARES else (1, "")
+            values = [factor * run.after[name] for run in group if name in run.after]
+            low, high = iqm_interval(values) if values else (0.0, 0.0)
+            interval = f" [{low:.4g}, {high:.4g}]" if len(values) > 1 else ""  # one seed has none
+            cells.append(f"{iqm(values):.4g}{unit}{interval}" if values else "-")
+        rows.append([", ".join(run.folder.name for run in group), str(len(group)), *cells])
+    head = ["runs of one configuration", "seeds", *(f"{name} after: interquartile mean" for name in names)]
+    return table(head, rows) + "<p>Intervals: 95 %, seeds resampled with replacement.</p>"
 
 
 def _differences(runs: Sequence[Run]) -> str:
@@ -80,4 +140,4 @@ def _run(run: Run, video_bytes: int) -> str:
 
 
 def _headed(parts: dict[str, str]) -> str:
-    return "".join(f"<section><h3>{name}</h3>{text}</section>" for name, text in parts.items())
+    return "".join(f"<section><h3>{name}</h3>{text}</section>" for name, text in parts.items() if text)

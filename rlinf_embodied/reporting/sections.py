@@ -5,17 +5,21 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
 from rlinf_embodied.telemetry.metrics import idle_warning, percent
-from rlinf_embodied.telemetry.plots import COLOURS, kept_moment, line_chart, rate_lines, svg
+from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, seeds_line, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_MOST_TRACES = 16  # dimensions of actions and states that are drawn
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
@@ -59,6 +63,15 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
             text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
             found[f"{prefix}{key}"] = text.removesuffix("\n...\n").strip()
     return found
+
+
+def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
+    """Returns the runs in groups whose settings differ by run.seed and run.dir alone, in the order of their first."""
+    groups: dict[str, list[Run]] = {}
+    for k, run in enumerate(runs):
+        config = {key: value for key, value in flat(run.config).items() if key not in ("run.seed", "run.dir")}
+        groups.setdefault(str(config) if config else str(k), []).append(run)
+    return list(groups.values())
 
 
 def _value(name: str, value: float | None) -> str:
@@ -108,7 +121,8 @@ def plan(run: Run) -> str:
     """The plan, and what its stages and iterations were predicted to take and took."""
     if not run.plan:
         return missing("plan.json: no plan was chosen yet")
-    text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {run.plan.get('num_devices')} devices.</p>"
+    number = run.plan.get("num_devices")
+    text = f"<p>Plan <b>{escape(str(run.plan.get('name')))}</b> on {number} device{'s'[: number != 1]}.</p>"
     rows = []
     for period in run.plan_report.get("periods", []):
         first, number = period["first_iteration"] + 1, period["num_iterations"]
@@ -124,41 +138,77 @@ def plan(run: Run) -> str:
 
 def curves(runs: Sequence[Run]) -> str:
     """Learning curves with 95 % intervals: sampled during training, and greedy on held-out episodes."""
-    charts = ""
+    charts, groups = "", by_configuration(runs)
     for name in dict.fromkeys(name for run in runs for name in run.rates):
-        labels = [run.folder.name if len(runs) > 1 else "" for run in runs]
-        lines = [
-            line for k, run in enumerate(runs) for line in rate_lines(run, name, COLOURS[k % len(COLOURS)], labels[k])
-        ]
+        lines: list[Line] = []
+        for k, group in enumerate(groups):
+            colour, label = COLOURS[k % len(COLOURS)], group[0].folder.name if len(runs) > 1 else ""
+            one = rate_lines(group[0], name, colour, label)
+            lines += one if len(group) == 1 else [seeds_line(group, name, colour)]
         label, moment = f"{name}, %" if name in SHARES else name, kept_moment(runs[0]) if len(runs) == 1 else None
         charts += _drawn(line_chart(lines, runs[0].unit, label, moment=moment), name)
+    completions = " (completions of one problem count once)" if "accuracy" in runs[0].rates else ""
     note = (
-        "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number "
-        "(completions of one problem count once). Marks: held-out evaluation, with its interval.</p>"
+        "<p>Lines: sampled in training, five iterations pooled, with the 95 % interval of their number"
+        f"{completions}. Marks: held-out evaluation, with its interval. Drag to zoom, double-click to zoom out.</p>"
     )
     return note + charts if charts else missing("no success or accuracy was written")
 
 
 def videos(run: Run, budget_bytes: int) -> str:
-    """Videos inside the page, those of the first and last evaluation first, as far as `budget_bytes` goes."""
-    files = sorted((run.folder / "videos").glob("step_*/*.mp4"))
+    """Videos as far as `budget_bytes` goes: each seed's first and last side by side, changed outcomes first."""
+    files = sorted((run.folder / "videos").glob("step_*/*.mp4"), key=lambda file: (_step(file), file.name))
     if not files:
-        return missing("no videos (eval.record_video=false, or nothing was evaluated)")
-    step = lambda file: int(file.parent.name.removeprefix("step_"))  # noqa: E731
-    ends = {min(map(step, files)), max(map(step, files))}
-    shown, left_out, used = [], [], 0
-    for file in sorted(files, key=lambda file: (step(file) not in ends, step(file), file.name)):
-        size = file.stat().st_size * 4 // 3  # as base64
+        wanted = run.config.get("eval", {}).get("record_video")
+        return missing("no videos: nothing was filmed yet, or the env cannot be") if wanted else ""
+    ends = {_step(files[0]), _step(files[-1])}
+    rows: dict[tuple[int, str], list[Path]] = {}  # by step, and by task and seed
+    for file in files:
+        rows.setdefault((0 if _step(file) in ends else _step(file), file.stem.rsplit("--", 1)[0]), []).append(file)
+    shown, left_out, used = "", [], 0
+    for key in sorted(rows, key=lambda key: (key[0], _change(rows[key]), key[1])):
+        size = sum(file.stat().st_size * 4 // 3 for file in rows[key])  # as base64
         if used + size > budget_bytes:
-            left_out.append(f"{file.parent.name}/{file.name}")
+            left_out += [f"{file.parent.name}/{file.name}" for file in rows[key]]
             continue
         used += size
-        data = base64.b64encode(file.read_bytes()).decode("ascii")
-        video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
-        title = escape(f"{file.parent.name.replace('_', ' ')}: {file.stem}")
-        shown.append(f"<figure>{video}<figcaption>{title}</figcaption></figure>")
+        shown += f'<div class="films">{"".join(_film(run, file) for file in rows[key])}</div>'
     rest = missing(f"{len(left_out)} videos beyond videos_mb: {', '.join(left_out)}") if left_out else ""
-    return f'<div class="films">{"".join(shown)}</div>{rest}'
+    return f"{shown}{rest}"
+
+
+def _step(file: Path) -> int:
+    return int(file.parent.name.removeprefix("step_"))
+
+
+def _change(files: Sequence[Path]) -> int:
+    """Returns the place of a seed's videos: failure to success, then success to failure, then the others."""
+    first, last = (file.stem.endswith("--success=1") for file in (files[0], files[-1]))
+    return 2 if first == last else 0 if last else 1
+
+
+def _film(run: Run, file: Path) -> str:
+    """Returns a video with its caption, and the actions and states that were recorded of it."""
+    data = base64.b64encode(file.read_bytes()).decode("ascii")
+    when = "before" if _step(file) == 0 else f"iteration {_step(file)}"
+    title = escape(f"{'after' if run.finished and _step(file) == run.num_iterations else when}: {file.stem}")
+    video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
+    return f"<figure>{video}<figcaption>{title}</figcaption>{_traces(file.with_suffix('.npz'))}</figure>"
+
+
+def _traces(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    charts = ""
+    with np.load(path) as found:
+        kinds = {"action": (found["actions"], range(len(found["actions"]))), "state": (found["state"], found["step"])}
+        for kind, (values, steps) in kinds.items():
+            lines = [
+                Line(f"_none{kind}[{k}]", list(zip(steps, column, strict=True)), COLOURS[k % len(COLOURS)], width=0.8)
+                for k, column in enumerate(values.T[:_MOST_TRACES])
+            ]
+            charts += _drawn(line_chart(lines, "", kind, size=(3.3, 1.2)), f"{kind}s of {path.stem}")
+    return charts
 
 
 def evaluations(run: Run) -> str:

@@ -379,10 +379,10 @@ class WorkerHost:
         if method == "export_snapshot":  # the report is whether there is one
             state = self._timed(stage, method, step_context) if hasattr(self.stages[stage], method) else None
             return [state], state is not None
+        given = [*([] if call.argument is None else [call.argument]), *payloads]
         if method == "import_snapshot":
-            return [], self._timed(stage, method, step_context, payloads)
-        given = [] if call.argument is None else [call.argument]
-        answer = self._timed(stage, method, step_context, *given, *payloads)
+            return [], self._timed(stage, method, step_context, given)
+        answer = self._timed(stage, method, step_context, *given)
         return ([answer], None) if call.publishes else ([], answer)
 
     def _loop(self, call: Call, inputs: dict[int, list[object]]) -> tuple[list[object], object]:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from statistics import fmean
 from typing import cast
 
 from rlinf_embodied.errors import writing
@@ -73,6 +75,23 @@ def percent(summary: Mapping[str, object], name: str) -> str:
     """Returns a rate of a summary in per cent, for example "63.0 % [56.1, 69.4]"."""
     share, (low, high) = cast(float, summary[name]), cast("list[float]", summary[f"{name}_interval"])
     return f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def iqm(values: Sequence[float]) -> float:
+    """Returns the interquartile mean: that of the values without the lowest and highest floor(n / 4) of them."""
+    cut = len(values) // 4
+    return fmean(sorted(values)[cut : len(values) - cut])
+
+
+def iqm_interval(values: Sequence[float], samples: int = 2000) -> tuple[float, float]:
+    """Returns the 95 % percentile bootstrap interval of the interquartile mean over the seeds of one task.
+
+    (Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice", 2021; with one task its
+    stratified bootstrap resamples the seeds.)
+    """
+    draw = random.Random(0)  # the same page each time
+    found = sorted(iqm(draw.choices(values, k=len(values))) for _ in range(samples))
+    return found[round(0.025 * (samples - 1))], found[round(0.975 * (samples - 1))]
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rlinf_embodied.telemetry.metrics import moving_mean, wilson
@@ -23,10 +26,11 @@ _MOST_ROWS = 48  # of a Gantt chart: more cannot be read
 class Line:
     """A line of a chart, or marks: Line("seed 0", [(0, 0.5), (100, 0.7)], "#1f5f8b")."""
 
-    label: str
+    label: str  # one that begins with "_" is not in the legend
     points: Sequence[tuple[float, float]]
     colour: str
     intervals: Sequence[tuple[float, float]] = ()  # (low, high) of each point
+    width: float = 2.0
     marks: str = ""  # a mark with its interval at each point, and a thin line; "v": marks of upper bounds, no line
 
 
@@ -53,7 +57,7 @@ def line_chart(
         if line.marks:
             below = [max(0.0, y - low) for y, low in zip(ys, lows, strict=True)]
             above = [max(0.0, high - y) for y, high in zip(ys, highs, strict=True)]
-            axes.errorbar(
+            drawn = axes.errorbar(
                 xs,
                 ys,
                 [below, above],
@@ -65,15 +69,16 @@ def line_chart(
                 mfc="none" if line.marks != "o-" else None,
                 label=label,
             )
+            drawn[0].set_gid(label)
             continue
-        axes.plot(xs, ys, color=line.colour, label=label, lw=2, marker="o" if len(xs) == 1 else "")
+        axes.plot(xs, ys, color=line.colour, label=label, gid=label, lw=line.width, marker="o" if len(xs) == 1 else "")
         if line.intervals:
             axes.fill_between(xs, lows, highs, color=line.colour, alpha=0.16, lw=0)
     axes.set(xlabel=x_label, ylabel=y_label)
     axes.grid(alpha=0.3)
     if moment is not None:
         axes.axvline(moment[0], color="#444444", lw=1, ls="--", label=moment[1])
-    if moment is not None or any(line.label for line in lines):
+    if moment is not None or any(line.label[:1] not in ("", "_") for line in lines):
         axes.legend(fontsize=8)
     return figure
 
@@ -107,6 +112,16 @@ def rate_lines(run: Run, name: str, colour: str, label: str = "") -> list[Line]:
         Line(f"{prefix}{name}, check", checks, colour, marks="s:"),
         Line(f"{prefix}{name}, check that ended early: at most", bounds_of_checks, colour, marks="v"),
     ]
+
+
+def seeds_line(runs: Sequence[Run], name: str, colour: str) -> Line:
+    """Returns the mean over runs of one configuration, five iterations together, and the band from worst to best."""
+    sampled = [rate_lines(run, name, colour)[0].points for run in runs]
+    together = [list(points) for points in zip(*sampled, strict=False)]  # as far as the shortest run
+    means = [tuple(fmean(values) for values in zip(*points, strict=True)) for points in together]
+    bands = [(min(y for _, y in points), max(y for _, y in points)) for points in together]
+    label = f"{runs[0].folder.name} and {len(runs) - 1} more seeds: mean, worst to best"
+    return Line(label, [(x, y) for x, y in means], colour, bands)
 
 
 def kept_moment(run: Run) -> tuple[float, str] | None:
@@ -149,14 +164,27 @@ def gantt(title: str, spans: Sequence[Span]) -> Figure:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """Returns a figure as an element of a page."""
+    """Returns a figure as an element of a page, with what the page's script needs of its first axes.
+
+    `data-points` are [x, y, text] of the lines' points and `data-axis` the ends of the x axis, in units of the viewBox.
+    """
     import matplotlib
+    import numpy
 
     stream = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = stream.getvalue()
-    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    axes, width, height = figure.axes[0], *(72 * figure.get_size_inches())
+    points = []
+    for line in axes.lines:
+        for xy in numpy.asarray(line.get_xydata()) if line.get_gid() else ():
+            x, y = figure.transFigure.inverted().transform(axes.transData.transform(xy))
+            name = str(line.get_gid()).removeprefix("_none")
+            points.append([round(width * x, 1), round(height * (1 - y), 1), f"{name} {xy[1]:.4g} at {xy[0]:g}".strip()])
+    ends = [round(width * x, 1) for x in (axes.get_position().x0, axes.get_position().x1)]
+    data = f"data-points='{escape(json.dumps(points))}' data-axis='{ends}'"
+    return text[text.index("<svg") :].replace("<svg", f'<svg role="img" aria-label="{label}" {data}', 1)
 
 
 def _figure(size: tuple[float, float]) -> Figure:

@@ -24,7 +24,6 @@ _METHODS = {
     "export_snapshot": "snapshot",
     "import_snapshot": "restore",
     "save": "checkpoint",
-    "export_state": "checkpoint",
 }
 
 

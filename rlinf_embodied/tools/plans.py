@@ -1,11 +1,10 @@
-"""What planning commands are given, by name or path, and what they print and write: ranked plans, and tables.
+"""What planning commands are given, by name or path.
 
 What is found by a name raises a ConfigError where there is nothing of that name, or a file breaks a rule of its format.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,18 +16,13 @@ from rlinf_embodied.cluster.hardware import Cluster, Links, NodeGroup, local_clu
 from rlinf_embodied.compose import CONFIG_DIR, FILE_SUFFIXES, choices, explained, keys, read_mapping, stored_variant
 from rlinf_embodied.config import ProfiledConfig
 from rlinf_embodied.errors import ConfigError, PlanError
-from rlinf_embodied.planning.explain import LONG_COLUMNS, Ranking, rank, rows
-from rlinf_embodied.planning.notation import resolve, to_dict
+from rlinf_embodied.planning.explain import rank
+from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.planning.plan import Kind, Plan
 from rlinf_embodied.planning.pricing import Pricer
 from rlinf_embodied.planning.profile import Profile, load_profile
-from rlinf_embodied.planning.simulate import simulate
-from rlinf_embodied.telemetry.plots import gantt
-from rlinf_embodied.telemetry.tables import described_table
-from rlinf_embodied.telemetry.trace import write_trace
 
 _LARGEST = 1e30  # beyond any bytes and rates; products of such numbers stay finite
-DRAWN_DEVICES = 16  # a chart with more rows cannot be read
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,16 +37,10 @@ class ClusterFile:
 
 def find_profile(config: ProfiledConfig) -> Profile:
     """Returns the profile that a planning command names, with its `num_items` replaced if given."""
-    profile = load_profile(_file("profile", config.profile, "profiles", (".json",)))
+    profile = load_profile(find_file("profile", config.profile, "profiles", (".json",)))
     if config.num_items and profile.workload:
         return replace(profile, workload=replace(profile.workload, num_items=config.num_items))
     return profile
-
-
-def find_model(name: str) -> Path:
-    """Returns the config.json of a model: one under configs/models, a path to one, or to a folder that has one."""
-    folder = Path(name).expanduser()
-    return folder / "config.json" if folder.is_dir() else _file("model", name, "models", (".json",))
 
 
 def find_cluster(name: str) -> Cluster:
@@ -60,11 +48,11 @@ def find_cluster(name: str) -> Cluster:
     if name == "local":
         return local_cluster(None)
     name = f"emulated_{name}" if f"emulated_{name}" in choices("cluster") else name
-    path = _file("cluster", name, "cluster", (".yaml", ".yml"))
+    path = find_file("cluster", name, "cluster", (".yaml", ".yml"))
     return described_cluster(read_mapping(path), str(path))
 
 
-def _file(key: str, name: str, folder: str, suffixes: Sequence[str]) -> Path:
+def find_file(key: str, name: str, folder: str, suffixes: Sequence[str]) -> Path:
     """Returns the file that a key names: one of a folder below configs/, or a path with one of the suffixes."""
     path = Path(name).expanduser()
     if path.suffix in suffixes:
@@ -138,36 +126,9 @@ def find_named_plans(text: str, pricer: Pricer, num_ranked: int, max_staleness: 
             raise PlanError(f"plan is {text!r}, but there is none ({'; '.join(ranking.remarks)}): use auto")
         prefix = "" if text == "all" else f"{text} "
         return [replace(one.plan, name=f"{prefix}{one.label}") for one in (found if text == "all" else found[:1])]
-    path = _file("plan", text, "plan", FILE_SUFFIXES)
+    path = find_file("plan", text, "plan", FILE_SUFFIXES)
     data = read_mapping(path)
     variants = data.get("variants") or [stored_variant(data)]
     if not isinstance(variants, list):
         raise ConfigError(f"{path}.variants is {variants!r}, but it is a list: see configs/plan/collocated.yaml")
     return [resolve(str(data.get("name") or path.stem), variants, pricer.cluster, pricer.workflow)]
-
-
-def report_plans(folder: Path, ranking: Ranking, pricer: Pricer) -> None:
-    """Prints the table; writes the best plan as plan.json, its simulated iteration as plan.png and trace.json."""
-    where = f"{pricer.workflow.name} on {pricer.cluster.name} ({pricer.cluster.description})"
-    title = f"{where}, profile {pricer.profile.name}: predicted"
-    print(described_table(rows(ranking.plans), LONG_COLUMNS, title))
-    print("a > b: a's calls before b's; a | b: on different devices, streaming; a+b: on the same devices")
-    print(*ranking.remarks, f"{folder}/plan.json, plan.png, trace.json", sep="\n")
-    folder.mkdir(parents=True, exist_ok=True)
-    best = ranking.best
-    described = {
-        **to_dict(best.plan),
-        "predicted_s_per_iteration": best.iteration_s,
-        "profile": pricer.profile.name,
-        "cluster": pricer.cluster.name,
-        "ranked": rows(ranking.plans),
-        "remarks": ranking.remarks,
-    }
-    (folder / "plan.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    spans = simulate(best.plan, pricer, traced=True).spans
-    if pricer.cluster.num_devices > DRAWN_DEVICES:  # a stage's first device stands for all of them
-        first = {stage: place.devices[0] for stage, place in best.plan.places().items()}
-        spans = [span for span in spans if span.worker == first[span.stage]]
-    write_trace(folder / "trace.json", spans)
-    title = f"{pricer.workflow.name} on {pricer.cluster.name}: {best.label}, predicted"
-    gantt(title, spans).savefig(folder / "plan.png", dpi=120)

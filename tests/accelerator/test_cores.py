@@ -49,11 +49,7 @@ def preset(name: str) -> PlanConfig:
 
 @pytest.mark.parametrize(
     ("name", "devices", "policy", "actor"),
-    [
-        ("collocated", 1, [0], [0]),
-        ("disaggregated", 2, [0], [1]),
-        ("hybrid", 2, [0, 1], [0, 1]),
-    ],
+    [("collocated", 1, [0], [0]), ("disaggregated", 2, [0], [1]), ("hybrid", 2, [0, 1], [0, 1])],
 )
 def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devices, policy, actor) -> None:
     made = executor(preset(name), devices, SerialSession())

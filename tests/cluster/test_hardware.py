@@ -7,13 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf_embodied.cluster import hardware
-from rlinf_embodied.cluster.hardware import (
-    WAITING,
-    Cluster,
-    NodeGroup,
-    cluster_at_hand,
-    local_cluster,
-)
+from rlinf_embodied.cluster.hardware import WAITING, Cluster, NodeGroup, cluster_at_hand, local_cluster
 from rlinf_embodied.config import ClusterConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.tools.plans import described_cluster

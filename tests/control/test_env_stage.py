@@ -64,8 +64,7 @@ def by_hand(task: str, row: int, horizon: int, low: float, high: float, carry_ov
 
 
 @pytest.mark.parametrize(
-    ("task", "bounds", "carry_over"),
-    [("Pendulum-v1", (-2.0, 2.0), True), ("gym_envs:Walk-v0", (-2.0, 4.0), False)],
+    ("task", "bounds", "carry_over"), [("Pendulum-v1", (-2.0, 2.0), True), ("gym_envs:Walk-v0", (-2.0, 4.0), False)]
 )
 def test_transitions_are_those_of_gymnasium(task, bounds, carry_over) -> None:
     words = [f"env.id={task}", "env.horizon=5", f"env.carry_over={str(carry_over).lower()}"]

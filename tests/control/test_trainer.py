@@ -74,10 +74,7 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
 
 @pytest.mark.parametrize(
     ("kind", "method", "call", "after"),
-    [
-        (ReplayStage, "run", 2, True),
-        (PolicyLearner, "save", 1, False),
-    ],
+    [(ReplayStage, "run", 2, True), (PolicyLearner, "save", 1, False)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_a_fault_takes_is_run_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:

@@ -90,19 +90,7 @@ def test_levels_are_drawn_in_equal_shares_and_are_as_hard_as_they_say():
 
 
 @pytest.mark.parametrize(
-    "level",
-    [
-        "",
-        "sum",
-        "sun4-6-9",
-        "sum4-6",
-        "sum6-4-9",
-        "sum4-6-0",
-        "sum0-1-9",
-        "sum4-6-9-1",
-        "chain0-1",
-        "chain3-2",
-    ],
+    "level", ["", "sum", "sun4-6-9", "sum4-6", "sum6-4-9", "sum4-6-0", "sum0-1-9", "sum4-6-9-1", "chain0-1", "chain3-2"]
 )
 def test_a_level_that_is_none_is_refused_with_its_forms(level):
     with pytest.raises(ConfigError, match=r"data\.level is .*(choose)"):

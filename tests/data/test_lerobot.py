@@ -71,6 +71,7 @@ def test_images_of_other_cameras_are_not_read(folder: Path) -> None:
 
 def test_the_axes_of_images_are_known_by_their_names(folder: Path) -> None:
     features = json.loads((folder / "meta/info.json").read_text())["features"]
+    assert features["action"]["names"] == [f"action_{k}" for k in range(features["action"]["shape"][0])]
     features["observation.images.front"] |= {"shape": [3, 24, 48], "names": ["channels", "height", "width"]}
     change_info(folder, features=features)
     dataset = LeRobotDataset(folder, NAMED)

@@ -144,11 +144,7 @@ def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (
-            {"task": "PushCube-v1"},
-            ConfigError,
-            "recorded with 'PushCube-v1': use that",
-        ),
+        ({"task": "PushCube-v1"}, ConfigError, "recorded with 'PushCube-v1': use that"),
         ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
         ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
         ({"number": 3}, DataError, "holds 3 episodes, .* record more"),

@@ -157,9 +157,9 @@ def test_running_episodes_are_carried_over_and_restored_bit_for_bit() -> None:
     overrides = ["env.carry_over=true", "env.chunks_per_rollout=2"]
     straight, resumed = stage_for(*overrides), stage_for(*overrides)
     roll(straight, StepContext(0), 2)
-    state = straight.export_state(StepContext(1))
+    state = straight.export_snapshot(StepContext(1))
     assert state
-    resumed.import_state(StepContext(1), state)
+    resumed.import_snapshot(StepContext(1), [state])
     expected, report, _ = roll(straight, StepContext(1), 2)
     found, found_report, _ = roll(resumed, StepContext(1), 2)
     assert found_report == report

@@ -17,14 +17,8 @@ PLANS = {
     "disaggregated on 2": (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2)),
     "disaggregated on 3": (3, trees("0:1/3", "1/3:2/3", "2/3:1", shards=2)),
     "hybrid on 2": (2, trees("0:1/2", "1/2:1", "all", shards=2)),
-    "disaggregated on 2, switching": (
-        2,
-        switching(trees("0:1/2", "1/2:1", "1/2:1", 2), "env+policy", "actor"),
-    ),
-    "collocated on 2, switching": (
-        2,
-        switching(trees("all", "all", "all"), "env+policy", "actor"),
-    ),
+    "disaggregated on 2, switching": (2, switching(trees("0:1/2", "1/2:1", "1/2:1", 2), "env+policy", "actor")),
+    "collocated on 2, switching": (2, switching(trees("all", "all", "all"), "env+policy", "actor")),
     "one env, policy on all": (2, trees([0], "all", "all")),
     "unlike splits": (3, trees([0, 1], [2], [0, 2], shards=2)),
     "shards in workers of their own": (6, trees([2, 3, 4, 5], [0, 1], [0, 1], shards=2)),

@@ -20,10 +20,7 @@ OTHERS = ["hierarchy.goal_low=-", "hierarchy.goal_high=-"]
     ("words", "message"),
     [
         (["hierarchy.algorithm.gamma=2"], r"^hierarchy\.algorithm\.gamma is 2\.0, but it must lie in \[0, 1\]"),
-        (
-            ["hierarchy.policy.temperature=0"],
-            r"^hierarchy\.policy\.temperature is 0\.0, but it must be positive",
-        ),
+        (["hierarchy.policy.temperature=0"], r"^hierarchy\.policy\.temperature is 0\.0, but it must be positive"),
         (
             ["hierarchy.algorithm.reduction=fast"],
             r"^hierarchy\.algorithm\.reduction is 'fast', but run\.exact=true .* hierarchy\.algorithm\.reduction=auto",

@@ -7,7 +7,10 @@ import torch
 from policy_calls import acted, rows_of_calls
 from runs import clone, executor_for, iterate, tiny, trees
 
+from rlinf_embodied.embodied.rollout_stage import RolloutStage, _Rollout
+from rlinf_embodied.embodied.workflow import training_workflow
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 
 
@@ -37,3 +40,28 @@ def test_training_in_calls_of_all_rows_begins_at_a_ratio_of_one() -> None:
     config = tiny("run.exact=off")
     executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
     assert iterate(executor, 2)[-1]["losses/initial_log_ratio"] <= 1e-5
+
+
+def test_actions_of_a_chunk_may_repeat_noise() -> None:
+    """Each action alone is sampled as ever; with 1 all actions of a chunk have the noise of the first one."""
+    drawn = {}
+    for repeat in (0.0, 0.5, 1.0):
+        config = tiny(f"policy.noise_repeat={repeat}", "env.num_envs=64", "env.block_size=64")
+        stage = RolloutStage(training_workflow(config, str(clone(config))).stages["policy"].config)  # pyright: ignore
+        stage.setup(solo_context((0,), "cpu"))
+        stage._rollouts[0] = _Rollout()
+        drawn[repeat] = torch.cat([stage._noise(StepContext(0, chunk_step=step), 0) for step in range(16)])
+    none, half, whole = (drawn[repeat] for repeat in (0.0, 0.5, 1.0))
+    assert torch.equal(whole, none[:, :1].expand_as(none))
+    same = (half[:, 1:] == half[:, :-1]).float().mean()
+    assert abs(float(same) - 0.5) < 0.02
+    for noise in (half, whole):  # uniform on (0, 1): mean 1/2, variance 1/12
+        assert float((noise[:, -1].mean() - 0.5).abs()) < 0.02
+        assert float((noise[:, -1].var() - 1 / 12).abs()) < 0.01
+
+
+def test_noise_is_repeated_only_where_every_action_has_its_own() -> None:
+    config = tiny("policy=flow_vla", "policy.noise_repeat=0.9")
+    stage = RolloutStage(training_workflow(config, str(clone(config))).stages["policy"].config)  # pyright: ignore
+    with pytest.raises(ConfigError, match=r"policy.noise_repeat is 0.9, but flow_vla takes no separate noise"):
+        stage.setup(solo_context((0, 1), "cpu"))

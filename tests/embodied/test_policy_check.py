@@ -136,11 +136,7 @@ def test_ppo_without_a_critic_says_so(tmp_path, monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("target", "options", "words"),
     [
-        (
-            "policies.tiny_vla.TinyVLA",
-            {"widht": 3},
-            r"widht is 3, but there is no such option: .*stem_width",
-        ),
+        ("policies.tiny_vla.TinyVLA", {"widht": 3}, r"widht is 3, but there is no such option: .*stem_width"),
         ("policies.flow_vla.FlowVLA", {"steps": "many"}, r"policy.options.steps is 'many', but .*Integer.*FlowOptions"),
         ("policies.flow_vla.FlowVLA", {"steps": 0}, r"policy.options.steps is 0, but it must be at least 1"),
         (f"{__name__}.Wider", {"width": "wide"}, r"policy.options.width is 'wide', but .*Integer.*Width"),

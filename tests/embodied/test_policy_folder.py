@@ -9,13 +9,7 @@ from typing import cast
 import pytest
 
 from rlinf_embodied.config import EnvConfig, PolicyConfig
-from rlinf_embodied.embodied.policy_folder import (
-    PHYSICS,
-    differences,
-    fingerprint,
-    require_conditions,
-    save_policy,
-)
+from rlinf_embodied.embodied.policy_folder import PHYSICS, differences, fingerprint, require_conditions, save_policy
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.policies import Policy
 

@@ -40,14 +40,7 @@ def test_without_an_expert_all_ways_to_start_are_named() -> None:
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "warm_start.checkpoint=x",
-        "warm_start.from_scratch=true",
-        "env.task=StackCube-v1",
-    ],
-)
+@pytest.mark.parametrize("given", ["warm_start.checkpoint=x", "warm_start.from_scratch=true", "env.task=StackCube-v1"])
 def test_any_of_them_is_enough(given: str) -> None:
     key = given.partition("=")[0]
     require_start(compose_train([*(text for text in PEG if not text.startswith(f"{key}=")), given]))

@@ -198,10 +198,7 @@ def test_what_a_simulator_leaves_out_has_a_default() -> None:
         ({"proprio": [0.0]}, r"proprio as a list, but float32"),
         ({"privileged": torch.zeros(3, 4)}, r"privileged as float32 \[3, 4\], but float32 \[2, D\]"),
         ({"fail": torch.zeros(2, dtype=torch.long)}, r"fail as int64 \[2\], but bool \[2\]"),
-        (
-            {"reward": torch.tensor([0.0, torch.nan])},
-            r"reward that is NaN or infinite in rows 1: .*`fail`",
-        ),
+        ({"reward": torch.tensor([0.0, torch.nan])}, r"reward that is NaN or infinite in rows 1: .*`fail`"),
         ({"proprio": torch.full((2, 4), torch.inf)}, r"proprio that is NaN or infinite in rows 0, 1"),
     ],
 )

@@ -6,14 +6,16 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.reporting.page import page
-from rlinf_embodied.reporting.sections import outcome, settings, videos
-from rlinf_embodied.telemetry.plots import kept_moment, rate_lines
+from rlinf_embodied.reporting.page import _SCRIPT, page
+from rlinf_embodied.reporting.sections import by_configuration, outcome, settings, videos
+from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.telemetry.plots import kept_moment, rate_lines, seeds_line
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
@@ -116,7 +118,8 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path
     odd = finished(tmp_path / "<b>odd & 'run'")
     checked = Checked(page([read_run(odd)], 0))
     assert "<b>odd & 'run'" in checked.text
-    assert not {"script", "link", "iframe", "img"} & set(checked.tags)
+    assert not {"link", "iframe", "img"} & set(checked.tags)
+    assert "//" not in _SCRIPT.replace("  // ", "")
     assert [address for address in checked.addresses if not address.startswith(("data:", "#"))] == []
     assert checked.tags.count("svg") == 2
 
@@ -190,16 +193,23 @@ def test_several_runs_are_compared_first(tmp_path: Path) -> None:
 
 def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -> None:
     folder = finished(tmp_path / "run")
-    for step in (0, 8, 16):
+    for step in (0, 1, 2):
         (folder / f"videos/step_{step}").mkdir(parents=True)
-        for name in ("PickCube-v1--seed=9000--success=1", "PickCube-v1--seed=9001--success=1"):
-            (folder / f"videos/step_{step}/{name}.mp4").write_bytes(b"0" * 3000)  # 4000 letters as base64
+        for seed, success in ((9000, 1), (9001, int(step > 0))):
+            file = folder / f"videos/step_{step}/PickCube-v1--seed={seed}--success={success}.mp4"
+            file.write_bytes(b"0" * 3000)  # 4000 letters as base64
+    np.savez(file.with_suffix(".npz"), actions=np.zeros((4, 2)), state=np.ones((2, 3)), step=np.array([0, 2]))
     found = Checked(videos(read_run(folder), 13_000))
     assert found.tags.count("video") == 3
-    name = "PickCube-v1--seed=900{}--success=1"
-    first = f"step 0: {name} step 0: {name} step 16: {name} Missing: 3 vid".format(0, 1, 0)
-    assert found.text.startswith(first)
-    assert f"step_16/{name}.mp4, step_8/{name}.mp4".format(1, 0) in found.text
+    assert found.tags.count("svg") == 2  # actions and states of that one episode
+    shown = [text for text in found.texts if "PickCube" in text]
+    name = "PickCube-v1--seed=900{}--success={}"
+    assert shown[:3] == [
+        f"before: {name}".format(1, 0),
+        f"after: {name}".format(1, 1),
+        f"iteration 1: {name}".format(0, 1),
+    ]
+    assert f"Missing: 3 videos beyond videos_mb: step_0/{name}.mp4, step_2/{name}.mp4".format(0, 1, 0, 1) in shown[3]
     assert Checked(videos(read_run(folder), 0)).tags.count("video") == 0
 
 
@@ -265,3 +275,18 @@ def test_checks_that_ended_early_are_bounds_and_the_kept_weights_are_named(tmp_p
     text = Checked(page([run], 0)).text
     assert "Finished after 2 iterations. Weights: of iteration 1 (the best check; the run had 2)." in text
     assert "check 0 - 50.0 % - check 1 - 75.0 % - check 2 - at most 74.0 % - after 1" in text
+
+
+def test_seeds_of_one_configuration_are_summarised_together(tmp_path: Path) -> None:
+    assert iqm([0.0, 1.0, 2.0, 9.0]) == 1.5  # without the lowest and the highest
+    assert iqm_interval([0.5] * 4) == (0.5, 0.5)
+    folders = [finished(tmp_path / f"s{k}", 0.5 + k / 10, f"run.seed={k}") for k in range(4)]
+    other = finished(tmp_path / "other", 0.9, "algorithm.lr=1e-5")
+    runs = [read_run(folder) for folder in (*folders, other)]
+    assert [len(group) for group in by_configuration(runs)] == [4, 1]
+    line = seeds_line(runs[:4], "success_once", "#000000")
+    assert list(line.points) == [(1000, pytest.approx(20)), (2000, pytest.approx(40))]
+    text = Checked(page(runs, 0)).text
+    assert "Over seeds runs of one configuration seeds" in text
+    assert "s0, s1, s2, s3 4 65 % [" in text
+    assert "other 1 90 % 90 % Intervals" in text or "other 1 90 % 80 % Intervals" in text

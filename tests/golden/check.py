@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rlinf_embodied import portable
 from rlinf_embodied.command_line import main
-from rlinf_embodied.compose import chosen
+from rlinf_embodied.config.checks import require
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = ("clone", "language", "pick")
@@ -68,7 +68,8 @@ def write(folder: Path, recipe: str, found: Mapping[str, str]) -> None:
 
 def check(own: Options) -> int:
     """Computes the recipes and returns the exit code."""
-    names = list(chosen(own.recipe.removeprefix("all"), dict.fromkeys(NAMES), "recipe"))
+    names = NAMES if own.recipe == "all" else own.recipe.split(",")
+    require(set(names) <= set(NAMES), "recipe", own.recipe, "it names recipes", f"use some of {', '.join(NAMES)}")
     if own.pinned:
         portable.pin()
         portable.verify()

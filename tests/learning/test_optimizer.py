@@ -9,13 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf_embodied.errors import CheckpointError, ObjectiveError
-from rlinf_embodied.learning.optimizer import (
-    AdamSettings,
-    FlatOptimizer,
-    ParameterGroup,
-    linear_decay,
-    one_cycle,
-)
+from rlinf_embodied.learning.optimizer import AdamSettings, FlatOptimizer, ParameterGroup, linear_decay, one_cycle
 
 SETTINGS = AdamSettings(1e-2, (0.9, 0.999), math.inf)
 

@@ -36,8 +36,7 @@ def test_five_iterations_above_the_threshold_are_a_drift() -> None:
 
 
 @pytest.mark.parametrize(
-    "env_s",
-    [[7.2] * (STREAK - 1), [7.2, 7.2, 6.5, 7.2, 7.2], [6.8] * 9, [7.2, 4.0, 7.2, 4.0, 7.2], [9.0] * 4 + [6.0]],
+    "env_s", [[7.2] * (STREAK - 1), [7.2, 7.2, 6.5, 7.2, 7.2], [6.8] * 9, [7.2, 4.0, 7.2, 4.0, 7.2], [9.0] * 4 + [6.0]]
 )
 def test_shorter_smaller_or_wavering_deviations_are_none(env_s: list[float]) -> None:
     assert watched(*env_s).drifted() == {}

@@ -6,14 +6,7 @@ import pytest
 from plan_cases import graph
 
 from rlinf_embodied.errors import PlanError
-from rlinf_embodied.workflow.graph import (
-    Edge,
-    Loop,
-    Repeat,
-    RepeatDecision,
-    StageSpec,
-    Workflow,
-)
+from rlinf_embodied.workflow.graph import Edge, Loop, Repeat, RepeatDecision, StageSpec, Workflow
 
 
 def test_the_order_follows_the_edges() -> None:

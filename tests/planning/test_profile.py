@@ -79,17 +79,6 @@ def test_a_missing_stage_and_one_measured_otherwise_are_named() -> None:
         measured.require(["actor"], ["actor"])
 
 
-def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_profile(tmp_path / "none.json")
-    (tmp_path / "half.json").write_text('{"format": ')
-    with pytest.raises(ConfigError, match="no valid JSON"):
-        load_profile(tmp_path / "half.json")
-    (tmp_path / "old.json").write_text(json.dumps({"format": "rlinf-profile/0"}))
-    with pytest.raises(ConfigError, match="measure it again"):
-        load_profile(tmp_path / "old.json")
-
-
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_every_published_profile_loads_names_its_sources_and_fits_its_workflow(path: Path) -> None:
     measured = load_profile(path)

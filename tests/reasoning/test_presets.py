@@ -15,15 +15,7 @@ from rlinf_embodied.compose import choices, compose_math
 from rlinf_embodied.config import MathConfig, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
 from rlinf_embodied.learning.gradients import block_sums
-from rlinf_embodied.reasoning.batch import (
-    Completions,
-    Group,
-    LogProbs,
-    Prompt,
-    Rewards,
-    Sequences,
-    all_log_probs,
-)
+from rlinf_embodied.reasoning.batch import Completions, Group, LogProbs, Prompt, Rewards, Sequences, all_log_probs
 from rlinf_embodied.reasoning.objective import STATISTICS, Objective, Round, training_rows
 
 LONGEST = 9  # max_new_tokens

@@ -28,10 +28,7 @@ def trained(variant: str, plan: str, devices: int, staleness: int) -> Trained:
 
 @pytest.mark.parametrize(
     ("variant", "plan", "devices", "staleness"),
-    [
-        ("dapo, several steps", "hybrid", 2, 1),
-        ("ppo", "disaggregated", 4, 2),
-    ],
+    [("dapo, several steps", "hybrid", 2, 1), ("ppo", "disaggregated", 4, 2)],
 )
 def test_every_plan_gives_the_weights_and_metrics_of_one_worker(variant, plan, devices, staleness) -> None:
     expected, metrics = trained(variant, "collocated", 1, staleness)

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import ray
+from troubled import build, run
 
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import StaleCallError
 from rlinf_embodied.runtime.diagnosis import History
 from rlinf_embodied.runtime.health import Health
-from rlinf_embodied.runtime.host import Call, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime.host import StageContext, WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.runtime.stage_group import Mailbox, MailGroup, StageGroup
@@ -101,16 +102,6 @@ def session(ray_cluster) -> Iterator[RaySession]:
     made.start([WorkerSpec(k, EMULATED) for k in range(2)])
     yield made
     made.close()
-
-
-def build(session: RaySession, kind: str, fates: dict[int, str], device: str = EMULATED) -> None:
-    contexts = [StageContext(k, device, (k,), ((k,),), 2, (0, 1)) for k in range(2)]
-    session.add_stage(StageSpec("stage", f"troubled.{kind}", fates, collective=kind == "Gang"), contexts)
-
-
-def run(session: RaySession, iteration: int) -> list[object]:
-    calls = [(k, Call("stage", "run", StepContext(iteration), (k,)), []) for k in range(2)]
-    return session.fetch([refs[-1] for refs in session.submit(calls)], "stage.run")
 
 
 @pytest.mark.ray

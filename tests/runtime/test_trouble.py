@@ -9,16 +9,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from troubled import NEVER_S
+from troubled import NEVER_S, build, run
 
 from experiments.bench.harness.trainings import resting
 from rlinf_embodied.cluster.hardware import EMULATED
 from rlinf_embodied.errors import HangError, LostWorkerError, RlinfError, WorkerError
-from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.runtime.health import is_stopped
-from rlinf_embodied.runtime.host import Call, Receipt, StageContext, StepContext, WorkerSpec
+from rlinf_embodied.runtime.host import WorkerSpec
 from rlinf_embodied.runtime.ray_session import RaySession
-from rlinf_embodied.workflow.graph import StageSpec
 
 pytestmark = pytest.mark.ray
 
@@ -46,19 +44,6 @@ def session_with_torch(ray_cluster) -> Iterator[RaySession]:
     yield from opened("cpu")
 
 
-def build(session: RaySession, kind: str, fates: dict[int, str], device: str = EMULATED) -> list[object]:
-    """Returns the pids of the workers, all of which have a stage."""
-    spec = StageSpec("stage", f"troubled.{kind}", fates, collective=kind == "Gang")
-    contexts = [StageContext(k, device, (k,), ((k,),), 2, (0, 1), SoloGroup(), {}) for k in range(2)]
-    return session.add_stage(spec, contexts)
-
-
-def run(session: RaySession, iteration: int) -> list[Receipt]:
-    calls = [(k, Call("stage", "run", StepContext(iteration), (k,)), []) for k in range(2)]
-    refs = [refs[-1] for refs in session.submit(calls)]
-    return [receipt for receipt in session.fetch(refs, "stage.run") if isinstance(receipt, Receipt)]
-
-
 def trouble(session: RaySession) -> tuple[RlinfError, float]:
     """Returns what the driver learns of the second iteration, and after how many seconds."""
     run(session, 0)
@@ -77,16 +62,6 @@ def test_workers_of_a_benchmark_rest_while_others_are_timed(session) -> None:
     while any(is_stopped(pid) for pid in pids):
         time.sleep(0.01)
     assert len(run(session, 0)) == 2
-
-
-def test_a_dead_worker_is_named_with_its_pid_and_what_it_did(session) -> None:
-    pids = build(session, "Gang", {1: "die"})
-    error, seconds = trouble(session)
-    assert isinstance(error, LostWorkerError)
-    assert error.workers == (1,)
-    assert f"worker 1 (pid {pids[1]}, " in str(error)
-    assert "stage.run (iteration 1, blocks 1-1)" in str(error)
-    assert seconds < SEEN_S * MARGIN
 
 
 def test_a_member_that_fails_keeps_nobody_waiting_and_is_the_one_that_is_named(session_with_torch) -> None:
@@ -120,10 +95,14 @@ def test_a_hang_is_reported_with_its_culprit(session, kind, fate) -> None:
         assert "waits in exchange of stage.run" in str(error)
 
 
-def test_a_lost_worker_is_replaced_and_the_others_stay(session) -> None:
+def test_a_dead_worker_is_named_with_what_it_did_and_replaced_and_the_others_stay(session) -> None:
     before = build(session, "Gang", {1: "die"})
-    error, _ = trouble(session)
+    error, seconds = trouble(session)
     assert isinstance(error, LostWorkerError)
+    assert error.workers == (1,)
+    assert f"worker 1 (pid {before[1]}, " in str(error)
+    assert "stage.run (iteration 1, blocks 1-1)" in str(error)
+    assert seconds < SEEN_S * MARGIN
     start = time.monotonic()
     session.replace(error.workers)
     session.clear()

@@ -5,13 +5,7 @@ import subprocess
 import sys
 
 from rlinf_embodied.telemetry.plots import gantt
-from rlinf_embodied.telemetry.trace import (
-    Span,
-    busy_seconds,
-    stage_seconds,
-    trace_events,
-    write_trace,
-)
+from rlinf_embodied.telemetry.trace import Span, busy_seconds, stage_seconds, trace_events, write_trace
 
 
 def make_spans() -> list[Span]:

@@ -12,16 +12,7 @@ from scripts import call
 
 from experiments.chaos import compose_chaos
 from rlinf_embodied import train
-from rlinf_embodied.tools.chaos import (
-    AGAIN,
-    FIRST,
-    KINDS,
-    Chaos,
-    Fault,
-    disturbed,
-    report,
-    schedule,
-)
+from rlinf_embodied.tools.chaos import AGAIN, FIRST, KINDS, Chaos, Fault, disturbed, report, schedule
 
 ITERATIONS = ["run.num_iterations=3", "cluster.hang_after_s=5"]
 

@@ -4,9 +4,8 @@ import sys
 
 import pytest
 
-from experiments.doctor import check_vulkan
+from experiments import doctor
 from experiments.setup.vulkan import Rendering
-from rlinf_embodied.tools import doctor
 
 
 def test_what_is_broken_decides_the_exit_code(capsys):
@@ -31,14 +30,14 @@ def test_what_is_broken_decides_the_exit_code(capsys):
 def test_software_rendering_is_slow_only_where_a_gpu_could_do_it(monkeypatch, rendering, hint, state):
     monkeypatch.setattr("experiments.doctor.probe_rendering", lambda picture: rendering)
     monkeypatch.setattr("experiments.doctor.nvidia_hint", lambda: hint)
-    found = check_vulkan()
+    found = doctor.check_vulkan()
     assert found.state == state
     assert hint in found.fix
 
 
 def test_where_a_library_is_missing_nothing_that_needs_it_is_tried(monkeypatch):
     monkeypatch.setattr(doctor, "LIBRARIES", ("no-such-library",))
-    first, *others = doctor.examine(check_vulkan)
+    first, *others = doctor.examine()
     assert (first.state, first.found) == ("broken", "no-such-library is not installed")
     assert [found.part for found in others] == ["Memory", "Disk"]
 

@@ -14,9 +14,10 @@ from experiments.bench.harness.processes import ONE_THREAD
 from experiments.bench.harness.report import Report, machine, write_results
 from rlinf_embodied.command_line import help_text, print_only
 from rlinf_embodied.compose import compose, split
-from rlinf_embodied.errors import RlinfError
+from rlinf_embodied.errors import ConfigError, RlinfError
 
 _Options = TypeVar("_Options")
+_Case = TypeVar("_Case")
 PRIVATE = "folder="  # where a run's own files lie says nothing about its numbers
 
 
@@ -81,6 +82,24 @@ def _sigterm_exits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def names_of(text: str) -> list[str]:
+    """Returns the names of a list such as "a,b"; none for an empty text."""
+    return [name for name in text.split(",") if name]
+
+
+def chosen(names: str, cases: Mapping[str, _Case], option: str = "cases") -> dict[str, _Case]:
+    """Returns the cases of a list such as "serial,collocated-2", all of them for an empty one.
+
+    Raises:
+        ConfigError: there is no such case.
+    """
+    wanted = names_of(names) or list(cases)
+    for name in wanted:
+        if name not in cases:
+            raise ConfigError(f"{option} has {name!r}, but there are {', '.join(cases)}: use some of these")
+    return {name: cases[name] for name in wanted}
 
 
 def use_one_thread_per_process() -> None:

@@ -11,18 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from experiments.bench import harness
-from experiments.bench.harness import (
-    REPOSITORY,
-    Benchmark,
-    Child,
-    Goal,
-    Report,
-    Run,
-    Spread,
-    Worker,
-    alternate,
-    ratios,
-)
+from experiments.bench.harness import REPOSITORY, Benchmark, Child, Goal, Report, Run, Spread, Worker, alternate, ratios
 from rlinf_embodied.errors import WorkerError
 
 TERMINATED = """

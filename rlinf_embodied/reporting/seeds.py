@@ -1,0 +1,57 @@
+"""Trains one configuration with several seeds, one after the other, and summarises them on one page."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.page import page
+from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.telemetry.run_reader import read_run
+
+KEY = "run.seeds="
+
+
+def run_seeds(words: Sequence[str]) -> int:
+    """Runs this command for each seed of run.seeds in <run.dir>/seed_<N>; returns the first exit code that is not 0.
+
+    Raises:
+        ConfigError: the seeds cannot be read, or run.dir is missing.
+    """
+    asked = [word.removeprefix(KEY) for word in words if word.startswith(KEY)][-1]
+    seeds = _seeds(asked)
+    roots = [word.removeprefix("run.dir=") for word in words if word.startswith("run.dir=")]
+    if not roots or any(word.startswith("run.seed=") for word in words):
+        raise ConfigError(f"run.seeds is {asked!r}, which needs run.dir and takes the place of run.seed: give run.dir")
+    rest, root = [word for word in words if not word.startswith((KEY, "run.dir="))], Path(roots[-1])
+    folders = [root / f"seed_{seed}" for seed in seeds]
+    for seed, folder in zip(seeds, folders, strict=True):
+        print(f"seed {seed}: {folder}", flush=True)
+        code = subprocess.run([sys.executable, sys.argv[0], *rest, f"run.seed={seed}", f"run.dir={folder}"]).returncode
+        if code or "run.dry=true" in rest:
+            return code if code >= 0 else 128 - code
+    runs = [read_run(folder) for folder in folders]
+    for name in runs[0].rates:
+        values = [run.after[name] for run in runs]
+        low, high = iqm_interval(values)
+        print(f"{name} after, interquartile mean of {len(seeds)} seeds: {iqm(values):.4g} [{low:.4g}, {high:.4g}]")
+    (root / "report.html").write_text(page(runs, 12_000_000), encoding="utf-8")
+    print(f"page     {root / 'report.html'}")
+    return 0
+
+
+def _seeds(text: str) -> list[int]:
+    """Returns the seeds in "0-4" or "0,3,7"."""
+    try:
+        found: list[int] = []
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found):
+        raise ConfigError(f"run.seeds is {text!r}, but it lists different seeds: use 0-4, or 0,3,7")
+    return found
