@@ -160,6 +160,11 @@ class ActorCritic(KeptInFolder, Policy):
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         return self.module.values(features[HIDDEN] if HIDDEN in features else self.module.hidden(features))
 
+    def return_scale(self) -> Tensor:
+        """Returns the standard deviation of the returns so far, in which value_clip and huber_delta are measured."""
+        std = self.module.return_statistics.std()
+        return std if self._options.normalize_returns else torch.ones_like(std)
+
     @torch.no_grad()
     def value_features(self, features: Features) -> Features:
         return {HIDDEN: self.module.hidden(features)}

@@ -76,7 +76,7 @@ def our_config(case: Case, compile: bool) -> TrainConfig:
         *(f"env.chunks_per_rollout={case.steps // case.num_envs}", "policy=actor_critic", "algorithm=ppo_mujoco"),
         *("algorithm.lr_end_fraction=1.0", f"algorithm.num_minibatches={case.steps // MINIBATCH}", "cluster=serial"),
         *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
-        *("algorithm.one_optimizer=true", "algorithm.value_coef=1.0"),  # as SB3 has them
+        *("algorithm.value_clip=null", "algorithm.value_coef=1.0"),  # as SB3 has them
         *("run.exact=exact", f"algorithm.compile={str(compile).lower()}"),
     ]
     config = compose_train(words)

@@ -145,8 +145,9 @@ def nonzero_variance_groups(raw_metric: Shaped[Tensor, "K G"]) -> Bool[Tensor, "
 def standardized(
     blocks: Mapping[int, tuple[Tensor, Tensor]],
     sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
+    correction: int = 0,
 ) -> dict[int, Tensor]:
-    """Returns (A - mean) / (std + 1e-8), with mean and standard deviation (of the population) over all blocks.
+    """Returns (A - mean) / (std + 1e-8) over all blocks; `correction` 0: std of the population, 1: of a sample.
 
     Blocks of this worker give their advantages, and which entries are valid, of one shape; `sum_blocks` sums over all
     workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
@@ -156,5 +157,5 @@ def standardized(
     number = max(float(count), 1.0)
     mean = float(total) / number
     squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
-    std = (float(sum_blocks(squares)[0]) / number) ** 0.5
+    std = (float(sum_blocks(squares)[0]) / max(number - correction, 1.0)) ** 0.5
     return {b: (a - mean) / (std + 1e-8) for b, (a, _) in blocks.items()}

@@ -32,6 +32,7 @@ class EnvColumns:
     success: Tensor  # bool [B]: whether an episode of the row ended solved in this rollout
     round: int = 0
     discounts: Tensor | None = None  # float32 [H, B, C], of the value after a step; None: algorithm.gamma for each
+    tasks: Tensor | None = None  # int64 [H, B], numbers of the instructions, where a learner asks for them
 
     @property
     def returns(self) -> Tensor:
@@ -49,6 +50,7 @@ class PolicyColumns:
     version: int  # of the weights that sampled
     values: Tensor | None = None  # float32 [H, B, C], where acting gives them
     old_log_probs: Tensor | None = None  # float32 [H, B, C, K], training's own; None: `log_probs` stand for them
+    reference_log_probs: Tensor | None = None  # float32 [H, B, C, K], of the policy that the run began with
 
 
 Rollouts = Sequence[tuple[PolicyColumns, EnvColumns]]  # of one block, one for each round
@@ -97,6 +99,8 @@ class TrainingBlock:
     values: Tensor | None  # float32 [M, C], before the update; None without a critic
     returns: Tensor | None  # float32 [M, C], what the critic should say
     rollout_log_probs: Tensor | None = None  # float32 [M, C, K], recorded by the rollout; None: they are the old ones
+    reference_log_probs: Tensor | None = None  # float32 [M, C, K], of the policy that the run began with
+    tasks: Tensor | None = None  # int64 [M], numbers of the instructions
 
     def __len__(self) -> int:
         return len(self.old_log_probs)
@@ -146,6 +150,8 @@ def training_block(
         values=values,
         returns=returns,
         rollout_log_probs=None if scored is None else policy.log_probs,
+        reference_log_probs=policy.reference_log_probs,
+        tasks=env.tasks,
     )
     flat = _each(lambda parts: parts[0].flatten(0, 1), whole)
     return flat.rows((flat.weights > 0).any(-1).nonzero()[:, 0])

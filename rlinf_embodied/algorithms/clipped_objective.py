@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 
 import torch
@@ -12,12 +13,32 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
-from rlinf_embodied.algorithms.losses import policy_loss, truncated_importance_weights, value_loss
-from rlinf_embodied.config import AlgorithmConfig, Critic, Level, Sharding, Source, TrainConfig
+from rlinf_embodied.algorithms.losses import policy_loss, reference_kl, truncated_importance_weights, value_loss
+from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLossName, Sharding, Source, TrainConfig
+from rlinf_embodied.config.algorithm import require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
+
+REFERENCE_KL = "reference_kl"  # a statistic of passes
+
+
+class Estimator(StrEnum):
+    """How episodes of a group become advantages."""
+
+    grpo = "grpo"  # (R - mean) / std of the group (arXiv 2402.03300)
+    dr_grpo = "dr_grpo"  # R - mean (arXiv 2503.20783)
+    rloo = "rloo"  # R minus the mean of the others (arXiv 2402.14740)
+    reinforce_pp = "reinforce_pp"  # R - mean, over the standard deviation of all (REINFORCE++ baseline, 2501.03262)
+
+
+class Normalization(StrEnum):
+    """Over what PPO's advantages get mean 0 and standard deviation 1."""
+
+    batch = "batch"  # all samples of an iteration
+    task = "task"  # those of a task, told apart by their instructions
+    minibatch = "minibatch"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,8 +50,11 @@ class OnPolicyConfig(AlgorithmConfig):
     # SimpleVLA-RL forms them per token, RLinf-VLA per token, action or chunk, PPO per action, flow policies per chunk,
     # all with 0.2, clip_high up to 0.28.
     ratio_level: Level = Level.action
+    loss: PolicyLossName = PolicyLossName.clipped
     clip_low: float = 0.2
     clip_high: float = 0.2
+    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; null: any
+    kl_coef: float = 0.0  # of the KL (k3) to the policy that the run began with, at the level of the ratio
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
@@ -54,9 +78,14 @@ class OnPolicyConfig(AlgorithmConfig):
     value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
+    # in deviations of the return with a policy that standardises by these:
+    value_clip: float | None = None  # how far a value counts as moved from that before the update; null: any
+    huber_delta: float | None = None  # error from which the value loss is linear; null: none
+    normalize_advantages: Normalization = Normalization.batch
     critic_warmup_iterations: int = 1  # iterations that train only what the policy does not use
     # GRPO
     group_size: int = 8  # episodes from one initial state
+    estimator: Estimator = Estimator.grpo
     success_only: bool = True  # the return of an episode is its success, not its shaped reward
     drop_zero_variance_groups: bool = True  # groups whose episodes have the same return are dropped (DAPO) ...
     max_resamples: int = 2  # ... and replaced by further rollouts, at most this many times
@@ -67,13 +96,17 @@ class OnPolicyConfig(AlgorithmConfig):
         AlgorithmConfig.__post_init__(self)
         counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch")
         require_numbers(self, "algorithm", *counts, low=1)
-        optional = ("ratio_tolerance", "target_kl", "tis_cap")
+        optional = ("ratio_tolerance", "target_kl", "tis_cap", "value_clip", "huber_delta")
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
-        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef")
+        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef", "kl_coef")
         require_numbers(self, "algorithm", "value_epochs", *more, low=0)
         whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
         rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
         require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
+        require_dual_clip(self.dual_clip, self.loss)
+        level, rule = self.ratio_level, "the ratio of GSPO is that of a chunk"
+        fits = level is Level.chunk or self.loss is not PolicyLossName.gspo
+        require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")
         bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
@@ -98,6 +131,7 @@ class Objective:
     evaluate: Callable[[Features, Record, float, bool], Evaluation]  # see Policy.evaluate
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
+    return_scale: Callable[[], Tensor] | None = None  # the unit of value_clip and huber_delta; None: 1
 
     def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
         """Returns microbatches of the policy's loss over rows `index`, with a joint critic's, none computed yet."""
@@ -115,18 +149,19 @@ class Objective:
 
     def _policy_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
-        algorithm, level = self.algorithm, self.algorithm.ratio_level
+        algorithm, level, valid = self.algorithm, self.algorithm.ratio_level, rows.valid
         found = self.evaluate(rows.features, rows.record, self.temperature, algorithm.entropy_coef != 0)
         choices, counted = found.log_probs.shape[-1], rows.weights > 0
-        old, weights = to_level(rows.old_log_probs, rows.valid, level), weights_at_level(rows.weights, level, choices)
+        now, old = to_level(found.log_probs, valid, level), to_level(rows.old_log_probs, valid, level)
+        weights = weights_at_level(rows.weights, level, choices)
         mask = weights > 0
         importance = None  # nothing corrects for the sampler
         if algorithm.tis_cap is not None:
             assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
-            recorded = to_level(rows.rollout_log_probs, rows.valid, level)
+            recorded = to_level(rows.rollout_log_probs, valid, level)
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
         terms = policy_loss(
-            to_level(found.log_probs, rows.valid, level),
+            now,
             old,
             rows.advantages[:, 0] if level is Level.chunk else rows.advantages,
             mask,
@@ -134,6 +169,9 @@ class Objective:
             algorithm.clip_high,
             weights,
             importance,
+            dual_clip=algorithm.dual_clip,
+            cispo=algorithm.loss is PolicyLossName.cispo,
+            length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss is PolicyLossName.gspo else None,
         )
         entropy = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
         loss = terms.loss
@@ -141,20 +179,37 @@ class Objective:
             loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
         entropies = torch.where(counted, entropy, 0.0).sum()
         statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, entropies, counted.sum()]
+        if rows.reference_log_probs is not None:
+            kl = weights * reference_kl(now, to_level(rows.reference_log_probs, valid, level), mask)
+            loss = loss + algorithm.kl_coef * kl.sum()
+            statistics.append(kl.sum())
         if self.joint:
-            assert rows.returns is not None
             values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
-            value = value_loss(values, rows.returns, rows.valid)
+            value = self._value_loss(rows, values)
             loss = algorithm.value_coef * value + loss
             statistics.append(value)
         return LossSums(loss, terms.weight, torch.stack([s.detach().to(torch.float32) for s in statistics]))
 
     def _value_sums(self, block: TrainingBlock, index: Tensor) -> LossSums:
         rows = block.rows(index)
-        assert rows.returns is not None
-        loss = value_loss(self.value(rows.features, rows.privileged), rows.returns, rows.valid)
+        loss = self._value_loss(rows, self.value(rows.features, rows.privileged))
         statistics = loss.detach().reshape(1)
         if self.joint:  # those of the passes that train the policy as well
             loss = self.algorithm.value_coef * loss
-            statistics = torch.cat([statistics.new_zeros(len(POLICY_STATISTICS)), statistics])
+            statistics = torch.cat([statistics.new_zeros(len(policy_statistics(self.algorithm))), statistics])
         return LossSums(loss, rows.valid.sum().to(torch.float32), statistics)
+
+    def _value_loss(self, rows: TrainingBlock, values: Tensor) -> Tensor:
+        clip, delta, old = self.algorithm.value_clip, self.algorithm.huber_delta, rows.values
+        assert rows.returns is not None
+        if self.return_scale is None or (clip is None and delta is None):
+            return value_loss(values, rows.returns, rows.valid, old, clip=clip, huber_delta=delta)
+        assert old is not None
+        unit = self.return_scale()
+        scaled = value_loss(values / unit, rows.returns / unit, rows.valid, old / unit, clip=clip, huber_delta=delta)
+        return scaled * unit.square().sum()
+
+
+def policy_statistics(algorithm: OnPolicyConfig) -> tuple[str, ...]:
+    """Returns the names of what passes of the policy's loss add up, without that of a joint critic."""
+    return (*POLICY_STATISTICS, *([REFERENCE_KL] if algorithm.kl_coef else []))

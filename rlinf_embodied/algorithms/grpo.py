@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import torch
+from torch import Tensor
 
-from rlinf_embodied.algorithms.advantages import group_advantages
+from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, standardized
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock, concatenate, training_block
+from rlinf_embodied.algorithms.clipped_objective import Estimator
 from rlinf_embodied.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
@@ -55,12 +58,26 @@ class GRPOConfig(OnPolicyConfig):
         return GRPO(training)
 
 
+_centred = partial(group_advantages, scale_by_std=False)
+_ADVANTAGES: dict[Estimator, Callable[[Tensor], Tensor]] = {
+    Estimator.grpo: group_advantages,
+    Estimator.dr_grpo: _centred,
+    Estimator.rloo: leave_one_out_advantages,
+    Estimator.reinforce_pp: _centred,
+}
+
+
 class GRPO(OnPolicy):
     """Trains on the (round, group) pairs that dynamic sampling has kept."""
 
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
         kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
-        return {block: grpo_block(parts, self.algorithm, block, kept) for block, parts in rollouts.items()}
+        made = {block: grpo_block(parts, self.algorithm, block, kept) for block, parts in rollouts.items()}
+        if self.algorithm.estimator is not Estimator.reinforce_pp:
+            return made
+        advantages = {b: (t.advantages, t.valid) for b, t in made.items()}
+        scaled = standardized(advantages, self.training.reducer.sum_blocks)
+        return {b: replace(t, advantages=scaled[b]) for b, t in made.items()}
 
     def update(self, step_context: StepContext, data: Mapping[int, Rollouts]) -> dict[str, float]:
         kept = set(cast("tuple[tuple[int, int], ...]", step_context.message))
@@ -75,7 +92,7 @@ def grpo_block(rollouts: Rollouts, algorithm: OnPolicyConfig, block: int, kept: 
     size, parts = algorithm.group_size, []
     for columns, env in rollouts:
         episode = env.success.to(torch.float32) if algorithm.success_only else env.returns
-        relative = group_advantages(episode.reshape(-1, size)).reshape(-1)
+        relative = _ADVANTAGES[algorithm.estimator](episode.reshape(-1, size)).reshape(-1)
         first = block * (len(episode) // size)  # group of the block
         counts = [(env.round, first + row // size) in kept for row in range(len(episode))]
         weights = env.valid.to(torch.float32) * env.rewards.new_tensor(counts, dtype=torch.float32)[None, :, None]

@@ -6,6 +6,7 @@ V <-- expectile of the targets' Q(s, a)    Q <-- r + gamma V(s')    policy <-- m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.critics import CriticsAlgorithm, CriticsConfig, joined, loss_sums
-from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, step_on
+from rlinf_embodied.algorithms.transitions import ACTION, NEXT_STATE, STATE, Columns, each_update, length, step_on
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.learning.gradients import LossSums
 from rlinf_embodied.runtime.host import StepContext
@@ -34,6 +35,7 @@ class IQLConfig(CriticsConfig):
     expectile: float = 0.7  # of Q over the recorded actions, which V is
     advantage_scale: float = 3.0  # of exp(scale (Q - V)), the weight of a recorded action ...
     advantage_limit: float = 100.0  # ... and its largest value
+    cosine: bool = False  # whether the policy's rate falls to 0 by a cosine over the run's updates
 
     def __post_init__(self) -> None:
         CriticsConfig.__post_init__(self)
@@ -64,9 +66,12 @@ class IQL(CriticsAlgorithm):
 
     def update(self, step_context: StepContext, data: Mapping[int, Columns]) -> dict[str, float]:
         """Updates V first, then the policy by its advantages, then the critics, as the authors do."""
-        fitted = self._fitted()
+        fitted, number, algorithm = self._fitted(), length(next(iter(data.values()))), self.algorithm
         order = {_VALUE: self._value_sums, _POLICY: self._policy_sums, _CRITICS: self._critic_sums}
-        for batch in each_update(data):
+        for k, batch in enumerate(each_update(data)):
+            if algorithm.cosine:
+                done = (step_context.iteration + k / number) / max(1, self.training.num_iterations)
+                self.learners[_POLICY].lr = algorithm.lr * (1 + math.cos(math.pi * done)) / 2
             for name, sums in order.items():
                 fitted[name].add(step_on(self.learners[name], batch, sums))
             self._move_targets()

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.nn import functional
 
 from rlinf_embodied.errors import ObjectiveError
 
@@ -41,6 +42,10 @@ def policy_loss(
     clip_high: float,
     weights: Float[Tensor, "..."],
     importance: Float[Tensor, "*axes"] | None = None,
+    *,
+    dual_clip: float | None = None,
+    cispo: bool = False,
+    length: Shaped[Tensor, "*axes"] | None = None,
 ) -> PolicyLoss:
     """Returns the clipped policy objective.
 
@@ -48,7 +53,13 @@ def policy_loss(
         loss = -sum w u min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
         approx_kl = sum (r - 1) - log r         clipped = sum [r outside of the clip range]
 
-    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)
+    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
+    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5): an action that became much likelier would
+    pull without bound.  With `cispo` no gradient is cut off: the clipped ratio is a constant weight,
+
+        loss = -sum w u sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi    (MiniMax-M1, arXiv 2506.13585, eq. 4, 5)
+
+    With `length`, choices of an entry, log r is divided by it: r is a geometric mean (GSPO, arXiv 2507.18071, eq. 7).
 
     Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask of
     what counts, and weights w, for example so that each trajectory weighs the same, are at that level or a coarser one.
@@ -57,11 +68,16 @@ def policy_loss(
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio = log_ratio.exp()
+    ratio = (log_ratio if length is None else log_ratio / length).exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    if cispo:
+        surrogate = clipped.detach() * advantages * torch.where(mask, log_probs, 0.0)
+    else:
+        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
+    if dual_clip is not None:
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
     with torch.no_grad():
-        kl = ((ratio - 1) - log_ratio).sum()
+        kl = (log_ratio.exp() - 1 - log_ratio).sum()
         outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
     corrected = weights if importance is None else weights * importance
     return PolicyLoss(-(corrected * surrogate).sum(), weights.sum(), kl, outside, mask.sum())
@@ -130,11 +146,33 @@ def require_unit_ratio(max_abs_log_ratio: float, limit: float = 1e-5) -> None:
 
 
 def value_loss(
-    values: Float[Tensor, "*axes"], returns: Float[Tensor, "*axes"], mask: Bool[Tensor, "*axes"]
+    values: Float[Tensor, "*axes"],
+    returns: Float[Tensor, "*axes"],
+    mask: Bool[Tensor, "*axes"],
+    old_values: Float[Tensor, "*axes"] | None = None,
+    *,
+    clip: float | None = None,
+    huber_delta: float | None = None,
 ) -> Float[Tensor, ""]:
-    """Returns sum 1/2 (V - R)^2."""
+    """Returns sum h(V - R), or with `clip` sum max(h(V - R), h(V_old + clip(V - V_old, -clip, clip) - R)).
+
+    h(x) is x^2 / 2, with `huber_delta` from |x| = delta on delta (|x| - delta / 2).  The maximum is that of PPO's
+    authors' code ("The 37 implementation details of PPO", Huang et al. 2022, number 9).
+    """
+
+    def h(error: Tensor) -> Tensor:
+        if huber_delta is None:
+            return 0.5 * error.square()
+        return functional.huber_loss(error, torch.zeros_like(error), reduction="none", delta=huber_delta)
+
     # masked entries become 0 before anything is multiplied, so that their NaN cannot reach the gradient
-    return 0.5 * (torch.where(mask, values, 0.0) - torch.where(mask, returns, 0.0)).square().sum()
+    values, returns = torch.where(mask, values, 0.0), torch.where(mask, returns, 0.0)
+    loss = h(values - returns)
+    if clip is not None:
+        assert old_values is not None
+        before = torch.where(mask, old_values, 0.0)
+        loss = torch.maximum(loss, h(before + (values - before).clamp(-clip, clip) - returns))
+    return loss.sum()
 
 
 def explained_variance(

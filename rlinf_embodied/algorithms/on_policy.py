@@ -24,9 +24,16 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rlinf_embodied.algorithms.advantages import standardized
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
-from rlinf_embodied.algorithms.clipped_objective import Objective, OnPolicyConfig
+from rlinf_embodied.algorithms.clipped_objective import (
+    REFERENCE_KL,
+    Normalization,
+    Objective,
+    OnPolicyConfig,
+    policy_statistics,
+)
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
 from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
@@ -44,7 +51,7 @@ from rlinf_embodied.learning import update
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, linear_decay
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import POLICY_STATISTICS, VALUE_STATISTICS, Fitted
+from rlinf_embodied.learning.update import VALUE_STATISTICS, Fitted
 from rlinf_embodied.runtime.host import StepContext
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
@@ -69,7 +76,18 @@ class OnPolicy(Algorithm):
             made = replicated(self.policy, algorithm, training.reducer)
         self.learners, self._joint = made.by_name, made.joint
         self._temperature = training.settings.temperature
-        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint)
+        self._reference = self._made_reference() if algorithm.kl_coef else None
+        scale = getattr(self.policy, "return_scale", None)
+        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale)
+
+    def _made_reference(self) -> Policy:
+        """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
+        path, rule = "algorithm.kl_coef", "the policy standardises by what it meets, and a copy would not"
+        keeps, coef = isinstance(self.policy, HasRunningStatistics), self.algorithm.kl_coef
+        require(not keeps, path, coef, rule, "use 0, or another policy")
+        reference = self.training.copy()
+        self.modules["reference"] = reference.module.requires_grad_(False).to(self.training.context.device)
+        return reference
 
     def _zero_loss(self, scored: Scored) -> Tensor:
         """Returns 0 from a forward pass over a row of this rollout."""
@@ -86,7 +104,9 @@ class OnPolicy(Algorithm):
             first = lambda part: {name: value[0, :1] for name, value in part.items()}  # noqa: E731
             self._any_row = first(columns.features), first(columns.record)
         if self.algorithm.tis_cap is not None:
-            data = {b: self._with_old_log_probs(parts) for b, parts in data.items()}
+            data = {b: self._scored(self.policy, "old_log_probs", parts) for b, parts in data.items()}
+        if self._reference is not None:
+            data = {b: self._scored(self._reference, "reference_log_probs", parts) for b, parts in data.items()}
         self._iteration, self._blocks = step_context.iteration, self.samples(step_context, data)
         metrics = self._fit_critic()
         metrics["losses/initial_log_ratio"] = self._initial_log_ratio(step_context)
@@ -160,6 +180,8 @@ class OnPolicy(Algorithm):
             "losses/stopped_by_kl": float(fitted.stopped),
             "charts/learning_rate": learner.lr,
         }
+        if algorithm.kl_coef:
+            metrics["losses/reference_kl"] = fitted.mean(REFERENCE_KL, "actions")
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
     def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:
@@ -168,23 +190,36 @@ class OnPolicy(Algorithm):
 
     def _policy_steps(self) -> Fitted:
         """Steps the policy, and a critic that shares its optimizer."""
-        batches = self._minibatches("policy", self.algorithm.epochs)
-        passes = lambda block, index: self._objective.policy_passes(self._blocks[block], index)  # noqa: E731
+        blocks, batches = self._blocks, self._minibatches("policy", self.algorithm.epochs)
+        if self.algorithm.has_critic and self.algorithm.normalize_advantages is Normalization.minibatch:
+            blocks = {b: replace(t, advantages=t.advantages.clone()) for b, t in blocks.items()}
+            batches = self._normalized(batches, blocks)
+        passes = lambda block, index: self._objective.policy_passes(blocks[block], index)  # noqa: E731
         limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
         return update.fit(self.learners[POLICY], batches, passes, stop)
+
+    def _normalized(
+        self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock]
+    ) -> Iterator[dict[int, Tensor]]:
+        """Yields minibatches; before each, its advantages in `blocks` are written, with mean 0 and std 1."""
+        for rows in batches:
+            made = {b: (self._blocks[b].advantages[index], self._blocks[b].valid[index]) for b, index in rows.items()}
+            for b, advantages in standardized(made, self.training.reducer.sum_blocks, correction=1).items():
+                blocks[b].advantages[rows[b]] = advantages
+            yield rows
 
     def _explained_variance(self) -> float:
         columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in self._blocks.items()}
         return explained_variance(columns, self.training.reducer.sum_blocks)
 
     @torch.no_grad()
-    def _score(self, features: Features, record: Record) -> Tensor:
-        """Returns training's log-probs of choices, [B, C, K], by the copy that other stages read: the same weights.
+    def _score(self, features: Features, record: Record, policy: Policy | None = None) -> Tensor:
+        """Returns a policy's log-probs of choices, [B, C, K]; None: that of the copy that other stages read.
 
         Calls have the size of a block: a row's last bits depend on the size of its batch.
         """
-        found = self.policy.evaluate(features, record, self._temperature)
+        found = (policy or self.policy).evaluate(features, record, self._temperature)
         if found.entropy is None and self.algorithm.entropy_coef:
             raise ConfigError(
                 f"algorithm.entropy_coef is {self.algorithm.entropy_coef:g}, but "
@@ -192,14 +227,14 @@ class OnPolicy(Algorithm):
             )
         return found.log_probs
 
-    def _with_old_log_probs(self, rollouts: Rollouts) -> Rollouts:
-        """Adds training's log-probs of every choice to a block's rollouts, next to the recorded ones."""
+    def _scored(self, policy: Policy, name: str, rollouts: Rollouts) -> Rollouts:
+        """Adds a policy's log-probs of every choice to a block's rollouts, next to the recorded ones."""
         at = lambda part, h: {name: value[h] for name, value in part.items()}  # noqa: E731
         made = []
         for columns, env in rollouts:
             steps = range(len(columns.log_probs))
-            scored = [self._score(at(columns.features, h), at(columns.record, h)) for h in steps]
-            made.append((replace(columns, old_log_probs=torch.stack(scored)), env))
+            scored = [self._score(at(columns.features, h), at(columns.record, h), policy) for h in steps]
+            made.append((replace(columns, **{name: torch.stack(scored)}), env))
         return made
 
     def _initial_log_ratio(self, step_context: StepContext) -> float:
@@ -262,7 +297,7 @@ def replicated(policy: Policy, algorithm: OnPolicyConfig, reducer: Reducer) -> L
     joint = len(head) < len(critic) or algorithm.one_optimizer
     main, value = _settings(algorithm)
     more = {VALUE_GROUP: ParameterGroup(head, main if algorithm.one_optimizer else value)} if joint and head else {}
-    statistics = (*POLICY_STATISTICS, VALUE_LOSS) if joint else POLICY_STATISTICS
+    statistics = (*policy_statistics(algorithm), *([VALUE_LOSS] if joint else []))
     made = {POLICY: Learner(actor, main, statistics, reducer, group="policy", more=more, compile=compile)}
     if critic and not joint:
         made[VALUE] = Learner(critic, value, VALUE_STATISTICS, reducer, compile=compile)
@@ -289,7 +324,7 @@ def sharded(training: Training, zero_loss: Callable[[Scored], Tensor]) -> Learne
     policy, (main, value) = training.copy(), _settings(algorithm)
     root = Scored(policy)
     learner = ShardedLearner(
-        *(root, policy.policy_parameters, Scored(view), main, POLICY_STATISTICS),
+        *(root, policy.policy_parameters, Scored(view), main, policy_statistics(algorithm)),
         zero_loss=lambda: zero_loss(root),
         precision=algorithm.precision,
         group=context.group,

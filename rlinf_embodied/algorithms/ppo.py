@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,11 +13,15 @@ from rlinf_embodied.algorithms import batch
 from rlinf_embodied.algorithms.advantages import chunk_major, chunk_steps, gae, next_values, standardized, time_major
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, Rollouts, TrainingBlock
+from rlinf_embodied.algorithms.clipped_objective import Normalization
 from rlinf_embodied.algorithms.on_policy import OnPolicy, OnPolicyConfig
 from rlinf_embodied.config import Critic, EnvConfig, Level
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.interfaces.policies import Features, Policy
 from rlinf_embodied.runtime.host import StepContext
+
+_MOST_TASKS = 256  # in a block
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,12 +42,33 @@ class PPO(OnPolicy):
     """Fits the critic on fixed targets first, then the policy."""
 
     def samples(self, step_context: StepContext, rollouts: Mapping[int, Rollouts]) -> dict[int, TrainingBlock]:
-        """Returns samples whose advantages have mean 0 and standard deviation 1 over all blocks of all workers."""
+        """Returns samples with advantages of mean 0 and standard deviation 1, unless each minibatch gets its own."""
         critic = self.training.settings.critic
-        raw = {block: ppo_block(self.policy, parts, self.algorithm, critic) for block, parts in rollouts.items()}
-        made = {b: (t.advantages, t.valid) for b, t in raw.items()}
-        advantages = standardized(made, self.training.reducer.sum_blocks)
+        return self._normalised(
+            {block: ppo_block(self.policy, parts, self.algorithm, critic) for block, parts in rollouts.items()}
+        )
+
+    def _normalised(self, raw: Mapping[int, TrainingBlock]) -> dict[int, TrainingBlock]:
+        over, reducer = self.algorithm.normalize_advantages, self.training.reducer
+        if over is Normalization.minibatch:
+            return dict(raw)
+        advantages = {b: t.advantages for b, t in raw.items()}
+        for task in self._tasks(raw) if over is Normalization.task else (None,):
+            own = {b: t.valid if task is None else t.valid & (t.tasks == task)[:, None] for b, t in raw.items()}
+            made = standardized({b: (t.advantages, own[b]) for b, t in raw.items()}, reducer.sum_blocks)
+            advantages = {b: torch.where(own[b], made[b], before) for b, before in advantages.items()}
         return {b: replace(t, advantages=advantages[b]) for b, t in raw.items()}
+
+    def _tasks(self, blocks: Mapping[int, TrainingBlock]) -> list[int]:
+        """Returns the numbers of the tasks of all workers."""
+        tables = {b: torch.full((_MOST_TASKS,), -1) for b in blocks}
+        for b, table in tables.items():
+            found = cast(Tensor, blocks[b].tasks).unique().cpu()
+            rule, action = "a block of env rows has more tasks", "use batch"
+            require(len(found) <= _MOST_TASKS, "algorithm.normalize_advantages", "task", rule, action)
+            table[: len(found)] = found
+        gathered = self.training.reducer.gather_blocks(tables).values()
+        return sorted({int(task) for table in gathered for task in table} - {-1})
 
 
 @torch.no_grad()

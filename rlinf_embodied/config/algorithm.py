@@ -42,6 +42,14 @@ class Level(StrEnum):
     chunk = "chunk"
 
 
+class PolicyLossName(StrEnum):
+    """What an importance ratio does to the gradient (algorithms/losses.py has the formulas)."""
+
+    clipped = "clipped"  # PPO's: none beyond the clip range
+    cispo = "cispo"  # of the log-probs, weighted by the clipped ratio (MiniMax-M1, arXiv 2506.13585)
+    gspo = "gspo"  # PPO's, of one ratio: the geometric mean over a chunk, or a completion (arXiv 2507.18071)
+
+
 class Reduction(StrEnum):
     """How gradients are summed over workers."""
 
@@ -64,6 +72,14 @@ def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bo
     holds = not compile or exact is not Exactness.portable
     rule = "run.exact=portable promises the bits of every processor, and a compiler makes this one's kernels"
     require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
+
+
+def require_dual_clip(dual_clip: float | None, loss: PolicyLossName) -> None:
+    """Checks that a dual clip is one of a loss that has ratios for a factor."""
+    rule = "it bounds ratios, and CISPO's are clipped anyhow"
+    none = dual_clip is None or loss is not PolicyLossName.cispo
+    require(none, "algorithm.dual_clip", dual_clip, rule, "leave it out, or use algorithm.loss=clipped")
+    require(dual_clip is None or dual_clip > 1, "algorithm.dual_clip", dual_clip, "it lies above 1", "use 3.0")
 
 
 def require_correction(staleness: int, tis_cap: float | None) -> None:

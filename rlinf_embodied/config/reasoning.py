@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf_embodied.config.algorithm import Reduction, Sharding
+from rlinf_embodied.config.algorithm import PolicyLossName, Reduction, Sharding, require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
@@ -110,12 +110,14 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     group_size: int = 8  # completions of a prompt
     scale_by_std: bool = True  # GRPO: divide by the group's standard deviation; false: Dr. GRPO
     loss_level: LossLevel = LossLevel.token
+    loss: PolicyLossName = PolicyLossName.clipped
     drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_resamples: int = 3  # ... at most this many rounds of them
     mask_truncated: bool = False  # completions that were cut off leave the loss
     clip_low: float = 0.2  # infinite: none
     clip_high: float = 0.28
+    dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; None: any
     epochs: int = 1
     num_minibatches: int = 1  # a minibatch is one slice of every block
     lr_end_fraction: float = 1.0  # lr falls linearly to this fraction at the last iteration ...
@@ -137,6 +139,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
         require_numbers(self, "algorithm", "value_lr", "tis_cap", low=0, above=True)
         require_numbers(self, "algorithm", "clip_low", "clip_high", above=True, high=math.inf)
+        require_dual_clip(self.dual_clip, self.loss)
         counts = ("max_resamples", "critic_warmup_iterations", "lr_warmup_iterations")
         require_numbers(self, "algorithm", "kl_coef", *counts, low=0)
         compares = self.name is not ReasoningName.ppo

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -33,6 +34,7 @@ class EnvStageConfig:
     env: EnvConfig
     seed: int
     group_size: int = 1  # rows that start from one initial state
+    tells_tasks: bool = False  # whether columns say which instruction rows had
     needs_success: bool = False  # these rows are compared by success, not by return
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
@@ -52,6 +54,7 @@ class Shard:
     next_seeds: list[int] | None = None  # of the episodes that would begin now; None: not known since one ended
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
+    tasks: list[Tensor] = field(default_factory=list)  # int64 [N] of each chunk-step, where columns have them
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
 
@@ -143,7 +146,7 @@ class EnvStage(HoldsNoMemory):
 
     def _begin(self, shard: Shard) -> None:
         """Forgets the rollout before."""
-        shard.results, shard.steps, shard.ended, shard.next_seeds = [], [], [], None
+        shard.results, shard.tasks, shard.steps, shard.ended, shard.next_seeds = [], [], [], [], None
         shard.episode[:] = 0
         shard.begun[:] = 0
 
@@ -176,6 +179,9 @@ class EnvStage(HoldsNoMemory):
     def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
         """Runs one chunk of all rows (arguments as VectorEnv.step_chunk) and keeps what it gave."""
         before, env, rate = self._before(shard), shard.env, self._config.env.control_hz
+        if self._config.tells_tasks:
+            shown = cast(Observation, shard.observation).instruction
+            shard.tasks.append(torch.tensor([zlib.crc32(text.encode()) for text in shown]))
         result = paced(env, actions, seeds, rate) if rate else env.step_chunk(actions, seeds)
         if before:
             assert isinstance(actions, Tensor)
@@ -256,7 +262,7 @@ class EnvStage(HoldsNoMemory):
         begun = np.flatnonzero(shard.running & (shard.begun < len(shard.results)))  # not those that are to begin
         late = sum(not self._seen_whole(shard, int(row)) for row in begun)
         num_cut = late + sum(len(result.episodes) for result in shard.results) - len(shard.ended)
-        shard.results, shard.steps = [], []
+        shard.results, shard.tasks, shard.steps = [], [], []
         return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut))
 
     def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
@@ -266,7 +272,9 @@ class EnvStage(HoldsNoMemory):
             return {name: torch.cat([step[name][low:high] for step in shard.steps]) for name in wanted}
         assert shard.observation is not None
         last = shard.observation.rows(slice(low, high))
-        results = [r for r in shard.results if bool(r.valid[low:high].any())]  # the policy was not asked for the others
+        # for the others the policy was not asked
+        kept = [k for k, r in enumerate(shard.results) if bool(r.valid[low:high].any())]
+        results = [shard.results[k] for k in kept]
         stack = lambda name: torch.stack([getattr(r, name)[low:high] for r in results])  # noqa: E731
         finals, final_index = [], []
         for step, result in enumerate(results):
@@ -290,6 +298,7 @@ class EnvStage(HoldsNoMemory):
             final=Observation.concatenate(finals) if finals else None,
             success=success,
             round=step_context.round,
+            tasks=torch.stack([shard.tasks[k][low:high] for k in kept]) if shard.tasks else None,
         )
 
     def leave(self) -> None:

@@ -166,4 +166,5 @@ def decision_columns(
         final_index=torch.tensor(list(first), dtype=torch.long, device=env.final_index.device).reshape(-1, 2),
         final=None if env.final is None else env.final.rows(list(first.values())),
         discounts=steps.discount[..., None],
+        tasks=None if env.tasks is None else env.tasks[::every],
     )

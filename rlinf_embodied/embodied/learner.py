@@ -74,7 +74,8 @@ class PolicyLearner(LearnerStage):
         self._made = made = cast(Algorithm, algorithm.make(training))
         prefix = "" if config.both is None else "high_"  # one checkpoint holds both levels' optimizers
         learners = {prefix + name: learner for name, learner in made.learners.items()}
-        self.hold(shared, context.group, context.device, learners, made.modules, policy=model.name)
+        modules = {prefix + name: module for name, module in made.modules.items()}
+        self.hold(shared, context.group, context.device, learners, modules, policy=model.name)
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Makes one iteration's update and reports its metrics.

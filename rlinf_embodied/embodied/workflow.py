@@ -31,7 +31,7 @@ from functools import partial
 from typing import cast
 
 from rlinf_embodied.algorithms.batch import RolloutReport
-from rlinf_embodied.algorithms.on_policy import OnPolicyConfig
+from rlinf_embodied.algorithms.clipped_objective import Normalization, OnPolicyConfig
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, ReplayConfig, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
@@ -83,6 +83,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
         greedy=frozen,
         records=not frozen,
     )
+    learned = [algorithm, *([hierarchy.algorithm] if hierarchy.on else [])]
     critics = [config.policy.critic] if algorithm.has_critic else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
     configs: dict[str, object] = {
@@ -90,6 +91,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
             *(env, seed, algorithm.same_start),
             keep_images=Critic.observation in critics,
             needs_success=algorithm.needs_success,
+            tells_tasks=any(getattr(part, "normalize_advantages", None) is Normalization.task for part in learned),
         ),
         POLICY: model,
         ACTOR: LearnerConfig(

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
-from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
+from rlinf_embodied.config import LossLevel, PolicyLossName, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -175,8 +175,15 @@ class Objective:
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
-        clip = algorithm.clip_low, algorithm.clip_high
-        terms = policy_loss(log_probs, old, cut(rows.advantages), mask, *clip, weights, importance)
+        clip, cispo = (algorithm.clip_low, algorithm.clip_high), algorithm.loss is PolicyLossName.cispo
+        parts, length = (log_probs, old, cut(rows.advantages), mask, *clip, weights, importance), None
+        if algorithm.loss is PolicyLossName.gspo:  # a completion has one ratio, and one advantage
+            whole = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
+            length = mask.sum(-1).clamp(min=1)
+            of_rows = None if importance is None else whole(importance) / length
+            trained = (whole(log_probs), whole(old), parts[2][:, 0], mask.any(-1))
+            parts = (*trained, *clip, whole(weights), of_rows)
+        terms = policy_loss(*parts, dual_clip=algorithm.dual_clip, cispo=cispo, length=length)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
-from rlinf_embodied.algorithms.clipped_objective import Objective
+from rlinf_embodied.algorithms.clipped_objective import Objective, policy_statistics
 from rlinf_embodied.algorithms.ppo import PPOConfig
-from rlinf_embodied.config import Level
+from rlinf_embodied.config import Level, PolicyLossName
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Evaluation
-from rlinf_embodied.learning.update import POLICY_STATISTICS
 
 C, K = 3, 2  # actions of a chunk, choices of an action
 
@@ -34,7 +36,8 @@ def statistics(algorithm: PPOConfig, block: TrainingBlock, scored: Evaluation) -
     objective = Objective(algorithm, 1.0, lambda *rows: scored, lambda *rows: block.old_log_probs, joint=False)
     (one,) = objective.policy_passes(block, torch.arange(len(block)))
     sums = one.run()
-    return {"total": float(sums.loss)} | dict(zip(POLICY_STATISTICS, sums.statistics.tolist(), strict=True))
+    names = policy_statistics(algorithm)
+    return {"total": float(sums.loss.detach())} | dict(zip(names, sums.statistics.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("level", list(Level))
@@ -51,3 +54,46 @@ def test_the_entropy_that_is_reported_is_the_one_that_the_bonus_raises() -> None
     entropy = without["entropy"] / without["actions"]
     assert entropy == pytest.approx(0.7 * K)  # of an action
     assert with_bonus["total"] - without["total"] == pytest.approx(-0.5 * entropy * without["actions"], rel=1e-5)
+
+
+# ----------------------------------------------------------------------------------------------------- other objectives
+def test_cispo_weighs_log_probs_by_a_clipped_ratio_without_cutting_any_gradient_off() -> None:
+    block, scored = drawn(12, 0.8)
+    config = PPOConfig(loss=PolicyLossName.cispo, clip_low=0.1, clip_high=0.2)
+    now = scored.log_probs.sum(-1)
+    ratio = (now - block.old_log_probs.sum(-1)).detach().exp().clamp(0.9, 1.2)
+    expected = -(ratio * block.advantages * now)[block.valid].sum()
+    assert statistics(config, block, scored)["total"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_ratio_of_gspo_is_the_geometric_mean_over_a_chunks_choices() -> None:
+    block, scored = drawn(12, 0.3)
+    config = PPOConfig(loss=PolicyLossName.gspo, ratio_level=Level.chunk, clip_low=0.02, clip_high=0.04)
+    expected = 0.0
+    for row in range(len(block)):
+        kept = block.valid[row]
+        ratio = float((scored.log_probs - block.old_log_probs)[row][kept].mean().exp())
+        advantage = float(block.advantages[row, 0])
+        expected -= int(kept.sum()) * min(ratio * advantage, min(max(ratio, 0.98), 1.04) * advantage)
+    found = statistics(config, block, scored)
+    assert found["total"] == pytest.approx(expected, rel=1e-5)
+    plain = statistics(replace(config, loss=PolicyLossName.clipped), block, scored)
+    assert found["approx_kl"] == plain["approx_kl"]  # that of whole chunks
+    with pytest.raises(ConfigError, match=r"algorithm.ratio_level is 'action', but the ratio of GSPO"):
+        PPOConfig(loss=PolicyLossName.gspo)
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_the_kl_to_the_reference_is_added_at_the_level_of_the_ratio(level: Level) -> None:
+    block, scored = drawn(12, 0.3)
+    reference = block.old_log_probs - 0.1
+    block = replace(block, reference_log_probs=reference)
+    without = statistics(PPOConfig(ratio_level=level, kl_coef=0.0), replace(block, reference_log_probs=None), scored)
+    found = statistics(PPOConfig(ratio_level=level, kl_coef=0.5), block, scored)
+    apart = torch.where(block.valid[..., None], reference - scored.log_probs, 0.0).detach()
+    apart = {Level.token: apart, Level.action: apart.sum(-1), Level.chunk: apart.sum((1, 2))}[level]
+    k3 = apart.exp() - 1 - apart
+    weights = {Level.token: 1 / K, Level.action: 1.0, Level.chunk: block.valid.sum(-1)}[level]
+    expected = float((k3 * weights).sum())
+    assert found["reference_kl"] == pytest.approx(expected, rel=1e-5)
+    assert found["total"] - without["total"] == pytest.approx(0.5 * expected, rel=1e-4)

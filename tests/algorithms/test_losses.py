@@ -54,6 +54,28 @@ def test_the_clip_stops_the_gradient_only_where_the_step_would_go_further(ratio,
     assert log_probs.grad.item() == pytest.approx(gradient)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss"),  # with a dual clip at 3 the loss of A < 0 is at most 3 |A|
+    [(5.0, -2.0, 6.0), (2.9, -2.0, 5.8), (0.5, -2.0, 1.6), (5.0, 2.0, -2.56)],
+)
+def test_a_dual_clip_bounds_the_loss_of_an_action_that_became_much_likelier(ratio, advantage, loss):
+    ones, old = torch.ones(1), torch.zeros(1)
+    rows = (torch.tensor([math.log(ratio)]), old, torch.tensor([advantage]), ones.bool(), 0.2, 0.28, ones)
+    assert L.policy_loss(*rows, dual_clip=3.0).loss.item() == pytest.approx(loss)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "goal", "loss"),  # clip 0.5, Huber delta 2
+    [(1.0, 1.0, 2.0, 0.5), (1.0, 0.0, 2.0, 1.125), (0.0, 0.0, 5.0, 8.0), (3.0, 0.0, 3.0, 3.0)],
+)
+def test_values_count_as_moved_so_far_at_most_and_large_errors_linearly(value, old, goal, loss):
+    values = torch.tensor([value, torch.nan], requires_grad=True)
+    mask = torch.tensor([True, False])
+    found = L.value_loss(values, torch.tensor([goal, 0.0]), mask, torch.tensor([old, 0.0]), clip=0.5, huber_delta=2.0)
+    assert found.item() == pytest.approx(loss)
+    assert torch.autograd.grad(found, values)[0].isfinite().all()
+
+
 @pytest.mark.parametrize("difference", [200.0, -200.0, 20.5])
 def test_a_log_ratio_beyond_the_limit_overflows_nothing_and_has_no_gradient(difference):
     log_probs = torch.tensor([difference, 0.1], requires_grad=True)

@@ -43,7 +43,7 @@ class Space(gymnasium.Env):
 @pytest.fixture(scope="module")
 def config() -> TrainConfig:
     words = ["env=gymnasium", "env.id=HalfCheetah-v5", "policy=actor_critic", "algorithm=ppo_mujoco"]
-    words += ["algorithm.one_optimizer=true", "algorithm.value_coef=1.0", "algorithm.lr=3e-3"]
+    words += ["algorithm.value_clip=null", "algorithm.value_coef=1.0", "algorithm.lr=3e-3"]
     return compose_train([*words, "policy.options.normalize_returns=false"])
 
 

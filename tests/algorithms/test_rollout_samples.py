@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingBlock
-from rlinf_embodied.algorithms.grpo import GRPOConfig, grpo_block
+from rlinf_embodied.algorithms.clipped_objective import Estimator, Normalization
+from rlinf_embodied.algorithms.grpo import GRPO, GRPOConfig, grpo_block
 from rlinf_embodied.algorithms.on_policy import OnPolicyConfig
-from rlinf_embodied.algorithms.ppo import PPOConfig, ppo_block
+from rlinf_embodied.algorithms.ppo import PPO, PPOConfig, ppo_block
 from rlinf_embodied.config import Critic, Level
 from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.learning.groups import SoloGroup
+from rlinf_embodied.learning.reduce import Reducer
+from rlinf_embodied.runtime.host import StepContext
 from tests.observations import observed, stacked
 
 GAMMA, LAMBDA = 0.9, 0.8
@@ -227,6 +232,40 @@ def test_grpo_compares_the_members_of_a_group_by_success_or_by_reward() -> None:
     np.testing.assert_allclose(by_success.advantages[:, 0], [2**-0.5, -(2**-0.5), 0, 0], atol=1e-5)
     by_reward = grpo_block([rollout], grpo(success_only=False), 0, every)
     np.testing.assert_allclose(by_reward.advantages[:, 0], [-(2**-0.5), 2**-0.5, 0, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    # returns 1 and 3 of the first group, 0 and 5 of the second
+    [("dr_grpo", [-1, 1, -2.5, 2.5]), ("rloo", [-2, 2, -5, 5]), ("reinforce_pp", [-1, 1, -2.5, 2.5])],
+)
+def test_other_estimators_compare_a_group_as_their_papers_do(estimator: str, expected: list[float]) -> None:
+    rollout = round_of([2, 2, 2, 2], [1.0, 3.0, 0.0, 5.0], [True] * 4)
+    config, every = grpo(success_only=False, estimator=Estimator(estimator)), {(0, 0), (0, 1)}
+    assert grpo_block([rollout], config, 0, every).advantages[:, 0].tolist() == expected
+    alone = GRPO.__new__(GRPO)
+    alone.algorithm, alone.training = config, SimpleNamespace(reducer=Reducer(SoloGroup(), (0,)))  # pyright: ignore
+    (made,) = alone.samples(StepContext(0, message=tuple(every)), {0: [rollout]}).values()
+    scale = np.std(expected) if estimator == "reinforce_pp" else 1.0  # of all episodes: their actions are as many
+    np.testing.assert_allclose(made.advantages[:, 0], np.array(expected) / scale, rtol=1e-5)
+
+
+def test_advantages_are_normalised_within_each_task_of_all_workers() -> None:
+    tasks = torch.tensor([7, 9, 7, 9, 9, 7])
+    advantages = torch.tensor([[1.0], [30.0], [3.0], [10.0], [20.0], [5.0]])
+    valid = torch.ones(6, 1, dtype=torch.bool)
+    part = lambda rows: TrainingBlock(  # noqa: E731
+        *({}, {}, valid[rows, :, None].float(), valid[rows], advantages[rows], valid[rows].float(), None, None, None),
+        tasks=tasks[rows],
+    )
+    ppo = PPO.__new__(PPO)
+    ppo.algorithm, reducer = PPOConfig(normalize_advantages=Normalization.task), Reducer(SoloGroup(), (0, 0))
+    ppo.training = SimpleNamespace(reducer=reducer)  # pyright: ignore
+    made = ppo._normalised({0: part(slice(0, 3)), 1: part(slice(3, 6))})
+    found = torch.cat([made[0].advantages, made[1].advantages])[:, 0].numpy()
+    for task, own in ((7, [0, 2, 5]), (9, [1, 3, 4])):
+        values = advantages[tasks == task, 0].numpy()
+        np.testing.assert_allclose(found[own], (values - values.mean()) / (values.std() + 1e-8), rtol=1e-5)
 
 
 def test_groups_that_were_dropped_leave_no_sample_and_resamples_join_in_the_order_of_rounds() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -20,7 +22,9 @@ from tests.observations import env_spec, observed, stacked
 
 
 def stage_for(*overrides: str, group_size: int = 1, keep_images: bool = False, needs_success: bool = True) -> EnvStage:
-    config = EnvStageConfig(tiny(*overrides).env, 3, group_size, needs_success, keep_images)
+    config = EnvStageConfig(
+        *(tiny(*overrides).env, 3, group_size), needs_success=needs_success, keep_images=keep_images
+    )
     stage = EnvStage(config)
     stage.setup(solo_context(range(4)))
     return stage
@@ -126,6 +130,15 @@ def test_where_success_is_not_needed_groups_report_what_their_members_were_rewar
     found = [outcome for _, members in sorted(report.group_outcomes.items()) for outcome in members]
     assert found == rewards.tolist()
     assert len(set(found)) == 8  # groups start apart, and their members act alike
+
+
+def test_columns_tell_the_tasks_of_rows_where_a_learner_asks_for_them() -> None:
+    stage = stage_for("env.instruction=go there")
+    stage._config = replace(stage._config, tells_tasks=True)
+    columns, _, _ = roll(stage, StepContext(0), 3)
+    known = {int(task) for column in columns.values() for task in column.tasks.flatten()}
+    assert known == {zlib.crc32(b"go there")}
+    assert all(column.tasks.shape == column.valid.shape[:2] for column in columns.values())
 
 
 def test_success_is_asked_for_where_there_is_none_before_any_policy_is_made() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -92,6 +93,16 @@ def score_evaluations(monkeypatch, scores: dict[int, float]) -> None:
     monkeypatch.setattr(
         Evaluation, "run", lambda self, step, best=None: replace(run(self, step), score=scores.get(step))
     )
+
+
+def test_the_reference_of_a_kl_is_the_start_also_for_a_run_that_resumes(tmp_path) -> None:
+    coef = "algorithm.kl_coef=0.3"
+    whole = train(four(tmp_path / "whole", coef))
+    shutil.copytree(tmp_path / "whole/checkpoints/step_000002", tmp_path / "other/checkpoints/step_000002")
+    assert train(four(tmp_path / "other", coef))["weights_sha256"] == whole["weights_sha256"]
+    rows = metric_rows(tmp_path / "whole")
+    assert metric_rows(tmp_path / "other") == rows[2:]
+    assert rows[-1]["losses/reference_kl"] > rows[1]["losses/reference_kl"] >= 0
 
 
 def test_the_best_evaluation_is_kept_beside_the_last_checkpoints(straight, monkeypatch, tmp_path) -> None:

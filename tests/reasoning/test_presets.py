@@ -154,6 +154,25 @@ def rloo(groups: list[list[Row]], batch: Batch) -> Tensor:
     return -torch.stack(terms).mean()
 
 
+def gspo(groups: list[list[Row]], batch: Batch) -> Tensor:
+    """2507.18071, eq. 5 and 7: 1/G sum_i min(s_i A_i, clip(s_i) A_i), s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|)."""
+    terms = []
+    for k, group in enumerate(groups):
+        for row, advantage in zip(group, standardised(REWARDS[k]), strict=True):
+            whole = (row[0].mean(), row[1].mean(), row[2].mean())
+            terms.append(clipped(whole, advantage, 3e-4, 4e-4))
+    return -torch.stack(terms).mean()
+
+
+def cispo(groups: list[list[Row]], batch: Batch) -> Tensor:
+    """2506.13585, eq. 4 and 5: 1 / sum_i |o_i| sum_i sum_t sg(min(r, 1 + eps)) A log pi, over groups that differ."""
+    terms = []
+    for k in (k for k, raw in enumerate(RAW) if 0 < sum(raw) < len(raw)):
+        for row, advantage in zip(groups[k], standardised(REWARDS[k]), strict=True):
+            terms.append((row[0] - row[1]).exp().clamp(max=1.28).detach() * advantage * row[0])
+    return -torch.cat(terms).mean()
+
+
 # of grpo_token, the loss is DAPO's: only what is generated differs (nothing in place of what is dropped)
 PAPERS: dict[str, Callable[[list[list[Row]], Batch], Tensor]] = {
     "ppo": ppo,
@@ -161,6 +180,8 @@ PAPERS: dict[str, Callable[[list[list[Row]], Batch], Tensor]] = {
     "dapo": dapo,
     "dr_grpo": dr_grpo,
     "rloo": rloo,
+    "gspo": gspo,
+    "cispo": cispo,
     "grpo_token": dapo,
     "grpo_annealed": dapo,
 }
