@@ -29,7 +29,7 @@ CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_stati
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
 _ACTION = "give a policy checkpoint folder"
 _FREEZE = "options.freeze_stem"
-_FREE = ("temperature", "_target_", _FREEZE)  # settings of use, not of shape
+_FREE = ("temperature", "noise_repeat", "_target_", _FREEZE)  # settings of use, not of shape
 
 
 @contextlib.contextmanager
@@ -96,7 +96,8 @@ def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type
                 f"set policy.{name}={value} or give another checkpoint"
             )
     use = {"freeze_stem": ours[_FREEZE]} if _FREEZE in ours else {}
-    return replace(saved, temperature=wanted.temperature, _target_=wanted._target_, options=saved.options | use)
+    sampling = {"temperature": wanted.temperature, "noise_repeat": wanted.noise_repeat}
+    return replace(saved, **sampling, _target_=wanted._target_, options=saved.options | use)
 
 
 def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:

@@ -68,12 +68,14 @@ def test_the_privileged_state_holds_what_a_critic_wants() -> None:
     robot = task.agent.robot
     expected = [robot.get_qpos(), robot.get_qvel(), tcp, cube, (cube - tcp)[:, :3] * 5, goal, (goal - cube[:, :3]) * 5]
     assert seen.privileged is not None
-    assert torch.equal(seen.privileged[:, :-3], torch.cat(expected, 1))
-    assert torch.equal(seen.privileged[:, -3:], torch.tensor([[0.0, -1.0, -1.0]] * 2))  # grasped, time, phase
+    assert torch.equal(seen.privileged[:, :-4], torch.cat(expected, 1))
+    assert torch.equal(
+        seen.privileged[:, -4:], torch.tensor([[0.0, -1.0, -1.0, -1.0]] * 2)
+    )  # grasped, time, phase, held
     result = env.step_chunk(torch.zeros(2, 5, 7))
     assert result.privileged is not None
-    assert result.privileged[0, :, -2].tolist() == pytest.approx([k / 50 * 2 - 1 for k in range(5)])
-    assert result.privileged[0, :, -1].tolist() == pytest.approx([-1.0, -0.6, -0.2, 0.2, 0.6])
+    assert result.privileged[0, :, -3].tolist() == pytest.approx([k / 50 * 2 - 1 for k in range(5)])
+    assert result.privileged[0, :, -2].tolist() == pytest.approx([-1.0, -0.6, -0.2, 0.2, 0.6])
     env.close()
 
 

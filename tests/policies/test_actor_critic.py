@@ -188,7 +188,9 @@ def test_plans_give_the_same_weights_and_statistics(tmp_path: Path, overrides: l
 
 
 def test_slices_of_the_weights_are_refused_since_statistics_would_miss_them(tmp_path: Path) -> None:
-    config = on_point_reach("env.cameras=[]", "algorithm.sharding=fsdp2", f"run.dir={tmp_path}")
+    config = on_point_reach(
+        *("env.cameras=[]", "algorithm.sharding=fsdp2", "algorithm.one_optimizer=false"), f"run.dir={tmp_path}"
+    )
     with pytest.raises(Exception, match=r"algorithm\.sharding is 'fsdp2', but the policy's running statistics"):
         train(config)
 
