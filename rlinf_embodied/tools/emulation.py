@@ -32,6 +32,7 @@ from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 _TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
 LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
+_PROBE_SLOWDOWN = 3  # a call that begins late still ends in time, and would seem too short: probes run this much slower
 _NUMBERS = itertools.count(1)  # of iterations, by which workers distinguish them
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
 
@@ -200,7 +201,7 @@ def _probed(pricer: Pricer, session: Session, probe: Probe, run: Workflow) -> It
             share = loop.chunk_steps / pricer.workflow.loops[name].chunk_steps
             stages[stage] = replace(stages[stage], seconds=stages[stage].seconds * share)
     shorter = Pricer(run, replace(pricer.profile, stages=stages), pricer.cluster)
-    scale = time_scale(shorter, probe.plan)
+    scale = time_scale(shorter, probe.plan) * _PROBE_SLOWDOWN
     (done,) = iterations(shorter, session, probe.plan, [scale])
     at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
     spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
