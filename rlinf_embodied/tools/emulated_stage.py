@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.planning.profile import StageProfile, WeightProfile
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
+from rlinf_embodied.telemetry.trace import Span
 
 NO_WEIGHTS = WeightProfile(0.0)
 
@@ -54,6 +55,7 @@ class Finish:
     end_s: float
     peak_bytes: float
     start: Start
+    spans: tuple[Span, ...] = ()  # of its device's calls in this iteration so far, in emulated seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class EmulatedDevice:
         self.held: dict[str, float] = {}  # bytes of each stage, loaded or offloaded
         self.free_s = 0.0  # when it has done all calls so far
         self.peak_bytes = 0.0
+        self.spans: list[Span] = []  # of this iteration's calls
 
     def work(self, begin_s: float, seconds: float) -> float:
         self.free_s = max(begin_s, self.free_s) + seconds
@@ -111,7 +114,7 @@ class EmulatedStage:
         """Returns the device, its clock set forward where a new iteration begins."""
         start, device = step_context.message, self._device
         if isinstance(start, Start) and start != device.start:
-            device.start, device.free_s = start, max(device.free_s, start.begin_s)
+            device.start, device.free_s, device.spans = start, max(device.free_s, start.begin_s), []
         return device
 
     def onload(self, step_context: StepContext) -> None:
@@ -134,23 +137,24 @@ class EmulatedStage:
         if self._group.size > 1:
             met = self._group.exchange([begin_s, seconds], [2] * self._group.size)  # pyright: ignore[reportArgumentType]
             begin_s, seconds = (max(float(given[i]) for given in met) for i in range(2))
-        return self._done(inputs, begin_s, seconds)
+        return self._output(self._done("run", inputs, begin_s, seconds))
 
     # ------------------------------------------------------------------------------------------------------------- loop
     def open(self, step_context: StepContext, blocks: Sequence[int]) -> dict[int, Parcel]:
-        return dict(self._done(blocks, self._at(step_context).free_s, 0.0).blocks)  # pyright: ignore[reportReturnType]
+        return self._done("open", blocks, self._at(step_context).free_s, 0.0)
 
     def step(self, step_context: StepContext, messages: Mapping[int, Parcel]) -> dict[int, Parcel]:
         self._at(step_context)
         seconds = self._seconds(len(messages))
-        return dict(self._done(messages, self._arrival_s(messages.values()), seconds).blocks)  # pyright: ignore[reportReturnType]
+        return self._done("step", messages, self._arrival_s(messages.values()), seconds)
 
     def close(self, step_context: StepContext, messages: Mapping[int, Parcel | None]) -> Output:
         """Ends the loop; the answering side values what it is shown last."""
         self._at(step_context)
         shown = [parcel for parcel in messages.values() if parcel is not None]
         fraction = self._profile.bootstrap_fraction if self._config.answers else 0.0
-        return self._done(messages, self._arrival_s(shown), fraction * self._seconds(len(messages)))
+        seconds = fraction * self._seconds(len(messages))
+        return self._output(self._done("close", messages, self._arrival_s(shown), seconds))
 
     # ---------------------------------------------------------------------------------------------------------- weights
     def export_weights(self, step_context: StepContext) -> Parcel:
@@ -163,7 +167,7 @@ class EmulatedStage:
         return Finish(end_s, device.peak_bytes, device.start)
 
     # ----------------------------------------------------------------------------------------------------- small pieces
-    def _done(self, blocks: Iterable[int], begin_s: float, seconds: float) -> Output:
+    def _done(self, method: str, blocks: Iterable[int], begin_s: float, seconds: float) -> dict[int, Parcel]:
         name, device, chosen = self._profile.name, self._device, list(blocks)
         items = len(chosen) * self._config.items_per_block
         working_bytes = self._profile.working(items, self._num_devices) if seconds else 0.0
@@ -175,8 +179,13 @@ class EmulatedStage:
             f"{needed / 1e9:.2f}: held are {held}, working bytes {working_bytes / 1e9:.2f}"
         )
         end_s = device.work(begin_s, seconds)
-        parcels = {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
-        return Output(parcels, Finish(end_s, device.peak_bytes, device.start))
+        device.spans.append(Span(f"{name}.{method}", name, device.number, "emulated", end_s - seconds, end_s))
+        return {block: Parcel(name, device.number, end_s, place) for place, block in enumerate(chosen)}
+
+    def _output(self, parcels: dict[int, Parcel]) -> Output:
+        device = self._device
+        spans = tuple(device.spans)
+        return Output(parcels, Finish(spans[-1].end_s, device.peak_bytes, device.start, spans))
 
     def _seconds(self, num_blocks: int) -> float:
         one = self._profile.call_s(num_blocks * self._config.items_per_block, self._num_devices)

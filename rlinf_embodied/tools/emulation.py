@@ -32,7 +32,6 @@ from rlinf_embodied.workflow.graph import RepeatDecision, StageSpec, Workflow
 _TARGET = "rlinf_embodied.tools.emulated_stage.EmulatedStage"
 _WARM_UP = 0.1  # the first iteration has no switch back before it and is not counted: it may be this much faster
 LEAST_S = 4.0  # wall seconds of an iteration, so that the last hop's overhead is below a percent
-_PROBE_SLOWDOWN = 3  # a call that begins late still ends in time, and would seem too short: probes run this much slower
 _NUMBERS = itertools.count(1)  # of iterations, by which workers distinguish them
 S_PER_CALL = 0.003  # wall seconds that two cores need for a call from submission to receipt, with room to spare
 
@@ -56,7 +55,8 @@ class Iterated:
 
     begin: Start
     end_s: float  # emulated seconds by the deadlines of its calls, over all iterations
-    spans: tuple[Span, ...]  # on the wall clock
+    due: tuple[Span, ...]  # of its calls by their deadlines, in emulated seconds
+    spans: tuple[Span, ...]  # of its calls on the wall clock
     peak_bytes: float
 
 
@@ -83,7 +83,11 @@ def iterations(pricer: Pricer, session: Session, plan: Plan, scales: Sequence[fl
         finishes = of_type(reports, Finish)
         clock_s = max(clock_s, *(finish.end_s for finish in finishes))
         peak_bytes = max(finish.peak_bytes for finish in finishes)
-        done.append(Iterated(begin, clock_s, tuple(result.spans), peak_bytes))
+        last = {
+            finish.spans[0].worker: finish.spans for finish in sorted(finishes, key=lambda f: f.end_s) if finish.spans
+        }
+        due = tuple(itertools.chain.from_iterable(last.values()))
+        done.append(Iterated(begin, clock_s, due, tuple(result.spans), peak_bytes))
     return done
 
 
@@ -201,8 +205,5 @@ def _probed(pricer: Pricer, session: Session, probe: Probe, run: Workflow) -> It
             share = loop.chunk_steps / pricer.workflow.loops[name].chunk_steps
             stages[stage] = replace(stages[stage], seconds=stages[stage].seconds * share)
     shorter = Pricer(run, replace(pricer.profile, stages=stages), pricer.cluster)
-    scale = time_scale(shorter, probe.plan) * _PROBE_SLOWDOWN
-    (done,) = iterations(shorter, session, probe.plan, [scale])
-    at = lambda wall_s: (wall_s - done.begin.wall_s) / scale  # noqa: E731
-    spans = [replace(span, start_s=at(span.start_s), end_s=at(span.end_s)) for span in done.spans]
-    return Iteration(run, spans, done.end_s)
+    (done,) = iterations(shorter, session, probe.plan, [time_scale(shorter, probe.plan)])
+    return Iteration(run, done.due, done.end_s)
