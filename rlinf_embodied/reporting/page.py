@@ -7,8 +7,7 @@ from html import escape
 
 from rlinf_embodied.reporting import sections
 from rlinf_embodied.reporting.sections import measured, missing, table
-from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
-from rlinf_embodied.telemetry.run_reader import SHARES, Run
+from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
@@ -104,13 +103,7 @@ def _over_seeds(runs: Sequence[Run]) -> str:
         return ""
     names, rows = list(dict.fromkeys(name for run in runs for name in run.rates)), []
     for group in groups:
-        cells = []
-        for name in names:
-            factor, unit = (100, " %") if name in SHARES else (1, "")
-            values = [factor * run.after[name] for run in group if name in run.after]
-            low, high = iqm_interval(values) if values else (0.0, 0.0)
-            interval = f" [{low:.4g}, {high:.4g}]" if len(values) > 1 else ""  # one seed has none
-            cells.append(f"{iqm(values):.4g}{unit}{interval}" if values else "-")
+        cells = (sections.over_seeds(group, name) for name in names)
         rows.append([", ".join(run.folder.name for run in group), str(len(group)), *cells])
     head = ["runs of one configuration", "seeds", *(f"{name} after: interquartile mean" for name in names)]
     return table(head, rows) + "<p>Intervals: 95 %, seeds resampled with replacement.</p>"

@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.telemetry.metrics import idle_warning, percent
+from rlinf_embodied.telemetry.metrics import idle_warning, iqm, iqm_interval, percent
 from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, seeds_line, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
 
@@ -72,6 +72,14 @@ def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
         config = {key: value for key, value in flat(run.config).items() if key not in ("run.seed", "run.dir")}
         groups.setdefault(str(config) if config else str(k), []).append(run)
     return list(groups.values())
+
+
+def over_seeds(runs: Sequence[Run], name: str) -> str:
+    """Returns a metric's interquartile mean after training, with its 95 % interval if there are several runs."""
+    factor, unit = (100, " %") if name in SHARES else (1, "")
+    values = [factor * run.after[name] for run in runs if name in run.after]
+    low, high = iqm_interval(values) if values else (0.0, 0.0)
+    return (f"{iqm(values):.4g}{unit}" + f" [{low:.4g}, {high:.4g}]" * (len(values) > 1)) if values else "-"
 
 
 def _value(name: str, value: float | None) -> str:

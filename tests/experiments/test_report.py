@@ -13,7 +13,7 @@ from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import _SCRIPT, page
-from rlinf_embodied.reporting.sections import by_configuration, outcome, settings, videos
+from rlinf_embodied.reporting.sections import by_configuration, outcome, over_seeds, settings, videos
 from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
 from rlinf_embodied.telemetry.plots import kept_moment, rate_lines, seeds_line
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
@@ -289,4 +289,5 @@ def test_seeds_of_one_configuration_are_summarised_together(tmp_path: Path) -> N
     text = Checked(page(runs, 0)).text
     assert "Over seeds runs of one configuration seeds" in text
     assert "s0, s1, s2, s3 4 65 % [" in text
+    assert over_seeds(runs[4:], "success_once") == "90 %"  # one seed has no interval
     assert "other 1 90 % 90 % Intervals" in text or "other 1 90 % 80 % Intervals" in text
