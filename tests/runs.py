@@ -192,4 +192,4 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "charts/SPS"} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "system/")) and k != "charts/SPS"} for row in rows]

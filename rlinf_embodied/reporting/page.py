@@ -125,6 +125,7 @@ def _run(run: Run, video_bytes: int) -> str:
             "Configuration": sections.settings(run),
             "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
+            "System load": sections.system_load(run),
             "Videos": sections.videos(run, video_bytes),
             "Evaluations": sections.evaluations(run),
             "Versions and hardware": sections.versions(run),

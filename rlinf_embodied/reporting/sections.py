@@ -168,6 +168,16 @@ def curves(runs: Sequence[Run]) -> str:
     return note + charts if charts else missing("no success or accuracy was written")
 
 
+def system_load(run: Run) -> str:
+    """CPU and memory of the driver's machine during training, in per cent; "" for a run that did not measure them."""
+    lines = [
+        Line(f"{label} in use", [(x, 100 * y) for x, y in run.column(f"system/{name}")], colour)
+        for name, label, colour in zip(("cpu", "memory"), ("cores", "memory"), COLOURS, strict=False)
+    ]
+    note = "<p>Of the machine that the command ran on, with all that runs there.</p>"
+    return note + chart if (chart := _drawn(line_chart(lines, run.unit, "%", (7.6, 2.0)), "system load")) else ""
+
+
 def videos(run: Run, budget_bytes: int) -> str:
     """Videos as far as `budget_bytes` goes: each seed's first and last side by side, changed outcomes first."""
     files = sorted((run.folder / "videos").glob("step_*/*.mp4"), key=lambda file: (_step(file), file.name))

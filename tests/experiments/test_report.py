@@ -29,7 +29,13 @@ def evaluated(share: float, number: int = 200) -> dict:
 
 def metric_row(iteration: int, share: float) -> dict:
     row = {"iteration": iteration, "global_step": 1000 * iteration, "rollout/success_once": share}
-    row |= {"rollout/episodes": 50.0, "losses/approx_kl": 0.01, "charts/SPS": 250.0}
+    row |= {
+        "system/cpu": 0.9,
+        "system/memory": 0.4,
+        "rollout/episodes": 50.0,
+        "losses/approx_kl": 0.01,
+        "charts/SPS": 250.0,
+    }
     return row | {"time/iteration_s": 10.0, "time/env_s": 6.0, "time/actor_s": 4.0}
 
 
@@ -107,7 +113,7 @@ def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
     assert body.startswith("Outcome Finished after 2 iterations. Weights: of iteration 2 (the last). metric")
     assert "success_once 50.0 % [45.0, 55.0] of 200 90.0 % [85.0, 95.0] of 200" in body
     assert "10.00 s per iteration, 0.3 minutes of training, weights beef" in body
-    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Videos")
+    order = ("Outcome", "Configuration", "Plan", "Learning curves", "System load", "Videos")
     places = [body.index(name) for name in (*order, "Evaluations", "Versions and hardware")]
     assert places == sorted(places)
     assert "2 from 1 on iteration 9 10 -10.0%" in body
@@ -121,7 +127,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path
     assert not {"link", "iframe", "img"} & set(checked.tags)
     assert "//" not in _SCRIPT.replace("  // ", "")
     assert [address for address in checked.addresses if not address.startswith(("data:", "#"))] == []
-    assert checked.tags.count("svg") == 2
+    assert checked.tags.count("svg") == 3
 
 
 def test_what_differs_from_the_defaults_is_listed(tmp_path: Path) -> None:

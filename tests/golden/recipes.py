@@ -61,7 +61,8 @@ CLONE = _words(f"""
 """)
 PICK = _words(f"""
     env=maniskill_pick {_VLA}
-    run.tensorboard=false env.num_envs=4 env.block_size=2 env.chunk=5 env.horizon=50 env.chunks_per_rollout=10 env.hold_steps=1
+    run.tensorboard=false
+    env.num_envs=4 env.block_size=2 env.chunk=5 env.horizon=50 env.chunks_per_rollout=10 env.hold_steps=1
 """)
 LANGUAGE = _words("""
     data.level=sum1-2-9 cluster=serial plan=collocated run.seed=3
