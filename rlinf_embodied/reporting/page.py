@@ -14,6 +14,8 @@ body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; m
 h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; } h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; }
 table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
+.sorts { max-height: 420px; overflow-y: auto; }
+.sorts th { position: sticky; top: 0; background: #fff; cursor: pointer; }
 td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } figcaption { font-size: 12px; }
@@ -42,6 +44,12 @@ for (const svg of document.querySelectorAll("svg[data-points]")) {  // point: ne
     note.style.cssText = `display: block; left: ${e.clientX + 12}px; top: ${e.clientY + 12}px`;
   };
 }
+for (const head of document.querySelectorAll(".sorts th")) head.onclick = () => {  // sort by a column; again: reversed
+  const body = head.closest("table").tBodies[0], text = row => row.cells[head.cellIndex].textContent;
+  const up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
+  const rows = [...body.rows].sort((a, b) => text(a).localeCompare(text(b), "en", {numeric: true}) * (up ? 1 : -1));
+  body.append(...rows);
+};
 for (const film of document.querySelectorAll(".films")) {  // videos of a seed play together, with their charts' cursors
   const videos = [...film.querySelectorAll("video")];
   for (const video of videos) {
@@ -119,6 +127,7 @@ def _differences(runs: Sequence[Run]) -> str:
 
 
 def _run(run: Run, video_bytes: int) -> str:
+    videos = sections.videos(run, video_bytes)
     return _headed(
         {
             "Outcome": sections.outcome(run),
@@ -126,8 +135,9 @@ def _run(run: Run, video_bytes: int) -> str:
             "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
             "System load": sections.system_load(run),
-            "Videos": sections.videos(run, video_bytes),
+            "Videos": videos,
             "Evaluations": sections.evaluations(run),
+            "Episodes": sections.episodes(run, videos),
             "Versions and hardware": sections.versions(run),
         }
     )
