@@ -47,8 +47,8 @@ for (const svg of document.querySelectorAll("svg[data-points]")) {  // point: ne
 for (const head of document.querySelectorAll(".sorts th")) head.onclick = () => {  // sort by a column; again: reversed
   const body = head.closest("table").tBodies[0], text = row => row.cells[head.cellIndex].textContent;
   const up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
-  const rows = [...body.rows].sort((a, b) => text(a).localeCompare(text(b), "en", {numeric: true}) * (up ? 1 : -1));
-  body.append(...rows);
+  const compare = (a, b) => a - b || a.localeCompare(b);  // numbers, or NaN and then text
+  body.append(...[...body.rows].sort((a, b) => compare(text(a), text(b)) * (up ? 1 : -1)));
 };
 for (const film of document.querySelectorAll(".films")) {  // videos of a seed play together, with their charts' cursors
   const videos = [...film.querySelectorAll("video")];

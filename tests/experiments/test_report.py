@@ -81,6 +81,7 @@ class Checked(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.addresses: list[str] = []
+        self.ids: list[str | None] = []
         self.texts: list[str] = []
         self.feed(text)
         self.close()
@@ -88,6 +89,7 @@ class Checked(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
         if tag not in VOID:
             self.open.append(tag)
@@ -195,6 +197,22 @@ def test_several_runs_are_compared_first(tmp_path: Path) -> None:
     assert "Settings that differ key a b c run.seed 0 7 0" in text
     assert text.index("Settings that differ") < text.index("Configuration")
     assert [address for address in checked.addresses if address.startswith("#run")] == ["#run-0", "#run-1", "#run-2"]
+
+
+def test_episodes_are_listed_failures_first_with_their_videos(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    film = folder / "videos/step_2/pick--seed=8--success=0.mp4"
+    film.parent.mkdir(parents=True)
+    film.write_bytes(b"film")
+    names, lines = "iteration,seed,instruction,success_once,return,video", ["0,7,pick,1.0,9.0,", "1,7,pick,1.0,9.5,"]
+    lines += [f"2,{seed},pick,{once},{10 - seed}.125,{name}" for seed, once, name in (
+        (7, 1.0, ""), (8, 0.0, f"{film.parent.name}/{film.name}"), (9, 0.0, "step_2/lost.mp4"))]  # fmt: skip
+    (folder / "episodes.csv").write_text("\n".join([names, *lines, "2,1"]))  # the last line is half written
+    checked = Checked(page([read_run(folder)], 1000))
+    rows = "2 9 pick 0.0 1.125 2 8 pick 0.0 2.125 video 2 7 pick 1.0 3.125 0 7 pick 1.0 9"
+    assert f"seed instruction success_once return video {rows}" in checked.text
+    (link,) = [address for address in checked.addresses if address.startswith("#run/")]
+    assert link[1:] in checked.ids
 
 
 def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -> None:
