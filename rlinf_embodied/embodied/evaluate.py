@@ -17,6 +17,7 @@ from rlinf_embodied.embodied.outcome import EvaluationResult
 from rlinf_embodied.embodied.policy_folder import (
     USE_ITS_OWN,
     differences,
+    env_differences,
     fingerprint,
     require_policy_class,
     trained_under,
@@ -52,6 +53,8 @@ def evaluate_command(config: EvaluateConfig) -> dict[str, Any]:
         results.append(_evaluate(arm, where / name)[0])
     labels = [label for label, _ in arms]
     content = {"a": labels[0], "b": labels[1], **compared(results[0], results[1], config.resolution)}
+    if all(arm.policy == "checkpoint" for _, arm in arms):
+        content["training_differs"] = env_differences(*(str(arm.checkpoint) for _, arm in arms))
     print(comparison_text(content))
     print(f"written to {RunFolder(where).write_json('comparison.json', content)}")
     return content
@@ -84,7 +87,7 @@ def compared(a: EvaluationResult, b: EvaluationResult, resolution: float) -> dic
 
 def comparison_text(content: Mapping[str, Any]) -> str:
     """Returns a comparison for people."""
-    lines = []
+    lines = [f"trained in other envs: {text}" for text in content.get("training_differs", ())]
     for name in (name for name in ("success_once", "success_at_end") if name in content):
         found, number = content[name], content["num_episodes"]
         low, high = (100 * end for end in found["difference_interval"])

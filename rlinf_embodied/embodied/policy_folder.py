@@ -31,6 +31,7 @@ PHYSICS = ("backend", "decimate")  # what differs between simulators of one task
 _PACKAGE = "policies."
 _NEEDED = ("encode", "act", "evaluate", "value", "policy_parameters", "value_parameters", "save", "from_folder")
 _CLONED = ("imitation_loss",)
+_OF_ROLLOUTS = ("num_envs", "block_size", "rows_per_call", "chunks_per_rollout", "auto_reset", "carry_over")
 _SEE = "see docs/own_policy.md"
 
 
@@ -157,10 +158,21 @@ def fingerprint(env: EnvConfig, policy: PolicyConfig, kind: str) -> dict[str, An
     }
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], a: str = "there", b: str = "here") -> list[str]:
     """Returns how two fingerprints differ, for example ["obs_size is 64 there and 128 here"]."""
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-    return [f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names]
+    return [f"{name} is {there.get(name)!r} {a} and {here.get(name)!r} {b}" for name in names]
+
+
+def env_differences(a: str, b: str) -> list[str]:
+    """Returns how the envs differ in which two checkpoints were trained, but for the number of rows and steps."""
+
+    def settings(folder: str) -> dict[str, Any]:
+        env = asdict(trained_under(folder).env)
+        nested = {f"{key}.{name}": value for key in ("perturb", "options") for name, value in env.pop(key).items()}
+        return {f"env.{name}": value for name, value in (env | nested).items() if name not in _OF_ROLLOUTS}
+
+    return differences(settings(a), settings(b), "for a", "for b")
 
 
 def require_conditions(

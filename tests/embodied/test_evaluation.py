@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,6 +233,14 @@ def test_two_policies_act_in_the_same_episodes_and_one_does_not_differ_from_itse
     assert (same["a"], same["success_once"]["only_a"], same["success_once"]["only_b"]) == (str(folder), 0, 0)
     assert (same["success_once"]["p_value"], same["return"]["difference"]) == (1.0, 0.0)
     assert "no difference is shown; eval.num_episodes=" in capsys.readouterr().out
+    late = shutil.copytree(folder, tmp_path / "late")
+    conditions = json.loads((late / "evaluation.json").read_text())
+    conditions["env"]["perturb"]["delay"] = 2
+    conditions["env"]["num_envs"] *= 2
+    (late / "evaluation.json").write_text(json.dumps(conditions))
+    differ = compare(tmp_path / "differ", f"compare={folder},{late}")["training_differs"]
+    assert differ == ["env.perturb.delay is 0 for a and 2 for b"]
+    assert f"trained in other envs: {differ[0]}" in capsys.readouterr().out
     other = compare(tmp_path / "other", "compare=random,expert", *ENV)
     arms = [json.loads((tmp_path / "other" / arm / "eval_info.json").read_text()) for arm in "ab"]
     assert seeds(arms[0]) == seeds(arms[1])
