@@ -108,4 +108,5 @@ def iterate_math(
 def untimed_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "charts/tokens_per_s"} for row in rows]
+    timed = ("time/", "system/", "charts/tokens_per_s")
+    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]

@@ -192,4 +192,5 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time/") and k != "charts/SPS"} for row in rows]
+    timed = ("time/", "system/", "charts/SPS")
+    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]

@@ -55,6 +55,7 @@ class Training:
     exact: bool  # whether equal bits are promised
     reducer: Reducer  # sums over the blocks of all workers
     context: StageContext
+    counts_ratios: bool = False  # whether metrics shall have a histogram of log ratios
     copy: Callable[[], Policy]  # returns another policy with the same weights, on the CPU
 
 

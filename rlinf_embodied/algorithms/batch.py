@@ -83,6 +83,7 @@ class RolloutReport:
     env_steps: int
     group_outcomes: dict[int, tuple[float, ...]]  # group id -> what is compared, success or return, of each member
     num_cut: int = 0  # episodes that began too late to end within the rollout
+    actions: Sequence[Sequence[float]] = ()  # counts of a Histogram of each of their numbers; () where none is asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.update import POLICY_STATISTICS
+from rlinf_embodied.telemetry.boards import Histogram
 
 REFERENCE_KL = "reference_kl"  # a statistic of passes
+LARGEST_LOG_RATIO = 0.5  # the limit of its histogram
 
 
 class Estimator(StrEnum):
@@ -138,6 +140,7 @@ class Objective:
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
     return_scale: Callable[[], Tensor] | None = None  # the unit of value_clip and huber_delta; None: 1
+    ratio_counts: Tensor | None = None  # float32 [BINS], to which passes of the policy add those of their log ratios
 
     def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
         """Returns microbatches of the policy's loss over rows `index`, with a joint critic's, none computed yet."""
@@ -161,6 +164,8 @@ class Objective:
         now, old = to_level(found.log_probs, valid, level), to_level(rows.old_log_probs, valid, level)
         weights = weights_at_level(rows.weights, level, choices)
         mask = weights > 0
+        if self.ratio_counts is not None:
+            self.ratio_counts.add_(Histogram.count((now - old).detach()[mask], LARGEST_LOG_RATIO))
         importance = None  # nothing corrects for the sampler
         if algorithm.tis_cap is not None:
             assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"

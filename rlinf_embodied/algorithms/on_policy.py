@@ -28,6 +28,7 @@ from rlinf_embodied.algorithms.advantages import standardized
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import (
+    LARGEST_LOG_RATIO,
     REFERENCE_KL,
     Normalization,
     Objective,
@@ -53,6 +54,7 @@ from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, line
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import VALUE_STATISTICS, Fitted
 from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.telemetry.boards import BINS, Histogram
 
 POLICY, VALUE = "policy_optimizer", "value_optimizer"  # in a checkpoint
 VALUE_GROUP = "value"  # of the parameters that only the critic has, in an optimizer that trains both
@@ -78,7 +80,10 @@ class OnPolicy(Algorithm):
         self._temperature = training.settings.temperature
         self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
-        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale)
+        counts = torch.zeros(BINS, device=training.context.device) if training.counts_ratios else None
+        self._objective = Objective(
+            *(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale), ratio_counts=counts
+        )
 
     def _made_reference(self) -> Policy:
         """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
@@ -173,6 +178,8 @@ class OnPolicy(Algorithm):
         further = 0 if algorithm.one_optimizer else max(0, algorithm.value_epochs - algorithm.epochs)
         if warming_up:
             return self._joint_metrics(self._critic_steps(POLICY, algorithm.epochs + further, (VALUE_GROUP,)))
+        if (counts := self._objective.ratio_counts) is not None:
+            counts.zero_()  # an iteration that failed may have left some
         fitted = self._policy_steps()
         if head and further:
             self._critic_steps(POLICY, further, (VALUE_GROUP,))
@@ -183,6 +190,10 @@ class OnPolicy(Algorithm):
         }
         if algorithm.needs_reference:
             metrics["losses/reference_kl"] = fitted.mean(REFERENCE_KL, "actions")
+        if counts is not None:
+            of_blocks = dict.fromkeys(self._blocks, torch.zeros_like(counts)) | {min(self._blocks): counts}
+            total = self.training.reducer.sum_blocks(of_blocks)
+            metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
     def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:

@@ -35,6 +35,10 @@ class RunConfig:
     tensorboard: bool = True  # event files in <run.dir>/tensorboard
     wandb: bool = False  # log to Weights & Biases, too (docs/seeing.md)
 
+    @property
+    def has_boards(self) -> bool:
+        return self.tensorboard or self.wandb
+
     def __post_init__(self) -> None:
         require_numbers(self, "run", "num_iterations", low=0)
         target, rule = self.until_success, "it is a share of episodes, in (0, 1]"

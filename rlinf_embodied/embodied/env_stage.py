@@ -22,6 +22,7 @@ from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, Ru
 from rlinf_embodied.plug_ins import load_target, named_when_raised
 from rlinf_embodied.randomness import reset_seed
 from rlinf_embodied.runtime.host import HoldsNoMemory, Output, StageContext, StepContext
+from rlinf_embodied.telemetry.boards import Histogram
 
 Blocks = tuple[int, ...]
 Controller = Tensor | Callable[[int], Tensor]  # a chunk [N, C, A], or what gives the action [N, A] of a sub-step
@@ -39,6 +40,7 @@ class EnvStageConfig:
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
+    counts_actions: bool = False  # whether reports have the histograms of what was executed
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Shard:
     next_seeds: list[int] | None = None  # of the episodes that would begin now; None: not known since one ended
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
+    actions: list[Tensor] = field(default_factory=list)  # [N, C, A] of each chunk-step, where they are counted
     tasks: list[Tensor] = field(default_factory=list)  # int64 [N] of each chunk-step, where columns have them
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
@@ -147,6 +150,7 @@ class EnvStage(HoldsNoMemory):
     def _begin(self, shard: Shard) -> None:
         """Forgets the rollout before."""
         shard.results, shard.tasks, shard.steps, shard.ended, shard.next_seeds = [], [], [], [], None
+        shard.actions = []
         shard.episode[:] = 0
         shard.begun[:] = 0
 
@@ -183,6 +187,8 @@ class EnvStage(HoldsNoMemory):
             shown = cast(Observation, shard.observation).instruction
             shard.tasks.append(torch.tensor([zlib.crc32(text.encode()) for text in shown]))
         result = paced(env, actions, seeds, rate) if rate else env.step_chunk(actions, seeds)
+        if self._config.counts_actions and isinstance(actions, Tensor):
+            shard.actions.append(actions)
         if before:
             assert isinstance(actions, Tensor)
             shard.steps.append(self._transition(before, actions, result))
@@ -262,8 +268,13 @@ class EnvStage(HoldsNoMemory):
         begun = np.flatnonzero(shard.running & (shard.begun < len(shard.results)))  # not those that are to begin
         late = sum(not self._seen_whole(shard, int(row)) for row in begun)
         num_cut = late + sum(len(result.episodes) for result in shard.results) - len(shard.ended)
-        shard.results, shard.tasks, shard.steps = [], [], []
-        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut))
+        counts: list[list[float]] = []
+        if shard.actions:
+            valid = torch.stack([result.valid for result in shard.results])
+            executed = torch.stack(shard.actions)[valid.to(shard.actions[0].device)]
+            counts = [Histogram.count(numbers, 1.0).tolist() for numbers in executed.unbind(-1)]
+        shard.results, shard.tasks, shard.steps, shard.actions = [], [], [], []
+        return Output(columns, RolloutReport(tuple(shard.ended), env_steps, groups, num_cut, counts))
 
     def _columns(self, shard: Shard, index: int, step_context: StepContext) -> EnvColumns | Columns:
         """Returns a block's part of the rollout, or its transitions step by step."""

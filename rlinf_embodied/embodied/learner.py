@@ -35,6 +35,7 @@ class LearnerConfig:
     algorithm: AlgorithmConfig
     num_iterations: int
     view: View | None = None  # of two levels of policies: which columns are this one's
+    counts_ratios: bool = False  # whether metrics have a histogram of log ratios
     both: TwoLevelConfig | None = None  # of the high level: its checkpoints hold the low-level policy, too
 
 
@@ -69,6 +70,7 @@ class PolicyLearner(LearnerStage):
             exact=model.exact,
             reducer=make_reducer(algorithm.reduction, context.group, context.owners, context.device),
             context=context,
+            counts_ratios=config.counts_ratios and not algorithm.compile,  # a compiled pass gives sums alone
             copy=lambda: computing(load_policy(model.policy, model.folder, "cpu").policy),
         )
         self._made = made = cast(Algorithm, algorithm.make(training))

@@ -30,6 +30,8 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
+
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.algorithms.clipped_objective import Normalization, OnPolicyConfig
 from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, ReplayConfig, seen_columns
@@ -46,6 +48,7 @@ from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import of_type
+from rlinf_embodied.telemetry.boards import Histogram
 from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
@@ -92,10 +95,13 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
             keep_images=Critic.observation in critics,
             needs_success=algorithm.needs_success,
             tells_tasks=any(getattr(part, "normalize_advantages", None) is Normalization.task for part in learned),
+            counts_actions=config.run.has_boards,
         ),
         POLICY: model,
         ACTOR: LearnerConfig(
-            model, algorithm, number, view=partial(low_level_columns, hierarchy) if hierarchy.on else None
+            *(model, algorithm, number),
+            view=partial(low_level_columns, hierarchy) if hierarchy.on else None,
+            counts_ratios=config.run.has_boards,
         ),
     }
     if hierarchy.on:
@@ -125,7 +131,12 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     capacity, data = algorithm.capacity // env.num_blocks, tuple(config.files)
     replay = ReplayStageConfig(seed, capacity, columns, policy_folder, plan, data, algorithm.mixes)
     return {
-        ENV: EnvStageConfig(env, seed, transitions=columns, expert_iterations=plan.expert_iterations),
+        ENV: EnvStageConfig(
+            *(env, seed),
+            transitions=columns,
+            expert_iterations=plan.expert_iterations,
+            counts_actions=config.run.has_boards,
+        ),
         POLICY: model,
         REPLAY: replay,
         ACTOR: LearnerConfig(model, algorithm, config.run.num_iterations),
@@ -168,6 +179,9 @@ def run_iteration(
         metrics["rollout/episodes_cut"] = float(sum(report.num_cut for report in reports))
         metrics["rollout/env_steps"] = float(sum(report.env_steps for report in reports))
         metrics["rollout/rounds"] = float(len(result.reports[ENV]))
+        if reports[0].actions:
+            counts = np.sum([report.actions for report in reports], axis=0)
+            metrics |= {f"rollout/action_{k}": Histogram(of_number, 1.0) for k, of_number in enumerate(counts)}
     if executor.plan.staleness:
         metrics["rollout/staleness"] = float(result.staleness)
     if REPLAY in stages:

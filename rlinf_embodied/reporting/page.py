@@ -7,14 +7,15 @@ from html import escape
 
 from rlinf_embodied.reporting import sections
 from rlinf_embodied.reporting.sections import measured, missing, table
-from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
-from rlinf_embodied.telemetry.run_reader import SHARES, Run
+from rlinf_embodied.telemetry.run_reader import Run
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; max-width: 980px; margin: 0 auto; padding: 24px; }
 h2 { margin: 40px 0 4px; border-bottom: 2px solid #1f5f8b; } h3 { margin: 28px 0 6px; } nav a { margin-right: 14px; }
 table { border-collapse: collapse; font-size: 13px; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid #dde2e6; vertical-align: top; }
+.sorts { max-height: 420px; overflow-y: auto; }
+.sorts th { position: sticky; top: 0; background: #fff; cursor: pointer; }
 td { overflow-wrap: break-word; } td:first-child { white-space: nowrap; }
 pre { background: #f3f5f7; padding: 8px 10px; white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; }
 svg { max-width: 100%; height: auto; display: block; } figure { margin: 0; } figcaption { font-size: 12px; }
@@ -43,6 +44,12 @@ for (const svg of document.querySelectorAll("svg[data-points]")) {  // point: ne
     note.style.cssText = `display: block; left: ${e.clientX + 12}px; top: ${e.clientY + 12}px`;
   };
 }
+for (const head of document.querySelectorAll(".sorts th")) head.onclick = () => {  // sort by a column; again: reversed
+  const body = head.closest("table").tBodies[0], text = row => row.cells[head.cellIndex].textContent;
+  const up = head.dataset.up = head.dataset.up === "1" ? "" : "1";
+  const compare = (a, b) => a - b || a.localeCompare(b);  // numbers, or NaN and then text
+  body.append(...[...body.rows].sort((a, b) => compare(text(a), text(b)) * (up ? 1 : -1)));
+};
 for (const film of document.querySelectorAll(".films")) {  // videos of a seed play together, with their charts' cursors
   const videos = [...film.querySelectorAll("video")];
   for (const video of videos) {
@@ -104,13 +111,7 @@ def _over_seeds(runs: Sequence[Run]) -> str:
         return ""
     names, rows = list(dict.fromkeys(name for run in runs for name in run.rates)), []
     for group in groups:
-        cells = []
-        for name in names:
-            factor, unit = (100, " %") if name in SHARES else (1, "")
-            values = [factor * run.after[name] for run in group if name in run.after]
-            low, high = iqm_interval(values) if values else (0.0, 0.0)
-            interval = f" [{low:.4g}, {high:.4g}]" if len(values) > 1 else ""  # one seed has none
-            cells.append(f"{iqm(values):.4g}{unit}{interval}" if values else "-")
+        cells = (sections.over_seeds(group, name) for name in names)
         rows.append([", ".join(run.folder.name for run in group), str(len(group)), *cells])
     head = ["runs of one configuration", "seeds", *(f"{name} after: interquartile mean" for name in names)]
     return table(head, rows) + "<p>Intervals: 95 %, seeds resampled with replacement.</p>"
@@ -126,14 +127,17 @@ def _differences(runs: Sequence[Run]) -> str:
 
 
 def _run(run: Run, video_bytes: int) -> str:
+    videos = sections.videos(run, video_bytes)
     return _headed(
         {
             "Outcome": sections.outcome(run),
             "Configuration": sections.settings(run),
             "Plan": sections.plan(run),
             "Learning curves": sections.curves([run]),
-            "Videos": sections.videos(run, video_bytes),
+            "System load": sections.system_load(run),
+            "Videos": videos,
             "Evaluations": sections.evaluations(run),
+            "Episodes": sections.episodes(run, videos),
             "Versions and hardware": sections.versions(run),
         }
     )

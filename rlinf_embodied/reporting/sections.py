@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import base64
+import csv
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 import yaml
 
 from rlinf_embodied.compose import compose_math, compose_train, to_yaml
-from rlinf_embodied.telemetry.metrics import idle_warning, percent
+from rlinf_embodied.telemetry.metrics import idle_warning, iqm, iqm_interval, percent
 from rlinf_embodied.telemetry.plots import COLOURS, Line, kept_moment, line_chart, rate_lines, seeds_line, svg
 from rlinf_embodied.telemetry.run_reader import SHARES, Run, kept_weights, pooled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_BY = ("success_once", "return", "seed")  # order of episodes
 _MOST_TRACES = 16  # dimensions of actions and states that are drawn
 
 
 # --------------------------------------------------------------------------------------------------------------- pieces
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table; cells are text."""
-    cells = lambda row, tag: "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)  # noqa: E731
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "wide") -> str:
+    """Returns a table; cells are text, of which "#..." is a link to a place of the page."""
+    link = lambda cell: f'<a href="{escape(cell)}">video</a>' if cell.startswith("#") else escape(cell)  # noqa: E731
+    cells = lambda row, tag: "".join(f"<{tag}>{link(cell)}</{tag}>" for cell in row)  # noqa: E731
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="{kind}"><table><thead><tr>{cells(head, "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def missing(why: str) -> str:
@@ -72,6 +76,14 @@ def by_configuration(runs: Sequence[Run]) -> list[list[Run]]:
         config = {key: value for key, value in flat(run.config).items() if key not in ("run.seed", "run.dir")}
         groups.setdefault(str(config) if config else str(k), []).append(run)
     return list(groups.values())
+
+
+def over_seeds(runs: Sequence[Run], name: str) -> str:
+    """Returns a metric's interquartile mean after training, with its 95 % interval if there are several runs."""
+    factor, unit = (100, " %") if name in SHARES else (1, "")
+    values = [factor * run.after[name] for run in runs if name in run.after]
+    low, high = iqm_interval(values) if values else (0.0, 0.0)
+    return (f"{iqm(values):.4g}{unit}" + f" [{low:.4g}, {high:.4g}]" * (len(values) > 1)) if values else "-"
 
 
 def _value(name: str, value: float | None) -> str:
@@ -160,6 +172,16 @@ def curves(runs: Sequence[Run]) -> str:
     return note + charts if charts else missing("no success or accuracy was written")
 
 
+def system_load(run: Run) -> str:
+    """CPU and memory of the driver's machine during training, in per cent; "" for a run that did not measure them."""
+    lines = [
+        Line(f"{label} in use", [(x, 100 * y) for x, y in run.column(f"system/{name}")], colour)
+        for name, label, colour in zip(("cpu", "memory"), ("cores", "memory"), COLOURS, strict=False)
+    ]
+    note = "<p>Of the machine that the command ran on, with all that runs there.</p>"
+    return note + chart if (chart := _drawn(line_chart(lines, run.unit, "%", (7.6, 2.0)), "system load")) else ""
+
+
 def videos(run: Run, budget_bytes: int) -> str:
     """Videos as far as `budget_bytes` goes: each seed's first and last side by side, changed outcomes first."""
     files = sorted((run.folder / "videos").glob("step_*/*.mp4"), key=lambda file: (_step(file), file.name))
@@ -198,7 +220,33 @@ def _film(run: Run, file: Path) -> str:
     when = "before" if _step(file) == 0 else f"iteration {_step(file)}"
     title = escape(f"{'after' if run.finished and _step(file) == run.num_iterations else when}: {file.stem}")
     video = f'<video controls loop muted playsinline width="320" src="data:video/mp4;base64,{data}"></video>'
-    return f"<figure>{video}<figcaption>{title}</figcaption>{_traces(file.with_suffix('.npz'))}</figure>"
+    traces, place = _traces(file.with_suffix(".npz")), _place(run, f"{file.parent.name}/{file.name}")
+    return f'<figure id="{place}">{video}<figcaption>{title}</figcaption>{traces}</figure>'
+
+
+def _place(run: Run, video: str) -> str:
+    return quote(f"{run.folder.name}/{video}")
+
+
+def episodes(run: Run, videos: str) -> str:
+    """Every episode of the last and the first evaluation, failures first, with links to those of the page's `videos`.
+
+    A click on a column's head sorts the rows by it.
+    """
+    path = run.folder / "episodes.csv"
+    if not path.is_file():
+        return ""
+    with path.open(encoding="utf-8", newline="") as file:
+        found = [row for row in csv.DictReader(file) if None not in row.values()]  # a last one may be half written
+    numbers = [int(row["iteration"]) for row in found]
+    rows = [row for row in found if int(row["iteration"]) in (max(numbers), min(numbers))]
+    rows.sort(key=lambda row: (-int(row["iteration"]), *(float(row.get(name) or 0) for name in _BY)))
+    head = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    for row in rows:
+        place = _place(run, row["video"])
+        row["video"] = f"#{place}" if f'id="{place}"' in videos else ""
+        row |= {name: f"{float(row[name]):.4g}" for name in ("return", "reward") if row.get(name)}
+    return table(head, ([row[name] for name in head] for row in rows), "wide sorts") if rows else ""
 
 
 def _traces(path: Path) -> str:

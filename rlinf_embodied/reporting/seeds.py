@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import page
-from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
+from rlinf_embodied.reporting.sections import over_seeds
 from rlinf_embodied.telemetry.run_reader import read_run
 
 KEY = "run.seeds="
@@ -35,9 +35,7 @@ def run_seeds(words: Sequence[str]) -> int:
             return code if code >= 0 else 128 - code
     runs = [read_run(folder) for folder in folders]
     for name in runs[0].rates:
-        values = [run.after[name] for run in runs]
-        low, high = iqm_interval(values)
-        print(f"{name} after, interquartile mean of {len(seeds)} seeds: {iqm(values):.4g} [{low:.4g}, {high:.4g}]")
+        print(f"{name} after, interquartile mean of seeds {asked}: {over_seeds(runs, name)}")
     (root / "report.html").write_text(page(runs, 12_000_000), encoding="utf-8")
     print(f"page     {root / 'report.html'}")
     return 0

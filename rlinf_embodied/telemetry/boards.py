@@ -1,15 +1,45 @@
-"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases."""
+"""Destinations of metrics other than metrics.jsonl: TensorBoard and Weights & Biases, which get videos, too."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import av
+import numpy as np
+from torch import Tensor
 
 from rlinf_embodied.config import RunConfig
 from rlinf_embodied.config.checks import require
+
+BINS = 40  # of a histogram
+_FRAMES, _SIDE = 60, 160  # of a video in TensorBoard, at most: it has a GIF of it; pixels
+
+
+class Histogram(float):
+    """How many values lie in each of BINS equal bins from -limit to limit; as a number, roughly their mean."""
+
+    counts: np.ndarray  # [BINS]
+    edges: np.ndarray  # [BINS + 1]
+    limit: float
+
+    def __new__(cls, counts: Sequence[float], limit: float) -> Histogram:
+        edges = np.linspace(-limit, limit, BINS + 1)
+        self = super().__new__(cls, np.dot(counts, (edges[1:] + edges[:-1]) / 2) / max(1.0, sum(counts)))
+        self.counts, self.limit, self.edges = np.asarray(counts), limit, edges
+        return self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Histogram, (self.counts, self.limit)
+
+    @staticmethod
+    def count(values: Tensor, limit: float) -> Tensor:
+        """Returns counts [BINS] of values; the outermost bins hold what lies beyond, and NaN is not counted."""
+        return values.float().clamp(-limit, limit).histc(BINS, -limit, limit)
 
 
 class TensorBoard:
@@ -19,14 +49,24 @@ class TensorBoard:
         self._folder = folder / "tensorboard"
         self._writer = None
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter  # heavy: not before there is something to write
+    def log(self, values: Mapping[str, float], step: int, videos: Mapping[str, Path] | None = None) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+        from torch.utils.tensorboard.writer import SummaryWriter  # slow to import
 
+        if self._writer is None:
             self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        writer = self._writer
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            if isinstance(value, Histogram):
+                number, ends = float(value.counts.sum()), (-value.limit, value.limit)
+                limits, counts = value.edges[1:].tolist(), value.counts.tolist()
+                writer.add_histogram_raw(name, *ends, number, number * value, 0.0, limits, counts, step)
+            else:
+                writer.add_scalar(name, value, step)
+        for name, path in (videos or {}).items():
+            one = Summary.Value(tag=name, image=Summary.Image(encoded_image_string=_gif(path)))
+            writer._get_file_writer().add_summary(Summary(value=[one]), step)
+        writer.flush()
 
     def close(self) -> None:
         if self._writer is not None:
@@ -40,11 +80,17 @@ class Wandb:
         """Starts the run, or continues that of WANDB_RUN_ID; `config` is what it shows as the configuration."""
         name = os.environ.get("WANDB_NAME", folder.name)
         project = os.environ.get("WANDB_PROJECT", "rlinf_embodied")
-        library = importlib.import_module("wandb")
-        self._run = library.init(project=project, name=name, dir=str(folder), config=dict(config))
+        self._library = importlib.import_module("wandb")
+        self._run = self._library.init(project=project, name=name, dir=str(folder), config=dict(config))
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
+    def log(self, values: Mapping[str, float], step: int, videos: Mapping[str, Path] | None = None) -> None:
+        shown: dict[str, object] = dict(values)
+        for name, value in values.items():
+            if isinstance(value, Histogram):
+                shown[name] = self._library.Histogram(np_histogram=(value.counts, value.edges))
+        for name, path in (videos or {}).items():
+            shown[name] = self._library.Video(str(path), format="mp4")
+        self._run.log(shown, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -64,3 +110,17 @@ def start_boards(folder: Path, run: RunConfig, config: Mapping[str, object]) -> 
     """Returns the boards that a run asks for; `config` is what they show as its configuration."""
     boards: list[Board] = [TensorBoard(folder)] if run.tensorboard else []
     return [*boards, Wandb(folder, config)] if run.wandb else boards
+
+
+def _gif(path: Path) -> bytes:
+    """Returns a video as an animated GIF of fewer and smaller frames that takes as long."""
+    with av.open(str(path)) as container:
+        rate = container.streams.video[0].average_rate
+        frames = [frame.to_image() for frame in container.decode(video=0)]
+    every = -(-len(frames) // _FRAMES)
+    kept, stream = frames[::every], io.BytesIO()
+    for image in kept:
+        image.thumbnail((_SIDE, _SIDE))
+    milliseconds = round(1000 * every / float(rate or 20))
+    kept[0].save(stream, "GIF", save_all=True, append_images=kept[1:], duration=milliseconds, loop=0)
+    return stream.getvalue()

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import cast
 
 from rlinf_embodied.errors import writing
-from rlinf_embodied.telemetry.boards import Board
+from rlinf_embodied.telemetry.boards import Board, Histogram
 
 Z95 = 1.959963984540054  # 97.5 % quantile of the standard normal
 _MANY_IDLE = 10
@@ -110,17 +110,26 @@ class MetricsWriter:
     def write(self, global_step: int, iteration: int, metrics: Mapping[str, float]) -> None:
         """Writes one iteration; a value that is not finite becomes null in the JSON and is left out of the boards.
 
+        Histograms go to the boards alone.
+
         Raises:
             RunFileError: the file cannot be written.
         """
         if not self._begun:
             self._begin(iteration)
-        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-        row = {"iteration": iteration, "global_step": global_step} | {name: finite.get(name) for name in metrics}
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        row: dict[str, float | None] = {"iteration": iteration, "global_step": global_step}
+        row |= {name: finite.get(name) for name, value in metrics.items() if not isinstance(value, Histogram)}
         with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         for board in self._boards:
             board.log(finite, global_step)
+
+    def show_videos(self, global_step: int, folder: Path) -> None:
+        """Gives the boards an evaluation's videos, each by the name of its file without the outcome."""
+        named = {f"videos/{file.stem.rsplit('--', 1)[0]}": file for file in sorted(folder.glob("*.mp4"))}
+        for board in self._boards if named else ():
+            board.log({}, global_step, named)
 
     def _begin(self, iteration: int) -> None:
         self._begun = True

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import cast
 
+import psutil
+
 from rlinf_embodied.execution.iteration import IterationResult
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.telemetry.live import LiveView
@@ -28,6 +30,7 @@ class Account:
 
     def __init__(self, job: Job, started: float) -> None:
         self.startup = StartupClock(started, job.first_work)
+        psutil.cpu_percent()  # each call measures since the last one
         self._job, self._started = job, started
         self._spans: list[Span] = []
 
@@ -46,6 +49,8 @@ class Account:
         metrics[self._job.speed] = (progress.global_step - before) / seconds
         metrics["time/iteration_s"] = seconds
         metrics["time/total_s"] = progress.rollout_s
+        metrics["system/cpu"] = psutil.cpu_percent() / 100  # shares of this machine: all cores, all processes
+        metrics["system/memory"] = psutil.virtual_memory().percent / 100
         metrics |= stage_seconds(result.spans)
 
     def weights_digest(self, running: Running) -> str:

@@ -290,6 +290,8 @@ class Trainer:
         found = self._recovery.repeat(f"evaluation {label}", self._running.evaluate)
         self._view.note(f"evaluation {label}: {found}")
         self._account.note_start(found.spans, self._view)
+        progress = self._running.progress
+        self._writer.show_videos(progress.global_step, self._folder.videos / f"step_{progress.iteration}")
         return found
 
     def _keep_best(self, found: Evaluated) -> None:

@@ -13,6 +13,7 @@ import pytest
 import stopped_runs
 from runs import GRPO, clone, four, metric_rows, tiny, train, trainer_of
 from stopped_runs import straight_runs
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlinf_embodied.compose import load
 from rlinf_embodied.config import TrainConfig
@@ -212,8 +213,11 @@ def test_the_run_folder_holds_what_the_design_promises(tmp_path) -> None:
     assert [i for i, row in enumerate(rows, 1) if "eval/success_once" in row] == [2]  # the last one comes after
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["tid"] for event in events if event.get("ph") == "X"}
-    for name in ("curve.png", "tensorboard"):
-        assert (tmp_path / name).exists(), name
+    assert (tmp_path / "curve.png").exists()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert {"rollout/action_0", "losses/log_ratio"} <= set(board.Tags()["histograms"])
+    assert len(board.Tags()["images"]) == 3  # a video of each episode
     promised = {
         *("iterations", "before", "after", "env_steps_per_s", "plan"),
         *("predicted_s_per_iteration", "measured_s_per_iteration", "weights_sha256"),

@@ -13,7 +13,7 @@ from experiments.report import Options, report
 from rlinf_embodied.compose import compose, compose_math, compose_train, to_yaml
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.reporting.page import _SCRIPT, page
-from rlinf_embodied.reporting.sections import by_configuration, outcome, settings, videos
+from rlinf_embodied.reporting.sections import by_configuration, outcome, over_seeds, settings, videos
 from rlinf_embodied.telemetry.metrics import iqm, iqm_interval
 from rlinf_embodied.telemetry.plots import kept_moment, rate_lines, seeds_line
 from rlinf_embodied.telemetry.run_reader import pooled, read_run
@@ -29,7 +29,13 @@ def evaluated(share: float, number: int = 200) -> dict:
 
 def metric_row(iteration: int, share: float) -> dict:
     row = {"iteration": iteration, "global_step": 1000 * iteration, "rollout/success_once": share}
-    row |= {"rollout/episodes": 50.0, "losses/approx_kl": 0.01, "charts/SPS": 250.0}
+    row |= {
+        "system/cpu": 0.9,
+        "system/memory": 0.4,
+        "rollout/episodes": 50.0,
+        "losses/approx_kl": 0.01,
+        "charts/SPS": 250.0,
+    }
     return row | {"time/iteration_s": 10.0, "time/env_s": 6.0, "time/actor_s": 4.0}
 
 
@@ -75,6 +81,7 @@ class Checked(HTMLParser):
         self.open: list[str] = []
         self.tags: list[str] = []
         self.addresses: list[str] = []
+        self.ids: list[str | None] = []
         self.texts: list[str] = []
         self.feed(text)
         self.close()
@@ -82,6 +89,7 @@ class Checked(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
         if tag not in VOID:
             self.open.append(tag)
@@ -107,7 +115,7 @@ def test_the_page_of_a_run_begins_with_its_outcome(tmp_path: Path) -> None:
     assert body.startswith("Outcome Finished after 2 iterations. Weights: of iteration 2 (the last). metric")
     assert "success_once 50.0 % [45.0, 55.0] of 200 90.0 % [85.0, 95.0] of 200" in body
     assert "10.00 s per iteration, 0.3 minutes of training, weights beef" in body
-    order = ("Outcome", "Configuration", "Plan", "Learning curves", "Videos")
+    order = ("Outcome", "Configuration", "Plan", "Learning curves", "System load", "Videos")
     places = [body.index(name) for name in (*order, "Evaluations", "Versions and hardware")]
     assert places == sorted(places)
     assert "2 from 1 on iteration 9 10 -10.0%" in body
@@ -121,7 +129,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_tags_close(tmp_path: Path
     assert not {"link", "iframe", "img"} & set(checked.tags)
     assert "//" not in _SCRIPT.replace("  // ", "")
     assert [address for address in checked.addresses if not address.startswith(("data:", "#"))] == []
-    assert checked.tags.count("svg") == 2
+    assert checked.tags.count("svg") == 3
 
 
 def test_what_differs_from_the_defaults_is_listed(tmp_path: Path) -> None:
@@ -189,6 +197,22 @@ def test_several_runs_are_compared_first(tmp_path: Path) -> None:
     assert "Settings that differ key a b c run.seed 0 7 0" in text
     assert text.index("Settings that differ") < text.index("Configuration")
     assert [address for address in checked.addresses if address.startswith("#run")] == ["#run-0", "#run-1", "#run-2"]
+
+
+def test_episodes_are_listed_failures_first_with_their_videos(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "run")
+    film = folder / "videos/step_2/pick--seed=8--success=0.mp4"
+    film.parent.mkdir(parents=True)
+    film.write_bytes(b"film")
+    names, lines = "iteration,seed,instruction,success_once,return,video", ["0,7,pick,1.0,9.0,", "1,7,pick,1.0,9.5,"]
+    lines += [f"2,{seed},pick,{once},{10 - seed}.125,{name}" for seed, once, name in (
+        (7, 1.0, ""), (8, 0.0, f"{film.parent.name}/{film.name}"), (9, 0.0, "step_2/lost.mp4"))]  # fmt: skip
+    (folder / "episodes.csv").write_text("\n".join([names, *lines, "2,1"]))  # the last line is half written
+    checked = Checked(page([read_run(folder)], 1000))
+    rows = "2 9 pick 0.0 1.125 2 8 pick 0.0 2.125 video 2 7 pick 1.0 3.125 0 7 pick 1.0 9"
+    assert f"seed instruction success_once return video {rows}" in checked.text
+    (link,) = [address for address in checked.addresses if address.startswith("#run/")]
+    assert link[1:] in checked.ids
 
 
 def test_videos_are_inlined_up_to_a_size_and_the_rest_is_named(tmp_path: Path) -> None:
@@ -289,4 +313,5 @@ def test_seeds_of_one_configuration_are_summarised_together(tmp_path: Path) -> N
     text = Checked(page(runs, 0)).text
     assert "Over seeds runs of one configuration seeds" in text
     assert "s0, s1, s2, s3 4 65 % [" in text
+    assert over_seeds(runs[4:], "success_once") == "90 %"  # one seed has no interval
     assert "other 1 90 % 90 % Intervals" in text or "other 1 90 % 80 % Intervals" in text

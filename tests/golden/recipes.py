@@ -55,12 +55,13 @@ _VLA = """
 """
 CLONE = _words(f"""
     env=point_reach {_VLA}
-    env.num_envs=16 env.block_size=4 env.chunk=4 env.horizon=12 env.chunks_per_rollout=4
+    run.tensorboard=false env.num_envs=16 env.block_size=4 env.chunk=4 env.horizon=12 env.chunks_per_rollout=4
     warm_start.num_demos=32 warm_start.noise=[0.0,0.1] warm_start.epochs=2 warm_start.head_epochs=4
     warm_start.batch_size=16 warm_start.head_batch_size=16 warm_start.lr=1e-3 warm_start.head_lr=5e-3
 """)
 PICK = _words(f"""
     env=maniskill_pick {_VLA}
+    run.tensorboard=false
     env.num_envs=4 env.block_size=2 env.chunk=5 env.horizon=50 env.chunks_per_rollout=10 env.hold_steps=1
 """)
 LANGUAGE = _words("""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import math
+import pickle
 import sys
 import types
+from pathlib import Path
 
 import pytest
+import torch
 
 from rlinf_embodied.config import RunConfig
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.telemetry.boards import TensorBoard, Wandb, require_boards, start_boards
+from rlinf_embodied.telemetry.boards import Histogram, TensorBoard, Wandb, require_boards, start_boards
 from rlinf_embodied.telemetry.metrics import MetricsWriter
 
 
@@ -22,7 +26,8 @@ def wandb(monkeypatch) -> list[object]:
     run = types.SimpleNamespace(log=lambda data, step: log.append((step, data)), finish=lambda: log.append("finished"))
     fake = types.ModuleType("wandb")
     fake.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
-    fake.__dict__.update(init=lambda **words: log.append(words) or run)
+    fake.__dict__.update(init=lambda **words: log.append(words) or run, Video=lambda path, format: Path(path))
+    fake.__dict__.update(Histogram=lambda np_histogram: [part.tolist() for part in np_histogram])
     monkeypatch.setitem(sys.modules, "wandb", fake)
     return log
 
@@ -43,6 +48,18 @@ def test_weights_and_biases_gets_the_same_numbers_under_the_names_of_its_variabl
     monkeypatch.setenv("WANDB_NAME", "n")
     Wandb(tmp_path, {})
     assert wandb[-1] == {"project": "p", "name": "n", "dir": str(tmp_path), "config": {}}
+
+
+def test_weights_and_biases_gets_histograms_and_videos(tmp_path, wandb) -> None:
+    (tmp_path / "Reach--seed=7--success=1.mp4").touch()
+    counts, edges = torch.arange(40.0), [k / 20 - 1 for k in range(41)]
+    writer = MetricsWriter(tmp_path, [Wandb(tmp_path, {})])
+    writer.write(5, 1, {"rollout/action_0": pickle.loads(pickle.dumps(Histogram(counts.tolist(), 1.0)))})
+    writer.show_videos(5, tmp_path)
+    (_, shown), (_, filmed) = wandb[1:]
+    assert shown == {"rollout/action_0": [counts.tolist(), pytest.approx(edges)]}
+    assert filmed == {"videos/Reach--seed=7": tmp_path / "Reach--seed=7--success=1.mp4"}
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"iteration": 1, "global_step": 5}
 
 
 def test_weights_and_biases_works_offline(tmp_path, monkeypatch) -> None:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf_embodied.telemetry.boards import TensorBoard
+from rlinf_embodied.embodied.outcome import write_mp4
+from rlinf_embodied.telemetry.boards import Histogram, TensorBoard
 from rlinf_embodied.telemetry.metrics import MetricsWriter, Rate, wilson
 
 
@@ -61,6 +66,23 @@ def test_each_iteration_is_a_json_object_and_a_point_on_the_board(tmp_path):
         {"iteration": 2, "global_step": 1280, "rollout/success_once": 0.75},
     ]
     assert read_board(tmp_path, "rollout/success_once") == [(640, 0.5), (1280, 0.75)]
+
+
+def test_the_board_shows_histograms_and_videos(tmp_path):
+    counts = Histogram.count(torch.tensor([-9.0, 0.01, 0.01, 0.99, math.nan]), 1.0)
+    write_mp4(tmp_path / "videos" / "a--seed=7--success=0.mp4", [np.full((64, 64, 3), k, np.uint8) for k in range(120)])
+    writer = MetricsWriter(tmp_path, [TensorBoard(tmp_path)])
+    writer.show_videos(0, tmp_path / "videos")
+    writer.write(640, 1, {"rollout/action_0": Histogram(counts.tolist(), 1.0)})
+    writer.close()
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    (found,), (film,) = board.Histograms("rollout/action_0"), board.Images("videos/a--seed=7")
+    bins = zip(found.histogram_value.bucket_limit, found.histogram_value.bucket, strict=True)
+    held = {round(limit, 2): n for limit, n in bins if n}
+    assert (found.step, held) == (640, {-0.95: 1, 0.05: 2, 1.0: 1})
+    with Image.open(io.BytesIO(film.encoded_image_string)) as image:
+        assert (film.step, image.n_frames, image.info["duration"]) == (0, 60, 100)  # every second frame
 
 
 def test_a_resumed_run_continues_the_files_as_if_it_had_never_stopped(tmp_path):
