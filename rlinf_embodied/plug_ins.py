@@ -79,7 +79,7 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
     Args:
         target: for example "my_rewards.short_and_right".
         path: of the value in the config, for errors.
-        arguments: names of what it will be called with, in order.
+        arguments: names of what it will be called with, in order; none: anything.
 
     Raises:
         ConfigError: it cannot be imported or called so.
@@ -97,6 +97,8 @@ def load_plug_in(target: str, path: str, *arguments: str) -> Callable[..., objec
             "or put its folder on PYTHONPATH, which workers get as well"
         ) from error
     require(callable(found), path, target, call, "name a function or class")
+    if not arguments:
+        return found
     with suppress(ValueError):  # some built-in functions do not tell their parameters
         try:
             inspect.signature(found).bind(*arguments)

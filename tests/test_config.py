@@ -183,7 +183,11 @@ BAD_INPUT = [
     (TRANSITIONS, "algorithm=rlpd data=x", "algorithm.expert_steps is 4000|holds the demonstrations|use 0"),
     (TRANSITIONS, "algorithm=dagger algorithm.expert_steps=0", "expert_steps is 0|begins with|use 2000"),
     (VLA, "algorithm.dual_clip=0.5", "algorithm.dual_clip is 0.5|above 1|use 3.0"),
-    (MATH, "algorithm.loss=cispo algorithm.dual_clip=3", "algorithm.dual_clip is 3.0|CISPO|leave it out"),
+    (
+        MATH,
+        "algorithm.loss=cispo algorithm.dual_clip=3",
+        "algorithm.dual_clip is 3.0|CISPO has no such bound|leave it out",
+    ),
     (TRANSITIONS, "env.hold_steps=2", "env.hold_steps is 2|in no state that critics see|use 1"),
     (
         VLA,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.log_probs import to_level, weights_at_level
 from rlinf_embodied.algorithms.losses import policy_loss, reference_kl, truncated_importance_weights, value_loss
-from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLossName, Sharding, Source, TrainConfig
+from rlinf_embodied.algorithms.policy_losses import Clipped
+from rlinf_embodied.config import AlgorithmConfig, Critic, Level, PolicyLoss, Sharding, Source, TrainConfig
 from rlinf_embodied.config.algorithm import require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.policies import Evaluation, Features, Record
@@ -52,7 +53,7 @@ class OnPolicyConfig(AlgorithmConfig):
     # SimpleVLA-RL forms them per token, RLinf-VLA per token, action or chunk, PPO per action, flow policies per chunk,
     # all with 0.2, clip_high up to 0.28.
     ratio_level: Level = Level.action
-    loss: PolicyLossName = PolicyLossName.clipped
+    loss: PolicyLoss = field(default_factory=Clipped)
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; null: any
@@ -106,12 +107,17 @@ class OnPolicyConfig(AlgorithmConfig):
         rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
         require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
         require_dual_clip(self.dual_clip, self.loss)
-        level, rule = self.ratio_level, "the ratio of GSPO is that of a chunk"
-        fits = level is Level.chunk or self.loss is not PolicyLossName.gspo
+        level, rule = self.ratio_level, f"{type(self.loss).__name__} has one ratio per chunk"
+        fits = level is Level.chunk or not self.loss.sequence_level
         require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")
         bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
         require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether samples are also scored by the policy that the run began with."""
+        return self.kl_coef > 0 or self.loss.needs_reference
 
     def bootstraps(self, critic: Critic) -> bool:
         given = self.bootstrap_at_timeout
@@ -165,6 +171,8 @@ class Objective:
             assert rows.rollout_log_probs is not None, "with a cap everything is scored again first"
             recorded = to_level(rows.rollout_log_probs, valid, level)
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
+        reference = rows.reference_log_probs
+        reference = None if reference is None else to_level(reference, valid, level)
         terms = policy_loss(
             now,
             old,
@@ -174,9 +182,10 @@ class Objective:
             algorithm.clip_high,
             weights,
             importance,
+            loss=algorithm.loss,
             dual_clip=algorithm.dual_clip,
-            cispo=algorithm.loss is PolicyLossName.cispo,
-            length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss is PolicyLossName.gspo else None,
+            length=(valid.sum(-1) * choices).clamp(min=1) if algorithm.loss.sequence_level else None,
+            reference=reference,
         )
         entropy = torch.zeros_like(rows.weights) if found.entropy is None else found.entropy.sum(-1)
         loss = terms.loss
@@ -184,8 +193,8 @@ class Objective:
             loss = loss - algorithm.entropy_coef * (rows.weights * entropy).sum()
         entropies = torch.where(counted, entropy, 0.0).sum()
         statistics = [terms.loss, terms.approx_kl, terms.clipped, terms.count, entropies, counted.sum()]
-        if rows.reference_log_probs is not None:
-            kl = weights * reference_kl(now, to_level(rows.reference_log_probs, valid, level), mask)
+        if reference is not None:
+            kl = weights * reference_kl(now, reference, mask)
             loss = loss + algorithm.kl_coef * kl.sum()
             statistics.append(kl.sum())
         if self.joint:
@@ -217,4 +226,4 @@ class Objective:
 
 def policy_statistics(algorithm: OnPolicyConfig) -> tuple[str, ...]:
     """Returns the names of what passes of the policy's loss add up, without that of a joint critic."""
-    return (*POLICY_STATISTICS, *([REFERENCE_KL] if algorithm.kl_coef else []))
+    return (*POLICY_STATISTICS, *([REFERENCE_KL] if algorithm.needs_reference else []))

@@ -17,14 +17,17 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn import functional
 
+from rlinf_embodied.algorithms.policy_losses import Clipped, PolicyEntries
+from rlinf_embodied.config import PolicyLoss
 from rlinf_embodied.errors import ObjectiveError
 
+_CLIPPED = Clipped()
 MAX_LOG_RATIO = 20.0  # largest |log ratio| that counts: e^20 is half a billion, and nothing overflows
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyLoss:
-    """Sums of the clipped objective over the rows at hand; every tensor is a scalar."""
+class PolicySums:
+    """Sums of the policy's loss over the rows at hand; every tensor is a scalar."""
 
     loss: Tensor  # weighted sum; divide by `weight` over all blocks
     weight: Tensor  # sum of the weights
@@ -43,44 +46,43 @@ def policy_loss(
     weights: Float[Tensor, "..."],
     importance: Float[Tensor, "*axes"] | None = None,
     *,
+    loss: PolicyLoss = _CLIPPED,
     dual_clip: float | None = None,
-    cispo: bool = False,
     length: Shaped[Tensor, "*axes"] | None = None,
-) -> PolicyLoss:
-    """Returns the clipped policy objective.
+    reference: Float[Tensor, "*axes"] | None = None,
+) -> PolicySums:
+    """Returns sums of the policy's loss l of each entry.
 
         r = exp(clip(log pi - log pi_old, -MAX_LOG_RATIO, MAX_LOG_RATIO))
-        loss = -sum w u min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)
+        loss = sum w u l(r, A, ...)
         approx_kl = sum (r - 1) - log r         clipped = sum [r outside of the clip range]
 
-    (PPO, arXiv 1707.06347, eq. 7; the two-sided range of DAPO, arXiv 2503.14476, eq. 10.)  With `dual_clip` the min is
-    at least dual_clip A where A < 0 (Ye et al., arXiv 1912.09729, eq. 5): an action that became much likelier would
-    pull without bound.  With `cispo` no gradient is cut off: the clipped ratio is a constant weight,
-
-        loss = -sum w u sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi    (MiniMax-M1, arXiv 2506.13585, eq. 4, 5)
-
-    With `length`, choices of an entry, log r is divided by it: r is a geometric mean (GSPO, arXiv 2507.18071, eq. 7).
+    With `length`, choices of an entry, the log r of l and of the clip range is divided by it: a geometric mean.
 
     Log-probs are at the ratio's level (`log_probs.to_level`), those of pi with a gradient.  Advantages A, the mask of
     what counts, and weights w, for example so that each trajectory weighs the same, are at that level or a coarser one.
     The importance u (`truncated_importance_weights`; None: 1) adds nothing to the weights' sum.
+
+    Raises:
+        ObjectiveError: the loss has another shape than its entries.
     """
     mask, weights, advantages = (_aligned(coarse, log_probs) for coarse in (mask, weights, advantages))
     weights, advantages = torch.where(mask, weights, 0.0), torch.where(mask, advantages, 0.0)
     log_ratio = torch.where(mask, log_probs - old_log_probs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = (log_ratio if length is None else log_ratio / length).exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    if cispo:
-        surrogate = clipped.detach() * advantages * torch.where(mask, log_probs, 0.0)
-    else:
-        surrogate = torch.minimum(ratio * advantages, clipped * advantages)
-    if dual_clip is not None:
-        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, dual_clip * advantages), surrogate)
+    reference = None if reference is None else torch.where(mask, reference, 0.0)
+    shown = (torch.where(mask, log_probs, 0.0), ratio, advantages, clip_low, clip_high, dual_clip, reference)
+    of_entries = loss(PolicyEntries(*shown))
+    if of_entries.shape != ratio.shape:
+        raise ObjectiveError(
+            f"algorithm.loss is {type(loss).__name__}, which returned a loss of shape {tuple(of_entries.shape)} for "
+            f"entries of shape {tuple(ratio.shape)}: return one number per entry; weights and sums are applied to it"
+        )
     with torch.no_grad():
         kl = (log_ratio.exp() - 1 - log_ratio).sum()
         outside = ((ratio < 1 - clip_low) | (ratio > 1 + clip_high)).sum()
     corrected = weights if importance is None else weights * importance
-    return PolicyLoss(-(corrected * surrogate).sum(), weights.sum(), kl, outside, mask.sum())
+    return PolicySums((corrected * of_entries).sum(), weights.sum(), kl, outside, mask.sum())
 
 
 def _aligned(coarse: Tensor, fine: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class OnPolicy(Algorithm):
             made = replicated(self.policy, algorithm, training.reducer)
         self.learners, self._joint = made.by_name, made.joint
         self._temperature = training.settings.temperature
-        self._reference = self._made_reference() if algorithm.kl_coef else None
+        self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
         counts = torch.zeros(BINS, device=training.context.device) if training.counts_ratios else None
         self._objective = Objective(
@@ -87,9 +87,10 @@ class OnPolicy(Algorithm):
 
     def _made_reference(self) -> Policy:
         """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
-        path, rule = "algorithm.kl_coef", "the policy standardises by what it meets, and a copy would not"
         keeps, coef = isinstance(self.policy, HasRunningStatistics), self.algorithm.kl_coef
-        require(not keeps, path, coef, rule, "use 0, or another policy")
+        path, value = ("kl_coef", coef) if coef else ("loss", type(self.algorithm.loss).__name__)
+        rule, action = "the policy standardises by what it meets, and a copy would not", "leave it out"
+        require(not keeps, f"algorithm.{path}", value, rule, f"{action}, or use another policy")
         reference = self.training.copy()
         self.modules["reference"] = reference.module.requires_grad_(False).to(self.training.context.device)
         return reference
@@ -187,7 +188,7 @@ class OnPolicy(Algorithm):
             "losses/stopped_by_kl": float(fitted.stopped),
             "charts/learning_rate": learner.lr,
         }
-        if algorithm.kl_coef:
+        if algorithm.needs_reference:
             metrics["losses/reference_kl"] = fitted.mean(REFERENCE_KL, "actions")
         if counts is not None:
             of_blocks = dict.fromkeys(self._blocks, torch.zeros_like(counts)) | {min(self._blocks): counts}

@@ -29,6 +29,7 @@ from rlinf_embodied import portable
 from rlinf_embodied.cluster.hardware import uses_accelerators
 from rlinf_embodied.compose.overrides import explained, keys, read_override, split_override
 from rlinf_embodied.config import (
+    LOSSES,
     AlgorithmConfig,
     ClusterConfig,
     EvaluateAnswersConfig,
@@ -37,6 +38,7 @@ from rlinf_embodied.config import (
     ExportConfig,
     LanguageAlgorithmConfig,
     MathConfig,
+    PolicyLoss,
     TrainConfig,
 )
 from rlinf_embodied.config.checks import did_you_mean, require, within
@@ -128,9 +130,10 @@ def compose(
             pin(config)
         if begin and not config.run.dry:
             begin(config.cluster, [*targets_of(OmegaConf.to_container(config, resolve=False)), *targets.values()])
-    kinds = {path: _algorithm(target, path, bases[path]) for path, target in targets.items()}
+    kinds = {path: _plug_in(target, path, bases[path]) for path, target in targets.items()}
     if kinds:
-        config = _merged(schema, kinds, [sections, presets], overrides, files)
+        kinds, layers, overrides = _with_losses(kinds, [sections, presets], overrides)
+        config = _merged(schema, kinds, layers, overrides, files)
     with _explaining(_keys(schema, kinds), "the command line"):
         return _built(config)
 
@@ -155,8 +158,9 @@ def split(schema: type[_Config], overrides: Sequence[str]) -> tuple[_Config, lis
 def load(path: Path, schema: type[_Config]) -> _Config:
     """Returns the config in a YAML file, such as the config.yaml of a run; raises as `compose` does."""
     data = read_mapping(path)
-    kinds = {path: _algorithm(_target(data, path, base), path, base) for path, base in _open_sections(schema).items()}
-    config = _merged(schema, kinds, [data], (), str(path))
+    kinds = {path: _plug_in(_target(data, path, base), path, base) for path, base in _open_sections(schema).items()}
+    kinds, layers, _ = _with_losses(kinds, [data], ())
+    config = _merged(schema, kinds, layers, (), str(path))
     with _explaining(_keys(schema, kinds), str(path)):
         return _built(config)
 
@@ -208,13 +212,47 @@ def _target(data: Mapping[str, Any], path: str, base: type) -> str:
     return OmegaConf.select(OmegaConf.create({**data}), f"{path}._target_") or _ALGORITHMS[base]
 
 
-def _algorithm(target: str, section: str, base: type) -> type:
-    """Returns an algorithm's dataclass, and imports its module."""
+def _plug_in(target: str, section: str, base: type) -> type:
+    """Returns the dataclass of an algorithm or policy loss, and imports its module."""
     path, rule = f"{section}._target_", f"it is the dotted path of a dataclass below {base.__name__}"
     kind = load_plug_in(target, path)
     fits = isinstance(kind, type) and issubclass(kind, base) and is_dataclass(kind)
     require(fits, path, target, rule, "see docs/own_algorithm.md")
     return typing.cast(type, kind)
+
+
+def _with_losses(
+    kinds: Mapping[str, type], layers: Sequence[Mapping[str, Any]], overrides: Sequence[str]
+) -> tuple[dict[str, type], list[Mapping], list[str]]:
+    """Adds the dataclasses of policy losses, in algorithms' sections; their names become the `_target_` they stand for.
+
+    Raises:
+        ConfigError: there is no such name, or what `_target_` names is no policy loss.
+    """
+    words, found, made = dict(map(split_override, overrides)), dict(kinds), OmegaConf.create({})
+    paths = [f"{path}.{name}" for path, kind in kinds.items() for name, k in keys(kind).items() if k is PolicyLoss]
+    for path in paths:
+        key, section = f"{path}._target_", {}
+        for layer in layers:
+            given = OmegaConf.select(OmegaConf.create({**layer}), path)
+            if OmegaConf.is_dict(given):
+                section |= typing.cast(dict, OmegaConf.to_container(given, resolve=False))
+            elif given is not None:
+                section = {"_target_": _loss_target(str(given), path)}
+        default = section.get("_target_") or LOSSES["clipped"]
+        named = _loss_target(words[path], path) if path in words else default
+        target = words.get(key) or named
+        found[path] = _plug_in(target, path, PolicyLoss)
+        OmegaConf.update(made, path, {**(section if target == default else {}), "_target_": target})
+    left = [text for text in overrides if split_override(text)[0] not in paths]
+    return found, [*(_without(layer, paths) for layer in layers), typing.cast(Mapping, made)], left
+
+
+def _loss_target(name: str, path: str) -> str:
+    """Returns the dotted path that the name of a policy loss stands for."""
+    rule = f"it is one of {', '.join(LOSSES)}, or a section"
+    require(name in LOSSES, path, name, rule, f"give one, or {path}._target_=<module>.<Class> (docs/own_algorithm.md)")
+    return LOSSES[name]
 
 
 def _keys(schema: type, kinds: Mapping[str, type]) -> dict[str, object]:

@@ -15,7 +15,7 @@ The defaults live here; the files under configs/ only say what differs.  A check
 and what to do next.  Sections are handed to the component they belong to; only the entry points get the whole.
 """
 
-from rlinf_embodied.config.algorithm import AlgorithmConfig, Level, PolicyLossName, Reduction, Sharding, Source
+from rlinf_embodied.config.algorithm import LOSSES, AlgorithmConfig, Level, PolicyLoss, Reduction, Sharding, Source
 from rlinf_embodied.config.commands import (
     FREE_ON_RESUME,
     KEPT_ON_RESUME,

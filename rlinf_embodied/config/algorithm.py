@@ -42,12 +42,30 @@ class Level(StrEnum):
     chunk = "chunk"
 
 
-class PolicyLossName(StrEnum):
-    """What an importance ratio does to the gradient (algorithms/losses.py has the formulas)."""
+LOSSES = {  # names of policy losses on the command line and in presets
+    "clipped": "rlinf_embodied.algorithms.policy_losses.Clipped",
+    "cispo": "rlinf_embodied.algorithms.policy_losses.CISPO",
+    "gspo": "rlinf_embodied.algorithms.policy_losses.GSPO",
+}
 
-    clipped = "clipped"  # PPO's: none beyond the clip range
-    cispo = "cispo"  # of the log-probs, weighted by the clipped ratio (MiniMax-M1, arXiv 2506.13585)
-    gspo = "gspo"  # PPO's, of one ratio: the geometric mean over a chunk, or a completion (arXiv 2507.18071)
+
+@dataclass(kw_only=True, slots=True)
+class PolicyLoss:
+    """The policy's loss as a function of importance ratios; a subclass adds its options as fields, and the formula.
+
+    `algorithm.loss._target_` names the subclass, and a name in LOSSES one of algorithms/policy_losses.py.
+    """
+
+    needs_reference: ClassVar[bool] = False  # log-probs under the policy that the run began with, which is kept
+    sequence_level: ClassVar[bool] = False  # one ratio per chunk, or completion: the geometric mean over its choices
+    regularizes: ClassVar[bool] = True  # whether an entry without an advantage has a gradient; false saves passes
+    takes_dual_clip: ClassVar[bool] = False
+
+    _target_: str = ""
+
+    def __call__(self, entries: Any) -> Any:
+        """Returns the loss of each entry, [*axes]; `entries` are PolicyEntries of algorithms/policy_losses.py."""
+        raise NotImplementedError
 
 
 class Reduction(StrEnum):
@@ -74,11 +92,10 @@ def require_exact(exact: Exactness, path: str, reduction: Reduction, compile: bo
     require(holds, f"{path}.compile", compile, rule, f"set run.exact=exact (every plan, here) or {path}.compile=false")
 
 
-def require_dual_clip(dual_clip: float | None, loss: PolicyLossName) -> None:
-    """Checks that a dual clip is one of a loss that has ratios for a factor."""
-    rule = "it bounds ratios, and CISPO's are clipped anyhow"
-    none = dual_clip is None or loss is not PolicyLossName.cispo
-    require(none, "algorithm.dual_clip", dual_clip, rule, "leave it out, or use algorithm.loss=clipped")
+def require_dual_clip(dual_clip: float | None, loss: PolicyLoss) -> None:
+    """Checks that a dual clip is one of a loss that it bounds."""
+    rule, action = f"{type(loss).__name__} has no such bound", "leave it out, or use algorithm.loss=clipped"
+    require(dual_clip is None or loss.takes_dual_clip, "algorithm.dual_clip", dual_clip, rule, action)
     require(dual_clip is None or dual_clip > 1, "algorithm.dual_clip", dual_clip, "it lies above 1", "use 3.0")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from rlinf_embodied.config.algorithm import PolicyLossName, Reduction, Sharding, require_dual_clip
+from rlinf_embodied.config.algorithm import PolicyLoss, Reduction, Sharding, require_dual_clip
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.language import Precision
 
@@ -110,7 +110,7 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
     group_size: int = 8  # completions of a prompt
     scale_by_std: bool = True  # GRPO: divide by the group's standard deviation; false: Dr. GRPO
     loss_level: LossLevel = LossLevel.token
-    loss: PolicyLossName = PolicyLossName.clipped
+    loss: PolicyLoss = field(default_factory=PolicyLoss)  # composed: algorithms/policy_losses.py's Clipped by default
     drop_zero_variance_groups: bool = True  # groups that are all right or all wrong leave the batch (DAPO) ...
     dynamic_sampling: bool = False  # ... and others are generated in their place, ...
     max_resamples: int = 3  # ... at most this many rounds of them
@@ -153,6 +153,11 @@ class ReasoningAlgorithmConfig(LanguageAlgorithmConfig):
         require(compares or not dynamic, "algorithm.dynamic_sampling", dynamic, rule, action)
         drops, rule = self.drop_zero_variance_groups, "dynamic sampling replaces what was dropped"
         require(drops or not dynamic, "algorithm.drop_zero_variance_groups", drops, rule, "set it to true")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether completions are also scored by the starting policy."""
+        return self.kl_coef > 0 or self.loss.needs_reference
 
     @property
     def num_steps(self) -> int:

@@ -240,14 +240,14 @@ class ActorStage(LanguageLearner):
             "charts/learning_rate": self._learner.lr,
             "charts/optimizer_steps": float(len(fitted.norms)),
         }
-        return metrics | ({"losses/reference_kl": mean("kl")} if self._algorithm.kl_coef else {})
+        return metrics | ({"losses/reference_kl": mean("kl")} if self._algorithm.needs_reference else {})
 
 
 def actor_inputs(algorithm: ReasoningAlgorithmConfig) -> list[str]:
     """Returns the stages whose data an actor gets, in the order of the edges."""
     needed = {
         "old_log_probs": algorithm.num_steps > 1,
-        "reference": algorithm.kl_coef > 0,
+        "reference": algorithm.needs_reference,
         "critic": algorithm.name is ReasoningName.ppo,
     }
     return ["generation", "reward", *(stage for stage, there in needed.items() if there)]

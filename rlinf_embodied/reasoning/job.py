@@ -96,11 +96,13 @@ class ReasoningJob:
         require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
-            kl_coef = 0.0 if self._fine_tunes else config.rl.kl_coef
-            if kl_coef and not Path(self._reference, "config.json").exists():
+            needed = not self._fine_tunes and config.rl.needs_reference
+            if needed and not Path(self._reference, "config.json").exists():
+                kl_coef, name = config.rl.kl_coef, type(config.rl.loss).__name__
+                needs = f"algorithm.kl_coef is {kl_coef}" if kl_coef else f"algorithm.loss is {name}"
                 raise CheckpointError(
-                    f"algorithm.kl_coef is {kl_coef}, but the policy that the run started from is no "
-                    f"longer in {self._reference!r}: copy it there, or set algorithm.kl_coef=0"
+                    f"{needs}, but the policy that the run started from is no longer in {self._reference!r}: copy it "
+                    "there, or begin a new run without"
                 )
         key = "policy.folder" if config.policy.folder else "warm_start.checkpoint"
         there, rule = folder is None or folder.is_dir(), "there is no such folder, with what save_pretrained writes"

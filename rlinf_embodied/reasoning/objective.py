@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from rlinf_embodied.algorithms.advantages import group_advantages, leave_one_out_advantages, nonzero_variance_groups
 from rlinf_embodied.algorithms.losses import mismatch, policy_loss, reference_kl, truncated_importance_weights
-from rlinf_embodied.config import LossLevel, PolicyLossName, Precision, ReasoningAlgorithmConfig, ReasoningName
+from rlinf_embodied.config import LossLevel, Precision, ReasoningAlgorithmConfig, ReasoningName
 from rlinf_embodied.device import computing
 from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.learning.gradients import LossSums, Pass
@@ -141,14 +141,15 @@ class Objective:
         them, each in the place of several.
         """
         every, moved = index.tolist(), (rows.advantages != 0).any(dim=1).tolist()
-        regularised = bool(self.algorithm.entropy_coef or self.algorithm.kl_coef)
+        algorithm = self.algorithm
+        regularised = bool(algorithm.entropy_coef or algorithm.kl_coef) or algorithm.loss.regularizes
         trained = [row for row in every if row < rows.num_trained and (regularised or moved[row])]
         others = sorted(set(every) - set(trained))
         watched = others[:: max(1, -(-len(others) // _WATCHED))]
         unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
         for chosen, trains in ((trained, True), (watched, False)):
             share = 1.0 if trains else len(others) / max(1, len(watched))
-            for places in rows.sequences.split(chosen, self.algorithm.tokens_per_microbatch):
+            for places in rows.sequences.split(chosen, algorithm.tokens_per_microbatch):
                 weight = self._weight(rows, places) + unread
                 made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
                 unread = 0.0  # the first pass counts it
@@ -175,21 +176,24 @@ class Objective:
         importance = None
         if algorithm.tis_cap is not None:
             importance = truncated_importance_weights(old, recorded, mask, algorithm.tis_cap)
-        clip, cispo = (algorithm.clip_low, algorithm.clip_high), algorithm.loss is PolicyLossName.cispo
-        parts, length = (log_probs, old, cut(rows.advantages), mask, *clip, weights, importance), None
-        if algorithm.loss is PolicyLossName.gspo:  # a completion has one ratio, and one advantage
+        reference = None if rows.reference is None else cut(rows.reference)
+        clip, at_level, length = (algorithm.clip_low, algorithm.clip_high), reference, None
+        parts = (log_probs, old, cut(rows.advantages), mask, *clip, weights, importance)
+        if algorithm.loss.sequence_level:  # a completion has one ratio, and one advantage
             whole = lambda table: torch.where(mask, table, 0.0).sum(-1)  # noqa: E731
             length = mask.sum(-1).clamp(min=1)
             of_rows = None if importance is None else whole(importance) / length
             trained = (whole(log_probs), whole(old), parts[2][:, 0], mask.any(-1))
             parts = (*trained, *clip, whole(weights), of_rows)
-        terms = policy_loss(*parts, dual_clip=algorithm.dual_clip, cispo=cispo, length=length)
+            at_level = None if reference is None else whole(reference)
+        options = {"loss": algorithm.loss, "dual_clip": algorithm.dual_clip}
+        terms = policy_loss(*parts, **options, length=length, reference=at_level)
         loss = terms.loss
         if algorithm.entropy_coef:
             loss = loss - algorithm.entropy_coef * (weights * found.entropy).sum()
         kl = torch.zeros_like(log_probs)
-        if rows.reference is not None:
-            kl = reference_kl(log_probs, cut(rows.reference), mask)
+        if reference is not None:
+            kl = reference_kl(log_probs, reference, mask)
             loss = loss + algorithm.kl_coef * (weights * kl).sum()
         statistics = [
             *(terms.loss, terms.approx_kl, terms.clipped, terms.count),

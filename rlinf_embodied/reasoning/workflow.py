@@ -4,7 +4,7 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               |            |                         |
               +------------+-> critic    (PPO) ------+     values, advantages, its own update
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
-              +-> reference (kl_coef > 0) -----------+     log-probs under the starting policy
+              +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy
 
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """

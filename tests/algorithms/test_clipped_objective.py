@@ -9,8 +9,9 @@ import torch
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective, policy_statistics
+from rlinf_embodied.algorithms.policy_losses import CISPO, GSPO, Clipped
 from rlinf_embodied.algorithms.ppo import PPOConfig
-from rlinf_embodied.config import Level, PolicyLossName
+from rlinf_embodied.config import Level
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Evaluation
 
@@ -59,7 +60,7 @@ def test_the_entropy_that_is_reported_is_the_one_that_the_bonus_raises() -> None
 # ----------------------------------------------------------------------------------------------------- other objectives
 def test_cispo_weighs_log_probs_by_a_clipped_ratio_without_cutting_any_gradient_off() -> None:
     block, scored = drawn(12, 0.8)
-    config = PPOConfig(loss=PolicyLossName.cispo, clip_low=0.1, clip_high=0.2)
+    config = PPOConfig(loss=CISPO(), clip_low=0.1, clip_high=0.2)
     now = scored.log_probs.sum(-1)
     ratio = (now - block.old_log_probs.sum(-1)).detach().exp().clamp(0.9, 1.2)
     expected = -(ratio * block.advantages * now)[block.valid].sum()
@@ -68,7 +69,7 @@ def test_cispo_weighs_log_probs_by_a_clipped_ratio_without_cutting_any_gradient_
 
 def test_the_ratio_of_gspo_is_the_geometric_mean_over_a_chunks_choices() -> None:
     block, scored = drawn(12, 0.3)
-    config = PPOConfig(loss=PolicyLossName.gspo, ratio_level=Level.chunk, clip_low=0.02, clip_high=0.04)
+    config = PPOConfig(loss=GSPO(), ratio_level=Level.chunk, clip_low=0.02, clip_high=0.04)
     expected = 0.0
     for row in range(len(block)):
         kept = block.valid[row]
@@ -77,10 +78,10 @@ def test_the_ratio_of_gspo_is_the_geometric_mean_over_a_chunks_choices() -> None
         expected -= int(kept.sum()) * min(ratio * advantage, min(max(ratio, 0.98), 1.04) * advantage)
     found = statistics(config, block, scored)
     assert found["total"] == pytest.approx(expected, rel=1e-5)
-    plain = statistics(replace(config, loss=PolicyLossName.clipped), block, scored)
+    plain = statistics(replace(config, loss=Clipped()), block, scored)
     assert found["approx_kl"] == plain["approx_kl"]  # that of whole chunks
-    with pytest.raises(ConfigError, match=r"algorithm.ratio_level is 'action', but the ratio of GSPO"):
-        PPOConfig(loss=PolicyLossName.gspo)
+    with pytest.raises(ConfigError, match=r"algorithm.ratio_level is 'action', but GSPO has one ratio per chunk"):
+        PPOConfig(loss=GSPO())
 
 
 @pytest.mark.parametrize("level", list(Level))

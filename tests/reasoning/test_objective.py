@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from policies.causal_lm import CausalLM
+from rlinf_embodied.algorithms.policy_losses import Clipped
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import LossLevel, ReasoningAlgorithmConfig, TinyLMConfig
 from rlinf_embodied.data.problems import Problem
@@ -64,7 +65,7 @@ def rows_of(policy: CausalLM, old_log_probs: bool = True) -> TrainingRows:
 
 def found_sums(policy: CausalLM, rows: TrainingRows, algorithm: ReasoningAlgorithmConfig) -> tuple[Tensor, dict]:
     """Returns the gradient of the mean loss [D] and the statistics, as the actor forms them."""
-    objective = Objective(policy, algorithm, TEMPERATURE, LONGEST, {})
+    objective = Objective(policy, replace(algorithm, loss=Clipped()), TEMPERATURE, LONGEST, {})
     parameters = policy.parameters()
     passes = objective.passes(0, rows, torch.arange(len(rows)), "cpu")
     total = block_sums(passes, parameters, len(STATISTICS))
