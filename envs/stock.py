@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 
 import gymnasium as gym
-import mani_skill.envs  # noqa: F401  registers the tasks
+import mani_skill.envs  # registers the tasks
 from mani_skill.envs.sapien_env import BaseEnv
 from mani_skill.envs.utils.observations import parse_obs_mode_to_struct
 from mani_skill.utils import assets, download_asset
@@ -141,13 +141,19 @@ def check_renderer(device: str) -> None:
 
 @contextmanager
 def no_questions() -> Iterator[None]:
-    """Within it, ManiSkill raises an error instead of asking on the terminal whether to download a robot."""
+    """Within it, ManiSkill raises an error instead of asking on the terminal whether to download a robot.
+
+    It does not warn either that a task lists panda but not panda_wristcam, the same robot with a camera.
+    """
+    known = lambda record: "panda_wristcam is not in the task's list" not in record.getMessage()  # noqa: E731
 
     def refuse(message: str) -> bool:
         raise FileNotFoundError(f"{message.strip()} This is done by `python -m mani_skill.utils.download_asset <name>`")
 
     stock, download_asset.prompt_yes_no = download_asset.prompt_yes_no, refuse
+    mani_skill.logger.addFilter(known)
     try:
         yield
     finally:
+        mani_skill.logger.removeFilter(known)
         download_asset.prompt_yes_no = stock

@@ -27,9 +27,11 @@ class Column:
     after: bool = False  # whether the title follows the number
 
     def words(self, metrics: Mapping[str, float]) -> str:
-        """Returns number and title; "-" without a number."""
+        """Returns number and title; "" without a number."""
         value = metrics.get(self.metric, math.nan) * self.factor
-        number = f"{value:{self.form}}{self.unit}" if math.isfinite(value) else "-"
+        if not math.isfinite(value):
+            return ""
+        number = f"{value:{self.form}}{self.unit}"
         return f"{number} {self.title}" if self.after else f"{self.title} {number}"
 
 
@@ -62,7 +64,9 @@ class LiveView:
         """Prints a finished iteration (its number counts from 1); names of metrics as in metrics.py."""
         times = {name[5:-2]: s for name, s in metrics.items() if name.startswith("time/") and name.endswith("_s")}
         stages = "  ".join(f"{name} {s:.1f}" for name, s in times.items() if name not in ("iteration", "total"))
-        words = [f"iteration {iteration}/{self._num_iterations}", *(column.words(metrics) for column in self._columns)]
+        words = [f"iteration {iteration}/{self._num_iterations}"]
+        words += ["no episode ended"] if metrics.get("rollout/episodes") == 0 else []
+        words += filter(None, (column.words(metrics) for column in self._columns))
         left = "-"
         if "total" in times:
             left_s = round(max(0, self._num_iterations - iteration) * times["total"] / iteration)

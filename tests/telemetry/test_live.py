@@ -26,14 +26,14 @@ def test_each_iteration_is_one_line(capsys) -> None:
     view = LiveView(41, COLUMNS)
     view.note("evaluating before [85.1, 93.4]")
     view.update(1, METRICS)
-    view.update(2, {"rollout/return": math.nan})
+    view.update(2, {"rollout/return": math.nan, "rollout/episodes": 0.0})
     first, second, third = capsys.readouterr().out.splitlines()
     assert first == "evaluating before [85.1, 93.4]"
     # 40 iterations of 90 s are left: one hour
     assert second == (
         "iteration 1/41  success 62.5 %  return 12.35  410 env steps/s  seconds: env 61.2  actor 20.0  ETA 1:00:00"
     )
-    assert third.startswith("iteration 2/41  success -  return -  - env steps/s  seconds: -  ETA -")
+    assert third == "iteration 2/41  no episode ended  seconds: -  ETA -"
 
 
 def test_many_iterations_without_anything_to_learn_from_are_warned_of(capsys) -> None:
