@@ -151,7 +151,7 @@ class Objective:
     evaluate: Callable[[Features, Record, float, bool], Evaluation]  # see Policy.evaluate
     value: Callable[[Features, Tensor | None], Tensor]  # see Policy.value
     joint: bool  # whether a pass of the policy trains the critic, too
-    return_scale: Callable[[], Tensor] | None = None  # the unit of value_clip and huber_delta; None: 1
+    return_scale: Callable[[], Tensor] | None = None  # by which the critic standardises: the unit of its loss; None: 1
     ratio_counts: Tensor | None = None  # float32 [BINS], to which passes of the policy add those of their log ratios
 
     def policy_passes(self, block: TrainingBlock, index: Tensor) -> list[Pass]:
@@ -228,14 +228,16 @@ class Objective:
         return LossSums(loss, rows.valid.sum().to(torch.float32), statistics)
 
     def _value_loss(self, rows: TrainingBlock, values: Tensor) -> Tensor:
-        clip, delta, old = self.algorithm.value_clip, self.algorithm.huber_delta, rows.values
-        assert rows.returns is not None
-        if self.return_scale is None or (clip is None and delta is None):
-            return value_loss(values, rows.returns, rows.valid, old, clip=clip, huber_delta=delta)
-        assert old is not None
-        unit = self.return_scale()
-        scaled = value_loss(values / unit, rows.returns / unit, rows.valid, old / unit, clip=clip, huber_delta=delta)
-        return scaled * unit.square().sum()
+        """Returns the critic's loss in units of returns; in those that it standardises by, if it does.
+
+        Beside a policy's loss, and where gradients of both are clipped as one, a raw one would drown the policy's.
+        """
+        clip, delta, old, returns = self.algorithm.value_clip, self.algorithm.huber_delta, rows.values, rows.returns
+        assert returns is not None
+        if self.return_scale is not None:
+            unit = self.return_scale()
+            values, returns, old = values / unit, returns / unit, None if old is None else old / unit
+        return value_loss(values, returns, rows.valid, old, clip=clip, huber_delta=delta)
 
 
 def policy_statistics(algorithm: OnPolicyConfig) -> tuple[str, ...]:

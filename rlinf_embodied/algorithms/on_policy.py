@@ -198,8 +198,7 @@ class OnPolicy(Algorithm):
         if algorithm.uses_demonstrations:
             metrics["losses/imitation_loss"] = fitted.mean(IMITATION_LOSS, CHUNKS)
         if counts is not None:
-            of_blocks = dict.fromkeys(self._blocks, torch.zeros_like(counts)) | {min(self._blocks): counts}
-            total = self.training.reducer.sum_blocks(of_blocks)
+            total = self.training.reducer.group.all_reduce(counts)  # whole numbers: their sum has no order
             metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 

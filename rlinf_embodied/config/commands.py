@@ -27,7 +27,8 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
     *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "warm_start.cache_dir"),
-    *("run.dir", "run.num_iterations", "run.until_success", "run.dry", "run.tensorboard", "run.wandb"),
+    *("run.dir", "run.num_iterations", "run.until_success", "run.patience"),
+    *("run.dry", "run.tensorboard", "run.wandb"),
     *("env.control_hz", "env.rows_per_call"),
     # ManiSkill's: what it comes to on this machine is compared with the checkpoint's fingerprint
     "env.options.backend",
