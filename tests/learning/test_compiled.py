@@ -21,7 +21,7 @@ from rlinf_embodied.runtime.session import SerialSession
 
 WORDS = [
     *("policy=actor_critic", "policy.options.hidden_size=8", "env.cameras=[]", "env.auto_reset=true"),
-    *("env.chunks_per_rollout=3", "warm_start.from_scratch=true"),
+    *("env.chunks_per_rollout=3", "warm_start.from_scratch=true", "run.tensorboard=false"),  # a board counts ratios
     *("algorithm.one_optimizer=true", "algorithm.critic_warmup_iterations=0"),
 ]
 COMPILED = [*WORDS, "algorithm.compile=true", "run.exact=exact"]
