@@ -2,8 +2,6 @@
 
 python -m tests.mutants           all mutants of table.txt; exit code 1: one survives
 python -m tests.mutants 1.7 KL    those whose names contain one of these words
-
-Without a mutant the tests have to pass.  Libraries are imported once: each run of pytest is a fork of this process.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.mutants.table import ROOT, Mutant, mutants
+import pytest
 
-_LIBRARIES = ("torch", "gymnasium", "hydra", "hypothesis", "beartype", "pytest")
-_OUTCOMES = {0: "SURVIVED", 1: "killed"}  # by pytest's exit code
+from rlinf_embodied import portable
+from tests.mutants.table import ROOT, mutants
 
 
 def in_a_copy(words: list[str]) -> int:
@@ -36,46 +34,43 @@ def in_a_copy(words: list[str]) -> int:
 
 
 def run(tests: set[str]) -> tuple[int, str]:
-    """Returns pytest's exit code in a forked process, and its output."""
-    with tempfile.NamedTemporaryFile("r") as log:
+    """Returns pytest's exit code in a fork of this process, which has imported the libraries, and its output."""
+    with tempfile.TemporaryFile("w+") as log:
         if (child := os.fork()) == 0:
-            for stream in (1, 2):
-                os.dup2(os.open(log.name, os.O_WRONLY | os.O_APPEND), stream)
-            os._exit(importlib.import_module("pytest").main(["-qx", "--tb=short", "-p", "no:cacheprovider", *tests]))
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), log.read()
-
-
-def outcome(mutant: Mutant, number: int) -> tuple[str, str]:
-    """Returns whether the mutant was killed, and the first error."""
-    path = ROOT / mutant.file
-    before, text = path.stat(), path.read_text()
-    path.write_text(text.replace(mutant.old, mutant.new))
-    os.utime(path, (number, number))  # a time that no compiled file has, by which Python tells whether to use it
-    code, log = run({mutant.test})
-    path.write_text(text)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    return _OUTCOMES.get(code, f"BROKEN {code}"), next((s for s in log.splitlines() if s.startswith("E  ")), "")[4:]
+            code = -1
+            try:
+                os.dup2(log.fileno(), 1)
+                code = pytest.main(["-qx", "--tb=short", "-p", "no:cacheprovider", *tests])
+            finally:
+                sys.stdout.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        log.seek(0)
+        return code, log.read()
 
 
 def check(words: list[str]) -> int:
     """Runs the mutants in the copy that this file is part of; returns the exit code."""
-    chosen = [mutant for mutant in mutants() if not words or any(word in mutant.name for word in words)]
-    portable = importlib.import_module("rlinf_embodied.portable")
     assert Path(portable.__file__).is_relative_to(ROOT), f"{portable.__file__} is not the copy's"
     portable.pin()
     for name in [name for name in sys.modules if name.startswith("rlinf_embodied")]:
-        del sys.modules[name]
-    for name in _LIBRARIES:
+        del sys.modules[name]  # a fork imports them, one of them changed
+    for name in ("torch", "gymnasium", "hydra", "hypothesis", "beartype", "transformers.modeling_utils"):
         importlib.import_module(name)
+    chosen = [mutant for mutant in mutants() if not words or any(word in mutant.name for word in words)]
     code, log = run({mutant.test for mutant in chosen})
     if code:
         sys.exit(f"{log}\nWithout a mutant the tests have to pass.")
     left = 0
-    for number, mutant in enumerate(chosen, 1):
-        start = time.monotonic()
-        found, why = outcome(mutant, number)
-        left += found != "killed"
-        print(f"{mutant.name:<36} {found:<8} {time.monotonic() - start:6.1f} s  {mutant.test}  {why[:60]}", flush=True)
+    for number, (file, name, test, old, new) in enumerate(chosen, 1):
+        start, path, text = time.monotonic(), ROOT / file, (ROOT / file).read_text()
+        path.write_text(text.replace(old, new))
+        os.utime(path, (number, number))  # a time that no compiled file has, by which Python tells whether to use it
+        code, log = run({test})
+        path.write_text(text)
+        found, why = {0: "SURVIVED", 1: "killed"}.get(code, f"BROKEN {code}"), log.partition("\nE  ")[2].split("\n")[0]
+        left += code != 1
+        print(f"{name:<36} {found:<8} {time.monotonic() - start:6.1f} s  {test}  {why.strip()[:60]}", flush=True)
     print(f"{len(chosen) - left} of {len(chosen)} mutants were killed")
     return 1 if left else 0
 
