@@ -11,8 +11,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEV_STAMP := $(STAMP)-dev
 DEMO_ARGS ?=
-# So few demonstrations that the behaviour-cloned policy sometimes fails and RL can improve it (docs/results/recipe.md).
-DEMO_CLONE := warm_start.num_demos=240 warm_start.epochs=14 warm_start.head_epochs=76
 PYTEST_ARGS ?=
 
 # One thread per process: worker processes use the cores, and threads on top of them slow everything down.
@@ -51,7 +49,7 @@ vulkan: | $(STAMP)
 	@$(BIN)/python -m experiments.setup.vulkan
 
 demo: $(STAMP) vulkan
-	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo $(DEMO_CLONE) run.dir=runs/demo $(DEMO_ARGS)
+	$(BIN)/python experiments/train_vla.py env=maniskill_pick algorithm=ppo_finetune run=demo run.dir=runs/demo $(DEMO_ARGS)
 
 # Tests wait for processes that they start, so that there is one test process more than two cores.  Ray tests start
 # processes that use the cores themselves: they come after the others, whose failures are not the last word, and each of

@@ -21,6 +21,7 @@ The start of a reset seed:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,8 @@ from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require, require_numbers, require_one_of
 
 NUM_TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
+PRO = ("swap", "object", "lan", "task")  # suites of LIBERO-PRO (arXiv:2510.03827), each a variant of these four:
+NUM_TASKS |= {f"libero_{suite}_{kind}": 10 for suite in ("spatial", "object", "goal", "10") for kind in PRO}
 NUM_STATES = 50  # initial states of every task that the benchmark comes with
 NUM_OBJECTS = 4  # of a task's goal, whose positions are reported
 NUM_ACTIONS, NUM_PROPRIO = 7, 8
@@ -49,7 +52,7 @@ _SEEN = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xm
 class LiberoOptions(ForeignOptions):
     """The options in env.options."""
 
-    suite: str = "spatial"  # spatial, object, goal, 10 or 90
+    suite: str = "spatial"  # spatial, object, goal, 10 or 90; but for 90 also spatial_swap and so on, see PRO
     max_steps: dict[str, int] = field(default_factory=dict)  # of the benchmark's episodes by suite: env.horizon
     task: int = -1  # the only task to run; -1: all of the suite
     settle_steps: int = 10  # steps at rest after a reset, which count for nothing
@@ -108,14 +111,19 @@ class Task(NamedTuple):
 
 
 def tasks_of(suite: str) -> list[Task]:
-    """Returns the tasks of a suite in the benchmark's order."""
+    """Returns the tasks of a suite in the benchmark's order.
+
+    An instruction is in the name of its task; where LIBERO-PRO changes it, in the task's file alone.
+    """
     from libero.libero import benchmark, get_libero_path
 
     made, found = benchmark.get_benchmark_dict()[suite](), []
     for task in (made.get_task(i) for i in range(made.n_tasks)):
         bddl = Path(get_libero_path("bddl_files")) / task.problem_folder / task.bddl_file
         states = Path(get_libero_path("init_states")) / task.problem_folder / f"{task.init_states_file}.npz"
-        found.append(Task(task.name, task.language, bddl, states))
+        words = re.search(r"\(:language ([^)]*)\)", bddl.read_text()) if suite.endswith(("_lan", "_task")) else None
+        instruction = task.language if words is None else words[1].strip().lower().replace("\u2019", "'")
+        found.append(Task(task.name, instruction, bddl, states))
     return found
 
 

@@ -161,7 +161,7 @@ class ActorCritic(KeptInFolder, Policy):
         return self.module.values(features[HIDDEN] if HIDDEN in features else self.module.hidden(features))
 
     def return_scale(self) -> Tensor:
-        """Returns the standard deviation of the returns so far, in which value_clip and huber_delta are measured."""
+        """Returns the standard deviation of the returns so far, in which the critic's loss is measured."""
         std = self.module.return_statistics.std()
         return std if self._options.normalize_returns else torch.ones_like(std)
 

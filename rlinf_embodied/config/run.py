@@ -30,6 +30,7 @@ class RunConfig:
     seed: int = 0
     num_iterations: int = 60
     until_success: float | None = None  # stop earlier: once this share of a check's episodes ends solved (eval.check_*)
+    patience: int = 0  # stop earlier: after so many checks in a row of which none equals the best; 0: never
     exact: Exactness = Exactness.portable  # the same seed gives the same weights under every plan (CPU)
     dry: bool = False  # print the resolved config and stop
     tensorboard: bool = True  # event files in <run.dir>/tensorboard
@@ -40,7 +41,9 @@ class RunConfig:
         return self.tensorboard or self.wandb
 
     def __post_init__(self) -> None:
-        require_numbers(self, "run", "num_iterations", low=0)
+        require_numbers(self, "run", "num_iterations", "patience", low=0)
+        checked, rule = self.until_success is not None, "it counts checks, which only a run with a goal makes"
+        require(checked or not self.patience, "run.patience", self.patience, rule, "set run.until_success")
         target, rule = self.until_success, "it is a share of episodes, in (0, 1]"
         require(target is None or 0 < target <= 1, "run.until_success", target, rule, "use 0.97, or null")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "it lies in [0, 2^31)", "use 0")

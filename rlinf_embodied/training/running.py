@@ -94,6 +94,18 @@ class Running:
         goal, reached = self.job.goal, self.progress.reached
         return goal is not None and reached is not None and reached >= goal
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last run.patience checks were no better than one before them."""
+        patience, best = self.job.config.run.patience, self.progress.best
+        if not patience or best is None:
+            return False
+        return self.progress.iteration - best["iteration"] >= patience * self.job.check_every
+
+    @property
+    def is_over(self) -> bool:
+        return self.progress.iteration >= self.job.config.run.num_iterations or self.is_reached or self.is_stalled
+
     # ---------------------------------------------------------------------------------------------------- checkpoints
     @property
     def best_folder(self) -> Path | None:

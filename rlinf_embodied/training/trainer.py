@@ -256,8 +256,7 @@ class Trainer:
         return result, metrics, seconds
 
     def _goes_on(self, stop: StopRequest | None = None) -> bool:
-        is_over = self._running.progress.iteration >= self._config.run.num_iterations or self._running.is_reached
-        return not is_over and not (stop and stop.asked)
+        return not self._running.is_over and not (stop and stop.asked)
 
     def _save(self) -> None:
         self._recovery.repeat("checkpoint", self._running.save)
@@ -309,6 +308,10 @@ class Trainer:
         metrics |= {name.replace("eval/", "check/"): value for name, value in result.metrics().items()}
         if result.score is None:
             remark = "; ended early, it can no longer equal the best"
+        if self._running.is_stalled:
+            best, patience = self._running.progress.best, self._config.run.patience
+            assert best is not None
+            remark += f"; {patience} checks in a row were no better than that of iteration {best['iteration']:.0f}"
         self._view.note(f"check at {self._running.progress.iteration}: {result}{remark}")
 
     def _return_to_best(self) -> None:

@@ -127,3 +127,22 @@ def test_the_kl_to_the_reference_is_added_at_the_level_of_the_ratio(level: Level
     expected = float((k3 * weights).sum())
     assert found["reference_kl"] == pytest.approx(expected, rel=1e-5)
     assert found["total"] - without["total"] == pytest.approx(0.5 * expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_a_critic_that_standardises_returns_has_its_loss_in_their_units(clip: float | None) -> None:
+    """Or rewards a hundred times larger would leave nothing of the policy's gradient where both are clipped as one."""
+    block, _ = drawn(12, 0.0)
+    returns = torch.randn(block.valid.shape, generator=torch.Generator().manual_seed(1))
+    losses = [
+        Objective(
+            PPOConfig(value_clip=clip), 1.0, lambda *rows: None, lambda *rows: torch.zeros_like(returns), False, std
+        )  # pyright: ignore[reportArgumentType]
+        .value_passes(
+            replace(block, returns=returns * scale, values=torch.full_like(returns, 0.1 * scale)), torch.arange(12)
+        )[0]
+        .run()
+        .loss
+        for scale, std in ((1.0, None), (100.0, lambda: torch.tensor([100.0])))
+    ]
+    torch.testing.assert_close(losses[0], losses[1])

@@ -42,7 +42,7 @@ def test_columns_that_the_env_has_not_are_named(tmp_path) -> None:
 
 
 def test_the_higher_level_may_be_a_policy_of_a_user(tmp_path) -> None:
-    own = ["_target_=own_policy.ProprioPolicy", "name=proprio", "options.num_bins=11", "critic=observation"]
+    own = ["_target_=own_policy.OwnPolicy", "name=own", "options.std=0.5", "critic=observation"]
     own += ["options.hidden_size=-", "options.num_layers=-"]  # which it does not have
     short = ["run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2", f"warm_start.cache_dir={tmp_path}"]
     config = two_levels(f"run.dir={tmp_path / 'run'}", *short, *(f"hierarchy.policy.{word}" for word in own))

@@ -15,19 +15,17 @@ from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.policy_folder import new_policy, require_policy_class, save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Policy
+from rlinf_embodied.interfaces.policies import ImitationPolicy, Policy
 from tests.observations import env_spec
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "experiments/examples"
 sys.path.append(str(EXAMPLES))
 
-from own_policy import ProprioPolicy  # noqa: E402  # pyright: ignore[reportMissingImports]
+from own_policy import OwnPolicy  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 ROWS = 4
 ENV = env_spec("PushCube-v1", ROWS, 5, 50, 3, 8, 12, 64, ())
-CONFIG = PolicyConfig(
-    _target_=f"{__name__}.Right", name="mine", critic=Critic.observation, options={"num_bins": 5, "width": 8}
-)
+CONFIG = PolicyConfig(_target_=f"{__name__}.Right", name="mine", critic=Critic.observation, options={"width": 8})
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +34,7 @@ def importable(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-class Right(ProprioPolicy):
+class Right(OwnPolicy):
     """Nothing is wrong with it."""
 
 
@@ -47,7 +45,7 @@ class Width:
     width: int = 64
 
 
-class Wider(ProprioPolicy):
+class Wider(OwnPolicy):
     options_type = Width
 
 
@@ -55,18 +53,22 @@ class OnlyPromises(Policy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None: ...
 
 
-class Raises(ProprioPolicy):
+class NotCloned(OwnPolicy):
+    imitation_loss = ImitationPolicy.imitation_loss
+
+
+class Raises(OwnPolicy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         raise ValueError("no such body")
 
 
-class NoModule(ProprioPolicy):
+class NoModule(OwnPolicy):
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, env, seed)
         del self.module
 
 
-class ForgetsConfig(ProprioPolicy):
+class ForgetsConfig(OwnPolicy):
     def save(self, folder: Path) -> None:
         torch.save(self.module.state_dict(), folder / "weights.pt")
 
@@ -97,9 +99,9 @@ def test_a_class_that_cannot_be_a_policy_is_refused_before_it_is_made(name: str,
 
 def test_a_policy_that_cannot_be_cloned_says_so_and_what_else_can_be_done() -> None:
     with pytest.raises(ConfigError, match=r"has no imitation_loss: .* warm_start.from_scratch=true"):
-        require_policy_class(CONFIG, cloned=True)
+        require_policy_class(named("NotCloned"), cloned=True)
     with pytest.raises(ConfigError, match="so it cannot be cloned"):
-        Right(CONFIG, ENV, 0).imitation_loss({}, torch.zeros(1), {})
+        NotCloned(CONFIG, ENV, 0).imitation_loss({}, torch.zeros(1), {})
 
 
 def test_a_constructor_that_raises_is_shown_by_its_own_line() -> None:

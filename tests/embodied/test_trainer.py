@@ -172,6 +172,15 @@ def test_a_run_that_misses_its_goal_ends_with_the_weights_of_its_best_check(stra
     assert (again["iterations"], again["weights_sha256"]) == (4, summary["weights_sha256"])
 
 
+def test_a_run_ends_when_its_checks_have_not_improved_for_long(monkeypatch, tmp_path, capsys) -> None:
+    score_checks(monkeypatch, [0.5, 0.7, 0.6, None, 0.9])
+    summary = train(four(tmp_path, *GOAL, "run.patience=2"))
+    assert (summary["iterations"], summary["best"]["iteration"]) == (3, 1)
+    assert "2 checks in a row were no better than that of iteration 1" in capsys.readouterr().out
+    again = train(four(tmp_path, *GOAL, "run.patience=2"))
+    assert (again["iterations"], again["weights_sha256"]) == (3, summary["weights_sha256"])
+
+
 def test_the_best_check_of_another_folder_is_not_returned_to(monkeypatch, tmp_path) -> None:
     told = score_checks(monkeypatch, [0.9, 0.1, 0.1, 0.2, 0.1, 0.3])
     train(four(tmp_path / "a", *GOAL, "run.num_iterations=2"))

@@ -157,7 +157,10 @@ def test_an_exception_keeps_its_words_and_other_rows_their_answers(simulator: Fo
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"task": "libero_7", "options": {"suite": "7"}}, "env.options.suite is '7'.*spatial, object, goal, 10 or 90"),
+        (
+            {"task": "libero_7", "options": {"suite": "7"}},
+            "env.options.suite is '7'.*spatial, object, goal, 10, 90, spatial_swap, .*",
+        ),
         ({"options": {"settle_step": 3}}, "env.options.settle_step is 3.*did you mean env.options.settle_steps"),
         ({"options": {"task": 10}}, "env.options.task is 10, but libero_goal has tasks 0 to 9"),
         ({"options": {"rotate": 90}}, "env.options.rotate is 90.*use 180"),
@@ -192,11 +195,12 @@ def test_a_python_without_libero_says_what_is_missing(monkeypatch: pytest.Monkey
         make_env(LIBERO, 1)
 
 
-@pytest.mark.parametrize("suite", ["spatial", "object", "goal", "10", "90"])
+@pytest.mark.parametrize("suite", ["spatial", "object", "goal", "10", "90", "spatial_lan", "goal_swap", "10_task"])
 def test_every_suite_is_a_choice_that_libero_can_run_for_the_benchmarks_time(suite: str) -> None:
     env = compose_evaluate(["env=libero", f"env.options.suite={suite}", "policy=random"]).env
     adapter_of(env)
     assert env.task == f"libero_{suite}"
-    assert env.horizon == {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}[suite]
+    steps = {"spatial": 220, "object": 280, "goal": 300, "10": 520, "90": 400}
+    assert env.horizon == steps[suite.partition("_")[0]]
     assert env.chunks_per_rollout == env.chunks_per_episode
     assert env.hold_steps == 1  # an episode ends at its first success

@@ -18,6 +18,7 @@ from torch import Tensor
 from envs.foreign.adapter import folder_of
 from envs.foreign.env import make_env
 from envs.foreign.process import environment_of
+from envs.libero import PRO
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.interfaces.envs import VectorEnv
@@ -71,6 +72,21 @@ def test_rows_show_what_the_benchmarks_own_loop_shows(drawer: VectorEnv, tmp_pat
         np.testing.assert_array_equal(images, theirs["images"][state, ::CHUNK])
     assert not theirs["success"].any()
     assert len(np.unique(theirs["proprio"][:, -1], axis=0)) == 3
+
+
+@pytest.mark.parametrize("kind", PRO)
+def test_a_variant_of_libero_pro_changes_what_it_says(kind: str) -> None:
+    base, other = (make_env(section(suite, task=3), 1) for suite in ("goal", f"goal_{kind}"))
+    try:
+        first, changed = (env.reset([0]) for env in (base, other))
+        assert (first.instruction != changed.instruction) == (kind in ("lan", "task"))
+        assert first.privileged is not None
+        assert changed.privileged is not None
+        moved_m = (first.privileged - changed.privileged)[0, 8:].abs().max()  # of the goal's objects
+        assert kind not in ("swap", "lan") or (moved_m > 0.1) == (kind == "swap")
+    finally:
+        base.close()
+        other.close()
 
 
 def test_a_drawn_start_is_a_function_of_its_seed_and_settles(drawer: VectorEnv) -> None:

@@ -5,8 +5,8 @@ python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_sid
 For every seed the whole of train_vla.py runs with an empty cache: demonstrations, behaviour cloning, evaluation, RL to
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
-demo` does (weights do not depend on that).  Recipes: pick (the demo), region (demonstrations of a part of the table
-only), grpo (success as the only reward, from the policies of region), clone (behaviour cloning without RL).
+demo` does (weights do not depend on that).  Recipes: pick (the demo), grpo (success as the only reward, from the
+demo's policies), clone (behaviour cloning without RL).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -34,19 +34,9 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
-_CLONE = ["warm_start.num_demos=240", "warm_start.epochs=14", "warm_start.head_epochs=76"]
-_STRIP = ["warm_start.region=[-1,1,0.07,1]"]
 RECIPES: dict[str, list[str]] = {
-    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo", *_CLONE],
-    "region": [
-        "env=maniskill_pick",
-        "algorithm=ppo_finetune",
-        "run=demo",
-        "algorithm.lr=1.5e-4",
-        "run.num_iterations=48",
-        *_STRIP,
-    ],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run=demo", *_STRIP],
+    "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", "warm_start.region=[-1,1,0.07,1]"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 
