@@ -24,6 +24,7 @@ from rlinf_embodied.learning.update import POLICY_STATISTICS
 from rlinf_embodied.telemetry.boards import Histogram
 
 REFERENCE_KL = "reference_kl"  # a statistic of passes
+CLONING_STATISTICS = IMITATION_LOSS, CHUNKS = "imitation_loss", "demonstrated_chunks"  # of passes over demonstrations
 LARGEST_LOG_RATIO = 0.5  # the limit of its histogram
 
 
@@ -58,6 +59,9 @@ class OnPolicyConfig(AlgorithmConfig):
     clip_high: float = 0.2
     dual_clip: float | None = None  # largest ratio that counts where the advantage is negative; null: any
     kl_coef: float = 0.0  # of the KL (k3) to the policy that the run began with, at the level of the ratio
+    bc_coef: float = 0.0  # of the behaviour-cloning loss on demonstrations in every minibatch (docs/warm_start.md) ...
+    bc_decay: float = 1.0  # ... times this to the power of the iteration; DAPG (arXiv 1709.10087): 0.95
+    bc_batch_size: int = 32  # demonstrated chunks of a minibatch
     epochs: int = 4
     num_minibatches: int = 5  # a minibatch is one slice of every block
     lr: float = 1.5e-4
@@ -97,27 +101,35 @@ class OnPolicyConfig(AlgorithmConfig):
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
-        counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch")
+        counts = ("epochs", "num_minibatches", "group_size", "min_groups", "rows_per_microbatch", "bc_batch_size")
         require_numbers(self, "algorithm", *counts, low=1)
         optional = ("ratio_tolerance", "target_kl", "tis_cap", "value_clip", "huber_delta")
         require_numbers(self, "algorithm", "value_lr", *optional, low=0, above=True)
-        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef", "kl_coef")
+        more = ("critic_warmup_iterations", "max_resamples", "value_coef", "entropy_coef", "kl_coef", "bc_coef")
         require_numbers(self, "algorithm", "value_epochs", *more, low=0)
         whole = self.sharding is Sharding.none or not (self.compile or self.one_optimizer)
         rule = "passes over a policy in slices are not compiled, and it has a separate optimizer"
         require(whole, "algorithm.sharding", self.sharding.value, rule, "use none")
+        rule = "passes over demonstrations are neither compiled nor made in slices"
+        plain = self.sharding is Sharding.none and not self.compile
+        action = "use 0, or algorithm.sharding=none algorithm.compile=false"
+        require(plain or not self.bc_coef, "algorithm.bc_coef", self.bc_coef, rule, action)
         require_dual_clip(self.dual_clip, self.loss)
         level, rule = self.ratio_level, f"{type(self.loss).__name__} has one ratio per chunk"
         fits = level is Level.chunk or not self.loss.sequence_level
         require(fits, "algorithm.ratio_level", level.value, rule, "use chunk")
         bounds = ("clip_low", "clip_high", "max_grad_norm", "value_max_grad_norm")  # an infinite one is none
         require_numbers(self, "algorithm", *bounds, above=True, high=math.inf)
-        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", high=1)
+        require_numbers(self, "algorithm", "gamma", "gae_lambda", "lr_end_fraction", "bc_decay", high=1)
 
     @property
     def needs_reference(self) -> bool:
         """Whether samples are also scored by the policy that the run began with."""
         return self.kl_coef > 0 or self.loss.needs_reference
+
+    @property
+    def uses_demonstrations(self) -> bool:
+        return self.bc_coef > 0
 
     def bootstraps(self, critic: Critic) -> bool:
         given = self.bootstrap_at_timeout
@@ -197,6 +209,8 @@ class Objective:
             kl = weights * reference_kl(now, reference, mask)
             loss = loss + algorithm.kl_coef * kl.sum()
             statistics.append(kl.sum())
+        if algorithm.uses_demonstrations:  # other passes are over these
+            statistics += [torch.zeros_like(loss)] * len(CLONING_STATISTICS)
         if self.joint:
             values = found.values if found.values is not None else self.value(rows.features, rows.privileged)
             value = self._value_loss(rows, values)
@@ -228,4 +242,5 @@ class Objective:
 
 def policy_statistics(algorithm: OnPolicyConfig) -> tuple[str, ...]:
     """Returns the names of what passes of the policy's loss add up, without that of a joint critic."""
-    return (*POLICY_STATISTICS, *([REFERENCE_KL] if algorithm.needs_reference else []))
+    reference = (REFERENCE_KL,) if algorithm.needs_reference else ()
+    return (*POLICY_STATISTICS, *reference, *(CLONING_STATISTICS if algorithm.uses_demonstrations else ()))

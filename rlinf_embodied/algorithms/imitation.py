@@ -30,6 +30,7 @@ from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
+from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.learning.update import Fitted, minibatches
 from rlinf_embodied.randomness import normal
 from rlinf_embodied.runtime.host import StepContext
@@ -61,20 +62,33 @@ def join(parts: Sequence[Demonstrations]) -> Demonstrations:
     )
 
 
+def sizes(reducer: Reducer, data: Mapping[int, Demonstrations | Tensor | Sequence]) -> dict[int, int]:
+    """Returns the number of chunks in every block of all workers."""
+    own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
+    return {block: int(size[0]) for block, size in reducer.gather_blocks(own).items()}
+
+
+def require_imitation(training: Training) -> None:
+    """Checks that the policy has an imitation loss."""
+    usable = isinstance(training.policy, ImitationPolicy)
+    target, action = training.settings._target_, "use policy=soft_actor or policy=tiny_vla"
+    require(usable, "policy._target_", target, "it has no imitation_loss", action)
+
+
+def drawn_noise(training: Training, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
+    """Returns what a flow policy's imitation loss draws, keyed; {} of other policies."""
+    noise = cast(ImitationPolicy, training.policy).imitation_noise
+    return {} if noise is None else {_NOISE: noise.draw(training.seed, purpose, *ids).to(training.context.device)}
+
+
 class _Imitating(Algorithm):
     """An algorithm that minimises the policy's imitation loss."""
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
-        usable = isinstance(training.policy, ImitationPolicy)
-        target, action = training.settings._target_, "use policy=soft_actor or policy=tiny_vla"
-        require(usable, "policy._target_", target, "it has no imitation_loss", action)
+        require_imitation(training)
         self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
-
-    def _noise(self, purpose: str, *ids: int | Sequence[int] | np.ndarray) -> dict[str, Tensor]:
-        """Returns what a flow policy's loss draws, keyed."""
-        noise = self._policy.imitation_noise
-        return {} if noise is None else {_NOISE: noise.draw(self.training.seed, purpose, *ids).to(self._device)}
+        self._noise = partial(drawn_noise, training)
 
     def _loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> LossSums:
         value = self._policy.imitation_loss(features, actions, targets)
@@ -213,15 +227,10 @@ class FineTuning(_Imitating):
 
     def _set_statistics(self, name: str, columns: Mapping[int, Tensor]) -> None:
         """Takes the mean and standard deviation of a column [M, D], summed over blocks in fixed order."""
-        sum_blocks, count = self.training.reducer.sum_blocks, float(sum(self.sizes(columns).values()))
+        sum_blocks, count = self.training.reducer.sum_blocks, float(sum(sizes(self.training.reducer, columns).values()))
         mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
         self._policy.set_statistics(name, mean.float(), square.sqrt().float())
-
-    def sizes(self, data: Mapping[int, Demonstrations | Tensor | Sequence]) -> dict[int, int]:
-        """Returns the number of chunks in every block of all workers."""
-        own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
-        return {block: int(size[0]) for block, size in self.training.reducer.gather_blocks(own).items()}
 
     def update(self, step_context: StepContext, data: Mapping[int, Demonstrations]) -> dict[str, float]:
         """Makes one epoch over the demonstrations of this worker's blocks."""
@@ -235,7 +244,7 @@ class FineTuning(_Imitating):
             name, epochs, size, peak = _HEAD, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr
             if not self._features:
                 self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
-        number = max(1, sum(self.sizes(data).values()) // size)
+        number = max(1, sum(sizes(self.training.reducer, data).values()) // size)
         shuffle = (self.training.seed, "clone/whole" if whole else "clone/head", epoch)
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)

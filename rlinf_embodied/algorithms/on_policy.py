@@ -28,6 +28,8 @@ from rlinf_embodied.algorithms.advantages import standardized
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.batch import Rollouts, TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import (
+    CHUNKS,
+    IMITATION_LOSS,
     LARGEST_LOG_RATIO,
     REFERENCE_KL,
     Normalization,
@@ -35,6 +37,7 @@ from rlinf_embodied.algorithms.clipped_objective import (
     OnPolicyConfig,
     policy_statistics,
 )
+from rlinf_embodied.algorithms.cloning import CloningTerm
 from rlinf_embodied.algorithms.losses import explained_variance, require_unit_ratio
 from rlinf_embodied.config import Critic, Precision, Sharding
 from rlinf_embodied.config.checks import require
@@ -49,6 +52,7 @@ from rlinf_embodied.interfaces.policies import (
     Record,
 )
 from rlinf_embodied.learning import update
+from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import AdamSettings, ParameterGroup, linear_decay
 from rlinf_embodied.learning.reduce import Reducer
@@ -78,6 +82,7 @@ class OnPolicy(Algorithm):
             made = replicated(self.policy, algorithm, training.reducer)
         self.learners, self._joint = made.by_name, made.joint
         self._temperature = training.settings.temperature
+        self.cloning = CloningTerm(training) if algorithm.uses_demonstrations else None
         self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
         counts = torch.zeros(BINS, device=training.context.device) if training.counts_ratios else None
@@ -190,9 +195,10 @@ class OnPolicy(Algorithm):
         }
         if algorithm.needs_reference:
             metrics["losses/reference_kl"] = fitted.mean(REFERENCE_KL, "actions")
+        if algorithm.uses_demonstrations:
+            metrics["losses/imitation_loss"] = fitted.mean(IMITATION_LOSS, CHUNKS)
         if counts is not None:
-            of_blocks = dict.fromkeys(self._blocks, torch.zeros_like(counts)) | {min(self._blocks): counts}
-            total = self.training.reducer.sum_blocks(of_blocks)
+            total = self.training.reducer.group.all_reduce(counts)  # whole numbers: their sum has no order
             metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
@@ -206,7 +212,14 @@ class OnPolicy(Algorithm):
         if self.algorithm.has_critic and self.algorithm.normalize_advantages is Normalization.minibatch:
             blocks = {b: replace(t, advantages=t.advantages.clone()) for b, t in blocks.items()}
             batches = self._normalized(batches, blocks)
-        passes = lambda block, index: self._objective.policy_passes(blocks[block], index)  # noqa: E731
+        cloning, names = self.cloning, self.learners[POLICY].statistics
+        if cloning is not None:
+            batches = cloning.batches(batches, blocks, self._iteration)
+
+        def passes(block: int, index: Tensor) -> list[Pass]:
+            made = self._objective.policy_passes(blocks[block], index)
+            return made if cloning is None else made + cloning.passes(block, names)
+
         limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
         return update.fit(self.learners[POLICY], batches, passes, stop)

@@ -150,6 +150,11 @@ class AlgorithmConfig:
         return False
 
     @property
+    def uses_demonstrations(self) -> bool:
+        """Whether it learns from demonstrations, alone or in addition to rollouts."""
+        return self.learns_from is Source.demonstrations
+
+    @property
     def same_start(self) -> int:
         """Rows of the env that start from one initial state."""
         return 1

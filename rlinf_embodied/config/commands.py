@@ -55,8 +55,9 @@ class TrainConfig(TrainingConfig):
     env: EnvConfig
     policy: PolicyConfig
     algorithm: AlgorithmConfig
-    data: str | None = None  # what is learned from, joined by commas: of algorithm=sft files of demonstrations (.h5 of
-    # ManiSkill, LeRobot v3 folders); otherwise recorded transitions, the checkpoints of runs that acted
+    data: str | None = None  # what is learned from, joined by commas: of algorithm=sft and algorithm.bc_coef files of
+    # demonstrations (.h5 of ManiSkill, LeRobot v3 folders); otherwise recorded transitions, the checkpoints of runs
+    # that acted
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -78,9 +79,9 @@ class TrainConfig(TrainingConfig):
         high = self.hierarchy.algorithm
         if self.hierarchy.on:
             require_exact(self.run.exact, "hierarchy.algorithm", high.reduction, high.compile)
-        rule = f"{algorithm.name} learns from rollouts"
-        unused = self.data is None or algorithm.learns_from is not Source.rollouts
-        require(unused, "data", self.data, rule, "leave it out, or use algorithm=rlpd, iql, bc or sft")
+        rule, action = f"{algorithm.name} learns from rollouts", "leave it out, or use algorithm=rlpd, iql, bc or sft"
+        used = algorithm.learns_from is not Source.rollouts or algorithm.uses_demonstrations
+        require(self.data is None or used, "data", self.data, rule, f"{action}, or algorithm.bc_coef=0.1")
 
     def _paid_once(self, env: EnvConfig) -> EnvConfig:
         """Returns the env whose success bonus does not come in addition to the value after a time-out."""

@@ -1,4 +1,4 @@
-"""The graph of fine-tuning, a learner alone: its workers make the demonstrations once, then an iteration is an epoch.
+"""Learners with demonstrations, which their workers make once, and the graph of fine-tuning, a learner alone.
 
     open_sources --> collect (rounds) --> prepare --> run (an epoch)
     `demonstrate` (driver)                            workflow.py's `run_iteration`
@@ -10,10 +10,11 @@ learns from them, which uses them in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, SFTConfig, join
+from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, SFTConfig, join, sizes
+from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import TrainConfig, WarmStartConfig
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
@@ -32,48 +33,50 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuningConfig(LearnerConfig):
-    """What the stage needs to know."""
+class DemonstratedConfig(LearnerConfig):
+    """What a learner with demonstrations needs to know."""
 
-    algorithm: SFTConfig
     sources: tuple[DemonstrationSource, ...]
     start: WarmStartConfig  # how an expert acts, and whether the policy is new
+    num_blocks: int = NUM_DATA_BLOCKS
+    held_out: float = 0.0  # share of the episodes that nothing is learned from
 
     def episodes(self, block: int) -> list[tuple[int, int, bool]]:
         """Returns (source, its episode, whether it is held out) of a data block's episodes; one at least is not."""
         every = [(k, number) for k, source in enumerate(self.sources) for number in range(source.num_episodes)]
-        mine = every[len(every) * block // NUM_DATA_BLOCKS : len(every) * (block + 1) // NUM_DATA_BLOCKS]
-        share = self.algorithm.held_out
+        of, share = self.num_blocks, self.held_out
+        mine = every[len(every) * block // of : len(every) * (block + 1) // of]
         number = max(1, round(len(every) * share)) if share else 0
-        wanted = number * (block + 1) // NUM_DATA_BLOCKS - number * block // NUM_DATA_BLOCKS
+        wanted = number * (block + 1) // of - number * block // of
         order = permutation(self.model.seed, "held out", block, size=len(mine)).tolist()
-        apart = set(order[: min(wanted, len(mine) - 1)])
+        apart = set(order[: max(0, min(wanted, len(mine) - 1))])
         return [(*episode, k in apart) for k, episode in enumerate(mine)]
 
 
 def fine_tuning_stage(
     config: TrainConfig, sources: tuple[DemonstrationSource, ...], policy_folder: str
-) -> FineTuningConfig:
+) -> DemonstratedConfig:
     """Returns what the stage needs to know; it starts from the policy in a folder."""
     assert isinstance(config.algorithm, SFTConfig)
-    return FineTuningConfig(
+    return DemonstratedConfig(
         PolicyStageConfig(config.policy, policy_folder, config.env, config.run.seed, exact=config.run.exact.holds),
         num_iterations=config.run.num_iterations,
         algorithm=config.algorithm,
         sources=sources,
         start=config.warm_start,
+        held_out=config.algorithm.held_out,
     )
 
 
-def fine_tuning_workflow(stage: FineTuningConfig) -> Workflow:
+def fine_tuning_workflow(stage: DemonstratedConfig) -> Workflow:
     """Returns the graph of the one stage."""
     spec = StageSpec(ACTOR, f"{__name__}.FineTuningLearner", stage, collective=True)
     return Workflow("fine-tuning", NUM_DATA_BLOCKS, {ACTOR: spec})
 
 
-def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgress) -> None:
+def demonstrate(executor: Executor, sources: Sequence[DemonstrationSource], progress: ShowProgress) -> None:
     """Has new stages make their demonstrations, round by round."""
-    total = sum(source.num_episodes for source in stage.sources)
+    total = sum(source.num_episodes for source in sources)
     done = used = 0
     for number in range(max(of_type(executor.call(ACTOR, "open_sources", StepContext(0)), int))):
         answers = of_type(executor.call(ACTOR, "collect", StepContext(number)), dict)
@@ -83,17 +86,14 @@ def demonstrate(executor: Executor, stage: FineTuningConfig, progress: ShowProgr
     executor.call(ACTOR, "prepare", StepContext(0))
 
 
-class FineTuningLearner(PolicyLearner):
-    """Learns from demonstrations; every worker holds the whole policy and some of the data blocks."""
+class DemonstratedLearner(PolicyLearner):
+    """A learner whose workers make the demonstrations of their blocks."""
 
-    sends_frozen = True  # what one phase freezes the other trains
-    _config: FineTuningConfig
-    _made: FineTuning
+    _config: DemonstratedConfig
 
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._blocks = context.blocks
-        self._made.fresh = self._config.start.checkpoint is None
         self._found: dict[tuple[int, bool], list[Demonstrations]] = {}
 
     def open_sources(self, step_context: StepContext) -> int:
@@ -122,29 +122,60 @@ class FineTuningLearner(PolicyLearner):
             self._found.setdefault((block, out), []).append(part)
         return {"episodes": len(batch), "used": sum(part is not None for part in found)}
 
+    def _collected(self, of_each: bool) -> dict[int, Demonstrations]:
+        """Closes the simulator and returns the demonstrations of blocks that have some.
+
+        Raises:
+            SimulatorError: there are none, or with `of_each` none of a block.
+        """
+        self._env.close()
+        blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
+        found = sizes(self._made.training.reducer, blocks).values()
+        if (min(found) if of_each else sum(found)) == 0:
+            kinds = ", ".join(source.path or source.kind for source in self._config.sources)
+            raise SimulatorError(
+                f"none of a block's episodes from {kinds} solves {self._config.model.env.task} here: check a task's "
+                "expert; compare env.options.robot, env.horizon and the simulator with those that a file was recorded "
+                "with"
+            )
+        return {block: join(parts) for block, parts in blocks.items() if parts}
+
+
+class CloningLearner(DemonstratedLearner):
+    """Learns from rollouts and demonstrations (algorithms/cloning.py)."""
+
+    _made: OnPolicy
+
     def prepare(self, step_context: StepContext) -> None:
-        """Closes the simulator, and measures the demonstrations where the policy is new.
+        """Hands the demonstrations to the algorithm; raises a SimulatorError where there are none."""
+        assert self._made.cloning is not None
+        self._made.cloning.demonstrations = self._collected(of_each=False)
+
+
+class FineTuningLearner(DemonstratedLearner):
+    """Learns from demonstrations; every worker holds the whole policy and some of the data blocks."""
+
+    sends_frozen = True  # what one phase freezes the other trains
+    _made: FineTuning
+
+    def setup(self, context: StageContext) -> None:
+        super().setup(context)
+        self._made.fresh = self._config.start.checkpoint is None
+
+    def prepare(self, step_context: StepContext) -> None:
+        """Measures the demonstrations where the policy is new.
 
         Raises:
             SimulatorError: a block is left without a demonstration to learn from.
             DataError: none is left that could be held out.
         """
-        self._env.close()
-        config = self._config
-        blocks = {block: self._found.pop((block, False), []) for block in self._blocks}
-        if min(self._made.sizes(blocks).values()) == 0:
-            kinds = ", ".join(source.path or source.kind for source in config.sources)
-            raise SimulatorError(
-                f"none of a block's episodes from {kinds} solves {config.model.env.task} here: check a task's expert; "
-                "compare env.options.robot, env.horizon and the simulator with those that a file was recorded with"
-            )
-        self._data = {block: join(parts) for block, parts in blocks.items()}
+        config, self._data = self._config, self._collected(of_each=True)
         out = {block: self._found.pop((block, True), []) for block in self._blocks}
         self._held_out = {block: join(parts) if parts else None for block, parts in out.items()}
         wanted = any(apart for block in range(NUM_DATA_BLOCKS) for *_, apart in config.episodes(block))
-        if wanted and not sum(self._made.sizes(out).values()):
+        if wanted and not sum(sizes(self._made.training.reducer, out).values()):
             raise DataError(
-                f"algorithm.held_out is {config.algorithm.held_out}, but none of the episodes that are held out "
+                f"algorithm.held_out is {config.held_out}, but none of the episodes that are held out "
                 f"solves {config.model.env.task} here: give more episodes, or use algorithm.held_out=0"
             )
         if self._made.fresh:

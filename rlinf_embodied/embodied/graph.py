@@ -23,6 +23,7 @@ def embodied_graph(
     robots: bool = False,
     learners: Sequence[str] = (ACTOR,),
     replay: bool = False,
+    demonstrates: bool = False,
 ) -> Workflow:
     """Returns the graph.
 
@@ -34,6 +35,7 @@ def embodied_graph(
         robots: whether env steps take their time whatever computes them, so that the env mostly waits.
         learners: one for each level of policies that is trained; with HIGH_ACTOR, `policy` is one of two levels.
         replay: whether transitions are kept, and the learner gets batches of them.
+        demonstrates: whether the learner's workers make demonstrations.
     """
     acting = "hierarchy.TwoLevelStage" if HIGH_ACTOR in learners else "rollout_stage.RolloutStage"
     spec = lambda name, target, **more: StageSpec(name, f"{_PACKAGE}.{target}", (configs or {}).get(name), **more)  # noqa: E731
@@ -46,7 +48,8 @@ def embodied_graph(
         stages.append(spec(REPLAY, "replay_stage.ReplayStage"))
         edges = [*([] if loop is None else [Edge(ENV, REPLAY)]), Edge(REPLAY, ACTOR)]
     # statistics and minibatches are of all blocks
-    stages += [spec(actor, "learner.PolicyLearner", collective=True, whole=True) for actor in learners]
+    learner = "fine_tuning.CloningLearner" if demonstrates else "learner.PolicyLearner"
+    stages += [spec(actor, learner, collective=True, whole=True) for actor in learners]
     return Workflow(
         name="embodied",
         num_blocks=num_blocks,

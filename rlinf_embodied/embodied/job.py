@@ -17,7 +17,7 @@ from rlinf_embodied.config.algorithm import require_correction
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import require_precision
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationEnvConfig, file_name, held_out, policy_stage
-from rlinf_embodied.embodied.fine_tuning import FineTuningConfig, demonstrate, fine_tuning_stage, fine_tuning_workflow
+from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.graph import ENV, REPLAY
 from rlinf_embodied.embodied.hierarchy import HIGH_FOLDER
 from rlinf_embodied.embodied.outcome import EvaluationResult, shown
@@ -30,7 +30,7 @@ from rlinf_embodied.embodied.policy_folder import (
 )
 from rlinf_embodied.embodied.replay_stage import require_recorded
 from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of
-from rlinf_embodied.embodied.starting_point import on_cores, require_env_target, require_start
+from rlinf_embodied.embodied.starting_point import on_cores, require_demonstrations, require_env_target, require_start
 from rlinf_embodied.embodied.warm_start import starting_high_level, starting_policy
 from rlinf_embodied.embodied.workflow import learners_of, run_iteration, training_workflow
 from rlinf_embodied.execution.executor import Executor, IterationResult
@@ -74,12 +74,9 @@ class EmbodiedJob:
     def _sources(self) -> tuple[DemonstrationSource, ...]:
         return sources_of(self.config)
 
-    def _stage(self, policy_folder: str = "") -> FineTuningConfig:
-        return fine_tuning_stage(self.config, self._sources, policy_folder)
-
     def prepare(self, executor: Executor, progress: ShowProgress) -> None:
-        if self._fine_tunes:
-            demonstrate(executor, self._stage(), progress)
+        if self.config.algorithm.uses_demonstrations:
+            demonstrate(executor, self._sources, progress)
 
     def evaluation(self, session: Session, cluster: Cluster, policy_folder: str, folder: RunFolder) -> Evaluation:
         videos = str(folder.videos) if self.config.eval.record_video else None
@@ -142,7 +139,8 @@ class EmbodiedJob:
         replays, action = not (env.carry_over and env_options(env).on_accelerator(kind)), "set env.carry_over=false"
         require(replays, "env.carry_over", env.carry_over, rule, f"{action}, or env.options.backend=batched")
         clones = self._fine_tunes or not (checkpoint or start.checkpoint or start.from_scratch)
-        levels = [("", config.policy, config.algorithm, clones)]
+        imitates = clones or config.algorithm.uses_demonstrations
+        levels = [("", config.policy, config.algorithm, imitates)]
         levels += [("hierarchy", hierarchy.policy, hierarchy.algorithm, False)] if hierarchy.on else []
         for section, policy, algorithm, cloned in levels:
             with within(section):
@@ -156,7 +154,7 @@ class EmbodiedJob:
         rule = f"algorithm={config.algorithm.name} needs its `{needed}`"
         usable = hasattr(load_target(target), needed)
         require(usable, "policy._target_", target, rule, "use policy=soft_actor (docs/control.md)")
-        if not self._fine_tunes:
+        if config.algorithm.learns_from is Source.transitions:
             require_recorded(config.files, env)
         if checkpoint is not None:
             require_conditions("resume", checkpoint, env, config.policy, kind)
@@ -169,8 +167,11 @@ class EmbodiedJob:
                 require_conditions("warm_start.checkpoint", folder, env, config.policy, kind, free)
         else:
             require_start(config)
-        if clones:
-            sources_of(config)
+        require_demonstrations(config)
+        if clones and not self._fine_tunes:
+            sources_of(replace(config, data=None))
+        if config.algorithm.uses_demonstrations:
+            _ = self._sources
 
     def require_staleness(self, staleness: int) -> None:
         algorithm = self.config.algorithm
@@ -190,8 +191,9 @@ class EmbodiedJob:
     # ------------------------------------------------------------------------------------------------------- stages
     def workflow(self, policy_folder: str) -> Workflow:
         if self._fine_tunes:
-            return fine_tuning_workflow(self._stage(policy_folder))
-        return training_workflow(self.config, policy_folder, self._high_folder(policy_folder))
+            return fine_tuning_workflow(fine_tuning_stage(self.config, self._sources, policy_folder))
+        sources = self._sources if self.config.algorithm.uses_demonstrations else ()
+        return training_workflow(self.config, policy_folder, self._high_folder(policy_folder), sources)
 
     def _high_folder(self, policy_folder: str) -> str:
         """Returns the folder of the high-level policy that belongs to the low-level policy's; "" otherwise."""

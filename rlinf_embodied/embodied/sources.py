@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlinf_embodied.config import EnvConfig, Source, TrainConfig
+from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
@@ -44,7 +44,7 @@ class DemonstrationSource:
 
 
 def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
-    """Returns where the demonstrations of fine-tuning, or of a warm start, come from.
+    """Returns where the demonstrations of an algorithm, or of a warm start, come from.
 
     Raises:
         ConfigError: files are missing, or of another task, control mode, camera or image size.
@@ -52,7 +52,7 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     """
     start, env = config.warm_start, config.env
     named, given, files = "warm_start.demonstrations", start.demonstrations, [start.demonstrations]
-    if config.algorithm.learns_from is Source.demonstrations and config.files:
+    if config.algorithm.uses_demonstrations and config.files:
         named, given, files = "data", config.data, config.files
     found = tuple(_file(place, env, named) for place in files if place is not None)
     if not found:

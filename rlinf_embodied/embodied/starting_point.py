@@ -34,6 +34,19 @@ def require_start(config: TrainConfig) -> None:
     )
 
 
+def require_demonstrations(config: TrainConfig) -> None:
+    """Checks that the demonstrations of algorithm.bc_coef have a source.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    coef = getattr(config.algorithm, "bc_coef", 0.0)
+    given = config.files or config.warm_start.demonstrations
+    if coef and not given and (why := why_no_expert(config.env)) is not None:
+        action = "give data=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>, or use 0"
+        raise ConfigError(f"algorithm.bc_coef is {coef}, but {why}, and no demonstrations are given: {action}")
+
+
 def require_env_target(env: EnvConfig) -> None:
     """Checks that a custom env can be imported and called, and env.options by its module's `read_options`.
 

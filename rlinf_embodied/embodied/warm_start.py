@@ -169,7 +169,7 @@ def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: C
         new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False, needs_success=needs)
         _make_new(Path(place) / "new", new, session, cluster)
         stage = fine_tuning_stage(config, sources_of(config), f"{place}/new")
-        prepare = lambda executor: demonstrate(executor, stage, progress)  # noqa: E731
+        prepare = lambda executor: demonstrate(executor, stage.sources, progress)  # noqa: E731
         number = config.run.num_iterations
         common.make_policy(fine_tuning_workflow(stage), session, cluster, number, progress, folder, prepare)
 
@@ -182,7 +182,9 @@ def clone_folder(config: TrainConfig, kind: str) -> Path:
     start = config.warm_start
     key = {
         "warm_start": {k: v for k, v in asdict(start).items() if k not in _PLACES},
-        "sources": [(source.kind, source.num_episodes, source.digest) for source in sources_of(config)],
+        "sources": [
+            (source.kind, source.num_episodes, source.digest) for source in sources_of(replace(config, data=None))
+        ],
         "seed": config.run.seed,
     }
     return _cache_folder(start.cache_dir, config.env, config.policy, kind, key)

@@ -38,12 +38,14 @@ from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, ReplayConfig, s
 from rlinf_embodied.config import Critic, HierarchyConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
+from rlinf_embodied.embodied.fine_tuning import DemonstratedConfig
 from rlinf_embodied.embodied.graph import ACTOR, ENV, HIGH_ACTOR, POLICY, REPLAY, RESAMPLE, ROLLOUT, embodied_graph
 from rlinf_embodied.embodied.hierarchy import HIGH_POLICY, TwoLevelConfig, decision_columns, low_level_columns
 from rlinf_embodied.embodied.learner import LearnerConfig
 from rlinf_embodied.embodied.outcome import episode_means
 from rlinf_embodied.embodied.replay_stage import ReplayStageConfig
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
+from rlinf_embodied.embodied.sources import DemonstrationSource
 from rlinf_embodied.execution.ahead import Follow
 from rlinf_embodied.execution.executor import Executor, IterationResult
 from rlinf_embodied.runtime.host import StepContext
@@ -52,12 +54,22 @@ from rlinf_embodied.telemetry.boards import Histogram
 from rlinf_embodied.workflow.graph import RepeatDecision, Workflow
 
 
-def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str = "") -> Workflow:
-    """Returns the graph; every copy of the policy, and of a high-level one, starts from its folder."""
+def training_workflow(
+    config: TrainConfig, policy_folder: str, high_folder: str = "", sources: tuple[DemonstrationSource, ...] = ()
+) -> Workflow:
+    """Returns the graph; every copy of the policy, and of a high-level one, starts from its folder.
+
+    `sources` are those of the demonstrations that algorithm.bc_coef clones.
+    """
     env, algorithm, hierarchy = config.env, config.algorithm, config.hierarchy
     replay = algorithm.learns_from is Source.transitions
-    configs = _replay_configs(config, policy_folder) if replay else _rollout_configs(config, policy_folder, high_folder)
+    configs = (
+        _replay_configs(config, policy_folder)
+        if replay
+        else _rollout_configs(config, policy_folder, high_folder, sources)
+    )
     where = {"on_cores": config.cluster.cpu_devices > 0, "robots": env.control_hz > 0}
+    where["demonstrates"] = algorithm.uses_demonstrations
     loop = None
     if algorithm.acts:
         steps = env.chunks_per_rollout
@@ -75,7 +87,9 @@ def training_workflow(config: TrainConfig, policy_folder: str, high_folder: str 
     return replace(graph, typical_iteration=typical)
 
 
-def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) -> dict[str, object]:
+def _rollout_configs(
+    config: TrainConfig, policy_folder: str, high_folder: str, sources: tuple[DemonstrationSource, ...]
+) -> dict[str, object]:
     """Returns what the stages need to know where whole rollouts are learned from."""
     env, algorithm, seed, hierarchy = config.env, config.algorithm, config.run.seed, config.hierarchy
     frozen, exact, number = hierarchy.on and hierarchy.frozen, config.run.exact.holds, config.run.num_iterations
@@ -89,6 +103,8 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
     learned = [algorithm, *([hierarchy.algorithm] if hierarchy.on else [])]
     critics = [config.policy.critic] if algorithm.has_critic else []
     critics += [hierarchy.policy.critic] if hierarchy.on else []
+    given = {"sources": sources, "start": config.warm_start, "num_blocks": env.num_blocks}
+    learner = partial(DemonstratedConfig, **given) if algorithm.uses_demonstrations else LearnerConfig
     configs: dict[str, object] = {
         ENV: EnvStageConfig(
             *(env, seed, algorithm.same_start),
@@ -98,7 +114,7 @@ def _rollout_configs(config: TrainConfig, policy_folder: str, high_folder: str) 
             counts_actions=config.run.has_boards,
         ),
         POLICY: model,
-        ACTOR: LearnerConfig(
+        ACTOR: learner(
             *(model, algorithm, number),
             view=partial(low_level_columns, hierarchy) if hierarchy.on else None,
             counts_ratios=config.run.has_boards,

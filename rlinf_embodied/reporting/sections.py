@@ -229,10 +229,7 @@ def _place(run: Run, video: str) -> str:
 
 
 def episodes(run: Run, videos: str) -> str:
-    """Every episode of the last and the first evaluation, failures first, with links to those of the page's `videos`.
-
-    A click on a column's head sorts the rows by it.
-    """
+    """Every episode of the last and the first evaluation, failures first, with links into the page's `videos`."""
     path = run.folder / "episodes.csv"
     if not path.is_file():
         return ""

@@ -25,16 +25,15 @@ class Histogram(float):
 
     counts: np.ndarray  # [BINS]
     edges: np.ndarray  # [BINS + 1]
-    limit: float
 
     def __new__(cls, counts: Sequence[float], limit: float) -> Histogram:
         edges = np.linspace(-limit, limit, BINS + 1)
         self = super().__new__(cls, np.dot(counts, (edges[1:] + edges[:-1]) / 2) / max(1.0, sum(counts)))
-        self.counts, self.limit, self.edges = np.asarray(counts), limit, edges
+        self.counts, self.edges = np.asarray(counts), edges
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Histogram, (self.counts, self.limit)
+        return Histogram, (self.counts, self.edges[-1])
 
     @staticmethod
     def count(values: Tensor, limit: float) -> Tensor:
@@ -58,9 +57,8 @@ class TensorBoard:
         writer = self._writer
         for name, value in values.items():
             if isinstance(value, Histogram):
-                number, ends = float(value.counts.sum()), (-value.limit, value.limit)
-                limits, counts = value.edges[1:].tolist(), value.counts.tolist()
-                writer.add_histogram_raw(name, *ends, number, number * value, 0.0, limits, counts, step)
+                (low, *limits), counts, number = value.edges.tolist(), value.counts.tolist(), float(value.counts.sum())
+                writer.add_histogram_raw(name, low, limits[-1], number, number * value, 0.0, limits, counts, step)
             else:
                 writer.add_scalar(name, value, step)
         for name, path in (videos or {}).items():

@@ -1,0 +1,73 @@
+"""Behaviour cloning during RL: each minibatch of the policy's loss also has chunks of demonstrations.
+
+    loss = policy loss / its weight + bc_coef bc_decay^iteration (imitation loss / its chunks)
+
+(DAPG, Rajeswaran et al. 2018, arXiv 1709.10087, eq. 7, whose demonstrations weigh 0.1 x 0.95^iteration x the largest
+advantage.)  Chunks are drawn by (seed, iteration, minibatch, block), with replacement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlinf_embodied.algorithms.algorithm import Training
+from rlinf_embodied.algorithms.batch import TrainingBlock
+from rlinf_embodied.algorithms.clipped_objective import CHUNKS, IMITATION_LOSS
+from rlinf_embodied.algorithms.imitation import Demonstrations, drawn_noise, require_imitation
+from rlinf_embodied.interfaces.policies import ImitationPolicy
+from rlinf_embodied.learning.gradients import LossSums, Pass
+from rlinf_embodied.randomness import words
+
+
+class CloningTerm:
+    """Draws demonstrations and makes passes over them."""
+
+    def __init__(self, training: Training) -> None:
+        require_imitation(training)
+        self._training, self._policy = training, cast(ImitationPolicy, training.policy)
+        self.demonstrations: dict[int, Demonstrations] = {}  # by block, of those that have some
+        self._drawn: tuple[int, int] = (0, 0)  # iteration and minibatch
+        self._scale = 0.0
+
+    def batches(
+        self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock], iteration: int
+    ) -> Iterator[dict[int, Tensor]]:
+        """Yields minibatches; before each, `passes` become those that belong to it."""
+        algorithm = self._training.algorithm
+        for k, rows in enumerate(batches):
+            counted = {}
+            for b, index in rows.items():
+                weight = blocks[b].weights[index].sum()
+                counted[b] = torch.stack([weight, weight.new_tensor(float(self._number(b) if len(index) else 0))])
+            weight, number = self._training.reducer.sum_blocks(counted).tolist()
+            self._drawn = iteration, k
+            self._scale = algorithm.bc_coef * algorithm.bc_decay**iteration * weight / max(number, 1.0)
+            yield rows
+
+    def passes(self, block: int, statistics: Sequence[str]) -> list[Pass]:
+        """Returns the pass over a block's part of the demonstrations; it counts in no denominator."""
+        number = self._number(block)
+        return [Pass(0.0, partial(self._sums, block, number, statistics))] if number and self._scale else []
+
+    def _number(self, block: int) -> int:
+        size, of = self._training.algorithm.bc_batch_size, self._training.context.num_blocks
+        return size * (block + 1) // of - size * block // of if block in self.demonstrations else 0
+
+    def _sums(self, block: int, number: int, statistics: Sequence[str]) -> LossSums:
+        training, data, key = self._training, self.demonstrations[block], (*self._drawn, block, np.arange(number))
+        index = torch.from_numpy((words(training.seed, "cloning", *key) % np.uint64(len(data))).astype(np.int64))
+        features = self._policy.encode_trainable(data.observation.rows(index.tolist()).to(training.context.device))
+        targets = drawn_noise(training, "cloning/noise", *key)
+        loss = self._policy.imitation_loss(features, data.actions[index].to(training.context.device), targets)
+        found = {IMITATION_LOSS: float(loss.detach()), CHUNKS: float(number)}
+        return LossSums(
+            self._scale * loss,
+            loss.new_zeros((), dtype=torch.float32),
+            loss.new_tensor([found.get(name, 0.0) for name in statistics], dtype=torch.float32),
+        )
