@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective, policy_statistics
+from rlinf_embodied.algorithms.on_policy import POLICY
 from rlinf_embodied.algorithms.policy_losses import CISPO, GSPO, Clipped
-from rlinf_embodied.algorithms.ppo import PPOConfig
+from rlinf_embodied.algorithms.ppo import PPO, PPOConfig
 from rlinf_embodied.config import Level
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.policies import Evaluation
+from rlinf_embodied.learning import update
 
 C, K = 3, 2  # actions of a chunk, choices of an action
 
@@ -47,6 +50,32 @@ def test_a_divergence_is_per_action_at_every_level(level: Level) -> None:
     found = statistics(PPOConfig(ratio_level=level), block, scored)
     assert found["actions"] == int(block.valid.sum())
     assert found["approx_kl"] / found["actions"] == pytest.approx(K * 0.1**2 / 2, rel=0.05)
+
+
+def test_epochs_end_at_a_divergence_per_action(monkeypatch) -> None:
+    monkeypatch.setattr(update, "fit", lambda learner, batches, passes, stop: stop)
+    ppo = PPO.__new__(PPO)
+    ppo.algorithm, ppo.learners, ppo._blocks, ppo._iteration = PPOConfig(target_kl=0.1), {POLICY: None}, {}, 0
+    ppo.training = SimpleNamespace(seed=0)  # pyright: ignore
+    stop = ppo._policy_steps()
+    step = lambda kl: SimpleNamespace(sums={"approx_kl": kl, "actions": 10.0, "ratios": 70.0})  # noqa: E731
+    assert (stop(step(0.9)), stop(step(1.1))) == (False, True)
+
+
+def test_the_unit_of_value_clip_and_huber_delta_is_the_scale_of_returns() -> None:
+    block, scored = drawn(12, 0.3)
+    values, returns = 3 * scored.log_probs.sum(-1).detach(), 5 * block.advantages
+    block = replace(block, values=torch.zeros_like(values), returns=returns)
+    found = []
+    for unit, config in (
+        (3.0, PPOConfig(value_clip=0.2, huber_delta=1.0)),
+        (1.0, PPOConfig(value_clip=0.6, huber_delta=3.0)),
+    ):
+        scale = lambda unit=unit: torch.tensor([unit])  # noqa: E731
+        objective = Objective(config, 1.0, lambda *rows: scored, lambda *rows: values, joint=False, return_scale=scale)
+        (one,) = objective.value_passes(block, torch.arange(len(block)))
+        found.append(float(one.run().loss))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_the_entropy_that_is_reported_is_the_one_that_the_bonus_raises() -> None:

@@ -66,7 +66,7 @@ def test_a_dual_clip_bounds_the_loss_of_an_action_that_became_much_likelier(rati
 
 @pytest.mark.parametrize(
     ("value", "old", "goal", "loss"),  # clip 0.5, Huber delta 2
-    [(1.0, 1.0, 2.0, 0.5), (1.0, 0.0, 2.0, 1.125), (0.0, 0.0, 5.0, 8.0), (3.0, 0.0, 3.0, 3.0)],
+    [(1.0, 1.0, 2.0, 0.5), (1.0, 0.0, 2.0, 1.125), (0.0, 0.0, 5.0, 8.0), (3.0, 0.0, 3.0, 3.0), (3.0, 0.0, 0.0, 4.0)],
 )
 def test_values_count_as_moved_so_far_at_most_and_large_errors_linearly(value, old, goal, loss):
     values = torch.tensor([value, torch.nan], requires_grad=True)

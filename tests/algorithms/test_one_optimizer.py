@@ -8,11 +8,13 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from control_runs import learning
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from torch import Tensor, nn
 
 from policies.actor_critic import ActorCritic
+from rlinf_embodied.algorithms import ppo as ppo_module
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import Objective
 from rlinf_embodied.algorithms.on_policy import POLICY, VALUE_GROUP, replicated
@@ -170,3 +172,17 @@ def test_a_value_head_on_the_policys_trunk_has_its_own_rate_and_is_trained_alone
     actor = {id(p) for p in policy.policy_parameters()}
     moved = {(id(p) in actor) for name, p in policy.module.named_parameters() if not torch.equal(p, start[name])}
     assert moved == {False}, "the trunk and the policy stay as they are"
+
+
+def test_warm_up_and_further_epochs_step_the_value_head_alone(config, batch, monkeypatch) -> None:
+    counts = {"epochs": 1, "value_epochs": 3, "num_minibatches": 1, "critic_warmup_iterations": 1}
+    algorithm = replace(config.algorithm, one_optimizer=False, **counts)
+    ppo = learning(ppo_module.PPO, ActorCritic(config.policy, SEEN, seed=1), algorithm)
+    ppo._blocks, learner, groups = {0: samples(batch)}, ppo.learners[POLICY], []
+    step = learner.step
+    monkeypatch.setattr(learner, "step", lambda *given: groups.append(given[3]) or step(*given))
+    for iteration, expected in enumerate([[(VALUE_GROUP,)] * 3, [None, (VALUE_GROUP,), (VALUE_GROUP,)]]):
+        groups.clear()
+        ppo._iteration = iteration
+        ppo._fit_policy()
+        assert groups == expected

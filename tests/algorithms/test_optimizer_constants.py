@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 from control_runs import learning
 
 from policies.actor_critic import ActorCritic
 from policies.openvla.policy import OpenVLAPolicy
 from policies.soft_actor import SoftActor
 from policies.state_policy import StatePolicy
-from rlinf_embodied.algorithms.imitation import BehaviourCloningConfig, FineTuning, Imitation, SFTConfig
+from rlinf_embodied.algorithms.imitation import BehaviourCloningConfig, Demonstrations, FineTuning, Imitation, SFTConfig
 from rlinf_embodied.algorithms.iql import IQL, IQLConfig
 from rlinf_embodied.algorithms.ppo import PPO, PPOConfig
 from rlinf_embodied.algorithms.sac import SAC, SACConfig
 from rlinf_embodied.config import AlgorithmConfig, Critic, PolicyConfig
 from rlinf_embodied.learning.optimizer import FlatOptimizer
-from tests.observations import env_spec
+from tests.observations import env_spec, observed
 
 SPEC, STATE = env_spec("Some-v0", 4, 1, 10, 2, 3), env_spec("Some-v0", 4, 1, 10, 2, 3, 5)
 GIVEN = {"beta1": 0.5, "beta2": 0.75, "adam_eps": 0.125, "weight_decay": 0.25}
@@ -48,7 +49,15 @@ def test_every_constant_of_adam_is_that_of_the_configuration(
 
 
 @pytest.mark.parametrize(("given", "std"), [(None, 0.005), (0.0, 0.0), (0.1, 0.1)])
-def test_the_noise_on_proprioception_is_that_of_the_configuration_or_the_policys(given: float | None, std) -> None:
+def test_the_noise_on_proprioception_is_that_of_the_configuration_or_the_policys(
+    given: float | None, std, monkeypatch
+) -> None:
     policy = StatePolicy(PolicyConfig(critic=Critic.privileged), STATE, 0)
-    assert learning(FineTuning, policy, SFTConfig(proprio_jitter=given))._jitter == std
+    made, nothing = learning(FineTuning, policy, SFTConfig(proprio_jitter=given)), torch.zeros(500, 3)
+    shown = observed(nothing, ("",) * 500, privileged=torch.zeros(500, 5))
+    made._features = {0: {"proprio": nothing}}
+    monkeypatch.setattr(made, "_loss", lambda features, *rest: features["proprio"])
+    for whole in (True, False):
+        seen = made._sums(whole, 0, Demonstrations(shown, torch.zeros(500, 1, 2), None), 0, torch.arange(500))
+        assert float(seen.std()) == pytest.approx(std, rel=0.1)
     assert OpenVLAPolicy.proprio_jitter == 0.0  # of normalised proprioception

@@ -18,11 +18,13 @@ from rlinf_embodied.algorithms.batch import EnvColumns, PolicyColumns, TrainingB
 from rlinf_embodied.algorithms.clipped_objective import Objective, OnPolicyConfig
 from rlinf_embodied.algorithms.grpo import grpo_block
 from rlinf_embodied.algorithms.iql import IQL
+from rlinf_embodied.algorithms.on_policy import POLICY
 from rlinf_embodied.algorithms.ppo import PPO
 from rlinf_embodied.algorithms.sac import SAC
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import PolicyConfig, TrainConfig
 from rlinf_embodied.interfaces.policies import Evaluation
+from rlinf_embodied.learning import update
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.optimizer import linear_decay
 from rlinf_embodied.learning.reduce import Reducer
@@ -125,7 +127,7 @@ def test_grpo_of_openvla_oft(name: str, lr: float, dual: float, rows: int) -> No
     env = EnvColumns(torch.zeros(2, size, 4), no, no, valid, None, start, index, None, success)
     order = torch.arange(2 * size).reshape(2, size)
     block = grpo_block([(PolicyColumns({"order": order}, {}, old, 0), env)], config, 0, {(0, 0)})
-    now = (old + 0.5 * torch.randn(old.shape, generator=generator)).flatten(0, 1)
+    now = (old + torch.randn(old.shape, generator=generator)).flatten(0, 1)
     batch = Batch(block, Evaluation(now[block.features["order"]].requires_grad_()))
     objective = Objective(config, 1.0, lambda *rows: batch.scored, lambda *rows: now, joint=False)
     (one,) = objective.policy_passes(block, torch.arange(len(block)))
@@ -145,18 +147,17 @@ def test_grpo_of_openvla_oft(name: str, lr: float, dual: float, rows: int) -> No
     assert linear_decay(40, 50, config.lr, config.lr_end_fraction) == config.lr
 
 
-def test_ppo_of_the_37_details() -> None:
+def test_ppo_of_the_37_details(monkeypatch) -> None:
     """cleanrl: advantages of a minibatch have mean 0 and std 1; values are clipped by 0.2; v_loss x 0.5; one norm."""
     config = preset("ppo_mujoco", "env=gymnasium", "policy=actor_critic").algorithm
     batch = drawn()
     samples, raw = batch.block, batch.block.advantages.clone()
     ppo = PPO.__new__(PPO)
-    ppo.algorithm, ppo._blocks = config, {0: samples}
-    ppo.training = SimpleNamespace(reducer=Reducer(SoloGroup(), (0,)))  # pyright: ignore
-    into = {0: replace(samples, advantages=raw.clone())}
-    for _ in ppo._normalized(iter([{0: torch.arange(ROWS)}]), into):
-        pass
-    batch.block = into[0]
+    ppo.algorithm, ppo._blocks, ppo._iteration = replace(config, epochs=1, num_minibatches=1), {0: samples}, 0
+    ppo.training = SimpleNamespace(seed=0, reducer=Reducer(SoloGroup(), (0,)))  # pyright: ignore
+    ppo.learners, ppo._objective = {POLICY: None}, SimpleNamespace(policy_passes=lambda block, rows: block)  # pyright: ignore
+    monkeypatch.setattr(update, "fit", lambda learner, batches, passes, stop: [passes(0, rows[0]) for rows in batches])
+    (batch.block,) = ppo._policy_steps()  # pyright: ignore
     now, values, before, goals = columns_of(batch, samples)
     kept = raw[samples.valid].double().numpy()
     standard = (raw.double().numpy() - kept.mean()) / (kept.std(ddof=1) + 1e-8)
@@ -258,9 +259,12 @@ def test_iql() -> None:
         log_probs = policy.log_density({"state": columns["state"]}, columns["action"][:, None]).sum(-1)
     u = [float(a - b) for a, b in zip(q, v, strict=True)]
     assert float(value.loss.detach()) == pytest.approx(sum((0.7 if x > 0 else 0.3) * x**2 for x in u), rel=1e-4)
-    weights = [min(math.exp(3.0 * x), 100.0) for x in u]
-    expected = -sum(w * float(p) for w, p in zip(weights, log_probs, strict=True))
-    assert float(policy_sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
+    made.algorithm = replace(config, advantage_limit=0.1)  # the preset's 100 is out of reach
+    for sums, limit in ((policy_sums, 100.0), (made._policy_sums(columns), 0.1)):
+        weights = [min(math.exp(3.0 * x), limit) for x in u]
+        expected = -sum(w * float(p) for w, p in zip(weights, log_probs, strict=True))
+        assert float(sums.loss.detach()) == pytest.approx(expected, rel=1e-4)
+    made.algorithm = config
     goal = columns["reward"] + 0.99 * (1 - columns["terminated"]) * later
     assert float(critics.loss.detach()) == pytest.approx(float((now - goal).square().sum()) / 2, rel=1e-4)
     assert (config.lr, config.tau, config.cosine) == (3e-4, 0.005, True)

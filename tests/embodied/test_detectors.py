@@ -6,19 +6,23 @@ import csv
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from runs import clone, tiny, train
 
 from envs.episodes import EpisodeEnv
 from envs.point_reach import PointSimulator
 from policies.tiny_vla import TinyVLA
 from rlinf_embodied.compose import compose_evaluate
-from rlinf_embodied.embodied.detectors import seeds_of_training
+from rlinf_embodied.embodied.detectors import Watch, Watched, seeds_of_training, warnings
 from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.interfaces.envs import ChunkResult, Observation
 from rlinf_embodied.interfaces.policies import PolicyOutput
+from tests.observations import env_spec, observed
 
 EXPERT = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=20", "env.block_size=4", "policy=expert"]
 
@@ -111,6 +115,73 @@ def test_episodes_that_chose_a_checkpoint_are_warned_of(tmp_path) -> None:
     assert seeds_of_training(latest) == {"checks": set(range(1_000_000, 1_000_008))}
     found = evaluate(tmp_path / "check", f"checkpoint={latest}", "eval.seed=1000004", "eval.num_episodes=8")
     assert "4 of 8 episodes have seeds that were used before, for checks" in found["warnings"]
+
+
+def test_seeds_of_checks_of_the_choice_and_of_demonstrations_are_known(tmp_path) -> None:
+    evaluation = {"every": 1, "seed": 9000, "num_episodes": 2, "check_seed": 50, "check_episodes": 1}
+    (tmp_path / "a.json").write_text(json.dumps({"episodes": [{"episode_seed": 5}, {}]}))
+    for folder, until, expected in (
+        ("best/step_2", None, {"the choice of this checkpoint": {9000, 9001}, "demonstrations": {5}}),
+        ("step_4", None, {"demonstrations": {5}}),
+        ("step_4", 0.9, {"checks": {50}, "demonstrations": {5}}),
+    ):
+        config = {"run": {"until_success": until}, "eval": evaluation, "data": f"{tmp_path}/a.h5"}
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "state.json").write_text(json.dumps({"config": yaml.safe_dump(config)}))
+        assert seeds_of_training(tmp_path / folder) == expected
+
+
+# ------------------------------------------------------------------------------------------------- what is computed
+def after(state: list[float], success: list[bool], given: Observation | None = None) -> ChunkResult:
+    """Returns the result of chunks of two actions, of which the first is executed."""
+    no, valid = torch.zeros(2, 2, dtype=torch.bool), torch.tensor([[True, False]] * 2)
+    shown = observed(torch.tensor(state)[:, None], ("go", "stay")) if given is None else given
+    return ChunkResult(no.float(), no, no, valid, torch.tensor(success)[:, None] & valid, None, (), None, shown)
+
+
+def test_a_watch_notes_success_motion_and_the_actions_that_were_executed() -> None:
+    watch = Watch(observed(torch.zeros(2, 1), ("go", "stay")), None)
+    for state, solved, action in (([1.0, 0.0], False, 1.0), ([2.0, 0.0], True, 0.5), ([2.0, 0.0], True, 0.5)):
+        executed = torch.tensor([[action, -action / 2], [0.0, 0.0]])
+        watch.step(torch.stack([executed, torch.full((2, 2), 9.0)], 1), after(state, [solved, False]))
+    one, other = watch.episode(0, 7, "7.mp4"), watch.episode(1, 8, "")
+    assert (one.first_success, one.moved, one.instruction, one.video) == (2, True, "go", "7.mp4")
+    assert one.actions == pytest.approx((0.5 - 0.5, 1.0 - 0.25, 1 / 6))
+    assert (other.seed, other.first_success, other.moved, other.actions) == (8, None, False, (0.0, 0.0, 0.0))
+
+
+def test_a_watch_tells_states_and_images_of_all_cameras_apart() -> None:
+    images = torch.zeros(3, 2, 4, 4, 3, dtype=torch.uint8)  # two cameras
+    images[0, 0] = 1
+    watch = Watch(
+        observed(torch.tensor([[0.0], [0.0], [1.0]]), ("go",) * 3, images), torch.tensor([True, False, False])
+    )
+    one, two, three = (watch.episode(row, row, "") for row in range(3))
+    assert one.images != two.images == three.images
+    assert one.state == two.state != three.state
+    assert (one.first_success, two.first_success, one.actions) == (0, None, None)
+    blind = observed(torch.zeros(2, 0), ("go",) * 2)
+    watch = Watch(blind, None)
+    watch.step(None, after([], [False, False], blind))
+    assert watch.episode(0, 0, "").moved, "without a state vector nobody can tell"
+
+
+def warned(watched: list[Watched], categorical: bool = False) -> list[str]:
+    return warnings((), watched, 0.0, env_spec("Some-v0", 1, 1, 10, 1, 1, categorical=categorical), {})
+
+
+@pytest.mark.parametrize(("number", "few", "enough"), [(4, 1, 2), (200, 3, 4)])
+def test_a_fault_of_few_episodes_is_not_warned_of(number: int, few: int, enough: int) -> None:
+    right = [Watched(k, "go", str(k), "", None, True, (-0.5, 0.5, 0.1)) for k in range(number)]
+    solved = [replace(watched, first_success=0) for watched in right]
+    assert warned([*solved[:few], *right[few:]]) == []
+    assert warned([*solved[:enough], *right[enough:]]) == [f"{enough} of {number} episodes begin solved"]
+
+
+def test_numbers_of_choices_have_no_range() -> None:
+    watched = [Watched(k, "go", str(k), "", None, True, (1.0, 1.0, 1.0)) for k in range(4)]
+    assert warned(watched) == ["all actions of all episodes are the same"]
+    assert warned(watched, categorical=True) == []
 
 
 # ----------------------------------------------------------------------------------------------------- the episodes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from runs import TINY, clone, tiny
 
 from envs.point_reach import REACHED
 from rlinf_embodied.compose import compose_export
-from rlinf_embodied.config import ExportConfig
+from rlinf_embodied.config import ExportConfig, Precision
 from rlinf_embodied.data.lerobot import LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.embodied import export
 from rlinf_embodied.embodied.demonstrations import for_demonstrations
@@ -77,6 +79,16 @@ def test_a_checkpoint_acts_chunk_by_chunk_as_in_training_and_failures_are_writte
                 chunk = policy.act(policy.encode(shown), None, 1.0).actions[0].clamp(-1.0, 1.0)
             torch.testing.assert_close(action, chunk[step % 3], rtol=0, atol=1e-4)
             shown = env.step_chunk(action[None, None]).observation
+
+
+def test_a_policy_is_exported_in_the_precision_of_its_training(tmp_path: Path, monkeypatch) -> None:
+    folder, used, computed_in = shutil.copytree(clone(tiny()), tmp_path / "low"), [], export.computed_in
+    conditions = json.loads((folder / "evaluation.json").read_text())
+    (folder / "evaluation.json").write_text(json.dumps(conditions | {"precision": "bfloat16"}))
+    monkeypatch.setattr(export, "computed_in", lambda given, *rest: used.append(given) or computed_in(given, *rest))
+    run = [f"checkpoint={folder}", "policy=checkpoint", "num_episodes=1", "successes_only=false"]
+    export_dataset(asked(tmp_path / "set", *run), silent)
+    assert used == [Precision.bfloat16]
 
 
 def test_nothing_solved_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:

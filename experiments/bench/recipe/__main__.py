@@ -6,7 +6,8 @@ For every seed the whole of train_vla.py runs with an empty cache: demonstration
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
 demo` does (weights do not depend on that).  Recipes: pick (the demo), grpo (success as the only reward, from the
-demo's policies), clone (behaviour cloning without RL).
+demo's policies), clone (behaviour cloning without RL); push, pull, poke (a teacher that PPO trains on the state takes
+the expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -33,12 +34,15 @@ from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
-TRAIN = Path(__file__).resolve().parents[2] / "train_vla.py"
+EXPERIMENTS = Path(__file__).resolve().parents[2]
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
     "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", "warm_start.region=[-1,1,0.07,1]"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
+# Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
+TAUGHT = {"push": "PushCube-v1", "pull": "PullCube-v1", "poke": "PokeCube-v1"}
+_CAMERAS = "env.cameras=[base_camera,hand_camera]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,29 +73,67 @@ def seeds_of(text: str) -> list[int]:
         raise ConfigError(f"seeds is {text!r}, but it is a list or a range: use 0,3 or 1000-1009") from None
 
 
-def command(
+def commands(
     recipe: str, seed: int, folder: Path, episodes: int, core: int | None, overrides: Sequence[str]
-) -> list[str]:
-    """Returns the command line of one run; `core`: it shares the machine and has that core for itself."""
-    own = [f"run.seed={seed}", f"run.dir={folder}", f"eval.num_episodes={episodes}", "eval.record_video=false"]
+) -> list[list[str]]:
+    """Returns the commands of one run; `core`: it shares the machine and has that core for itself."""
+    held_out = [f"eval.num_episodes={episodes}", "eval.record_video=false", "checkpoint.every=0"]
     alone = [] if core is None else ["cluster=serial", "plan=collocated"]
-    pinned = [] if core is None else ["taskset", "-c", str(core)]
-    script = [sys.executable, str(TRAIN)]
-    return [*pinned, *script, *RECIPES[recipe], *own, *alone, "checkpoint.every=0", *overrides]
+
+    def script(name: str, into: Path, *words: str) -> list[str]:
+        pinned = [] if core is None else ["taskset", "-c", str(core)]
+        place = f"out={into}" if name.startswith("export") else f"run.dir={into}"
+        return [*pinned, sys.executable, str(EXPERIMENTS / name), *words, f"run.seed={seed}", place]
+
+    if recipe in RECIPES:
+        return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
+    task = ["env=maniskill", f"env.task={TAUGHT[recipe]}", "env.options.robot=panda_wristcam"]
+    teacher, data = folder / "teacher", folder / "demonstrations"
+    tuned = ["algorithm=ppo_finetune", "run=demo", "warm_start.region=null", f"warm_start.demonstrations={data}"]
+    checkpoint = f"checkpoint={teacher}/checkpoints/latest"
+    return [
+        script("train_vla.py", teacher, *task, "policy=state", "algorithm=ppo_dense", *held_out, *alone),
+        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=480"),
+        script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
+    ]
 
 
-def started(words: Sequence[str], folder: Path, seed: int, cache: Path) -> Child:
-    """Starts one seed's training with a separate cache; its output goes to a log in its folder."""
-    shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
-    folder.mkdir(parents=True)
-    return Child(f"the run of seed {seed}", words, folder / "log.txt", {"RLINF_EMBODIED_CACHE": str(cache)})
+@dataclass(slots=True)
+class Seed:
+    """One seed's commands, of which one is running."""
 
+    number: int
+    folder: Path
+    cache: Path  # none shares it
+    left: list[list[str]]
+    child: Child | None = None
+    core_s: float = 0.0
 
-def outcome_in(folder: Path, seed: int, core_s: float) -> Outcome:
-    """Returns the outcome of a run that has ended."""
-    summary = json.loads((folder / "summary.json").read_text())
-    num_demos = OmegaConf.load(folder / "config.yaml").warm_start.num_demos
-    return outcome_of(seed, summary, core_s / 60, num_demos)
+    def begin(self) -> None:
+        """Starts the next command; its output goes to a log in the folder."""
+        words, variables = self.left.pop(0), {"RLINF_EMBODIED_CACHE": str(self.cache)}
+        self.child = Child(
+            f"the run of seed {self.number}", words, self.folder / f"log_{len(self.left)}.txt", variables
+        )
+
+    def ended(self) -> bool:
+        """Whether all commands have; starts the next one if the present one has."""
+        assert self.child is not None
+        if (core_s := self.child.ended()) is None:
+            return False
+        self.core_s += core_s
+        if self.left:
+            self.begin()
+        return not self.left and self.child.process.returncode is not None
+
+    def outcome(self) -> Outcome:
+        run, teacher = self.folder, self.folder / "teacher/summary.json"
+        if teacher.exists():
+            run = self.folder / "student"
+        summary = json.loads((run / "summary.json").read_text())
+        num_demos = OmegaConf.load(run / "config.yaml").warm_start.num_demos
+        taught_by = json.loads(teacher.read_text())["after"] if teacher.exists() else None
+        return outcome_of(self.number, summary, self.core_s / 60, num_demos, taught_by)
 
 
 def with_demos(number: int) -> list[str]:
@@ -111,29 +153,34 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
     if shared and len(cores) < own.side_by_side:
         raise ConfigError(f"side_by_side is {own.side_by_side}, but there are {num_cores()} cores: use fewer")
 
-    def start(number: int | None, seed: int, core: int) -> tuple[int, Child]:
+    def start(number: int | None, seed: int, core: int) -> Seed:
         folder = root / (f"{own.recipe}-{seed}" + ("" if number is None else f"-{number}"))
         mine = [*([] if number is None else with_demos(number)), *overrides]
-        words = command(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
-        return seed, started(words, folder, seed, root / f"cache-{seed}")
+        shutil.rmtree(folder, ignore_errors=True)  # an earlier run's; it would be resumed
+        folder.mkdir(parents=True)
+        todo = commands(own.recipe, seed, folder, own.episodes, core if shared else None, mine)
+        made = Seed(seed, folder, root / f"cache-{seed}", todo)
+        made.begin()
+        return made
 
-    running: dict[int, tuple[int, Child]] = {}  # seed and run by core
+    running: dict[int, Seed] = {}  # by core
     done: list[Outcome] = []
     try:
         while waiting or running:
             for core in cores:
                 if core not in running and waiting:
                     running[core] = start(*waiting.pop(0), core)
-            for core, (seed, run) in list(running.items()):
-                if (core_s := run.ended()) is not None:
+            for core, seed in list(running.items()):
+                if seed.ended():
                     del running[core]
-                    done.append(outcome := outcome_in(run.log.parent, seed, core_s))
+                    done.append(outcome := seed.outcome())
                     print(f"{outcome.num_demos} demonstrations | " + " | ".join(cells(outcome)), flush=True)
                     keep(done)
             time.sleep(1.0)
     finally:
-        for _, run in running.values():
-            run.stop()
+        for seed in running.values():
+            if seed.child is not None:
+                seed.child.stop()
         if not own.keep:
             shutil.rmtree(root)
     return in_order(done)
@@ -142,8 +189,8 @@ def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Out
 def measure(run: Run[Options]) -> Report:
     """Runs every seed."""
     own = run.options
-    if own.recipe not in RECIPES:
-        raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join(RECIPES)}: use one of these")
+    if own.recipe not in {**RECIPES, **TAUGHT}:
+        raise ConfigError(f"recipe is {own.recipe!r}, but there are {', '.join([*RECIPES, *TAUGHT])}: use one of these")
 
     def content(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         return {"outcomes": [asdict(outcome) for outcome in outcomes]}

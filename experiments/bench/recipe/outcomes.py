@@ -29,9 +29,14 @@ class Outcome:
     core_min: float  # processor time of the whole command
     weights_sha256: str
     num_demos: int
+    teacher: Mapping[str, Any] | None = (
+        None  # the evaluation of the policy that made the demonstrations; None: the expert
+    )
 
 
-def outcome_of(seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int) -> Outcome:
+def outcome_of(
+    seed: int, summary: Mapping[str, Any], core_min: float, num_demos: int, teacher: Mapping[str, Any] | None
+) -> Outcome:
     """Returns what a run's summary.json says."""
     return Outcome(
         seed,
@@ -45,6 +50,7 @@ def outcome_of(seed: int, summary: Mapping[str, Any], core_min: float, num_demos
         core_min,
         summary["weights_sha256"],
         num_demos,
+        teacher,
     )
 
 
@@ -58,7 +64,8 @@ def cells(outcome: Outcome) -> list[str]:
     both = (outcome.before, outcome.after)
     shown = [percent(summary, key) for key in KEYS for summary in both]
     minutes = [f"{value:.1f} min" for value in (outcome.warm_start_min, outcome.rl_min)]
-    return [str(outcome.seed), *shown, f"{outcome.env_steps:,}", *minutes, f"{outcome.core_min:.1f} core-min"]
+    taught = "" if outcome.teacher is None else f" (teacher {percent(outcome.teacher, KEYS[0])})"
+    return [f"{outcome.seed}{taught}", *shown, f"{outcome.env_steps:,}", *minutes, f"{outcome.core_min:.1f} core-min"]
 
 
 def overview(outcomes: Sequence[Outcome]) -> list[list[str]]:

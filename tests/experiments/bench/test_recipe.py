@@ -8,15 +8,20 @@ import pytest
 from conftest import REPOSITORY
 
 from experiments.bench.recipe import __main__ as bench_recipe
-from experiments.bench.recipe.__main__ import command
-from rlinf_embodied.compose import compose_train
+from experiments.bench.recipe.__main__ import commands
+from rlinf_embodied.compose import compose, compose_train
+from rlinf_embodied.config import ExportConfig
 
 
-@pytest.mark.parametrize("recipe", bench_recipe.RECIPES)
+@pytest.mark.parametrize("recipe", [*bench_recipe.RECIPES, *bench_recipe.TAUGHT])
 def test_every_recipe_is_a_config(recipe: str, tmp_path: Path) -> None:
-    words = command(recipe, 7, tmp_path, 30, None, ["run.num_iterations=2"])
-    config = compose_train([word for word in words if "=" in word])
+    *before, last = commands(recipe, 7, tmp_path, 30, None, ["run.num_iterations=2"])
+    config = compose_train([word for word in last if "=" in word])
     assert (config.run.seed, config.eval.num_episodes, config.run.num_iterations) == (7, 30, 2)
+    if before:
+        teacher, recorded = ([word for word in words if "=" in word] for words in before)
+        assert not compose_train(teacher).env.cameras
+        assert compose(ExportConfig, recorded).env.options == config.env.options
 
 
 def test_the_first_recipe_is_the_demos(tmp_path: Path) -> None:
