@@ -85,10 +85,7 @@ class OnPolicy(Algorithm):
         self.cloning = CloningTerm(training) if algorithm.uses_demonstrations else None
         self._reference = self._made_reference() if algorithm.needs_reference else None
         scale = getattr(self.policy, "return_scale", None)
-        counts = torch.zeros(BINS, device=training.context.device) if training.counts_ratios else None
-        self._objective = Objective(
-            *(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale), ratio_counts=counts
-        )
+        self._objective = Objective(algorithm, self._temperature, made.evaluate, self.policy.value, made.joint, scale)
 
     def _made_reference(self) -> Policy:
         """Returns the policy that the run began with; as one of the modules it is part of checkpoints."""
@@ -183,8 +180,8 @@ class OnPolicy(Algorithm):
         further = 0 if algorithm.one_optimizer else max(0, algorithm.value_epochs - algorithm.epochs)
         if warming_up:
             return self._joint_metrics(self._critic_steps(POLICY, algorithm.epochs + further, (VALUE_GROUP,)))
-        if (counts := self._objective.ratio_counts) is not None:
-            counts.zero_()  # an iteration that failed may have left some
+        counts = torch.zeros(BINS, device=self.training.context.device) if self.training.counts_ratios else None
+        self._objective = replace(self._objective, ratio_counts=counts)
         fitted = self._policy_steps()
         if head and further:
             self._critic_steps(POLICY, further, (VALUE_GROUP,))
@@ -200,6 +197,7 @@ class OnPolicy(Algorithm):
         if counts is not None:
             total = self.training.reducer.group.all_reduce(counts)  # whole numbers: their sum has no order
             metrics["losses/log_ratio"] = Histogram(total.tolist(), LARGEST_LOG_RATIO)
+            self._objective = replace(self._objective, ratio_counts=None)  # nothing stays on the device
         return metrics | (self._joint_metrics(fitted) if self._joint else {})
 
     def _joint_metrics(self, fitted: Fitted) -> dict[str, float]:
@@ -212,17 +210,17 @@ class OnPolicy(Algorithm):
         if self.algorithm.has_critic and self.algorithm.normalize_advantages is Normalization.minibatch:
             blocks = {b: replace(t, advantages=t.advantages.clone()) for b, t in blocks.items()}
             batches = self._normalized(batches, blocks)
-        cloning, names = self.cloning, self.learners[POLICY].statistics
+        cloning, learner = self.cloning, self.learners[POLICY]
         if cloning is not None:
             batches = cloning.batches(batches, blocks, self._iteration)
 
         def passes(block: int, index: Tensor) -> list[Pass]:
             made = self._objective.policy_passes(blocks[block], index)
-            return made if cloning is None else made + cloning.passes(block, names)
+            return made if cloning is None else made + cloning.passes(block, learner.statistics)
 
         limit = math.inf if self.algorithm.target_kl is None else self.algorithm.target_kl
         stop = lambda step: step.sums["approx_kl"] / max(step.sums["actions"], 1.0) > limit  # noqa: E731
-        return update.fit(self.learners[POLICY], batches, passes, stop)
+        return update.fit(learner, batches, passes, stop)
 
     def _normalized(
         self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock]

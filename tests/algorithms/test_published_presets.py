@@ -157,6 +157,7 @@ def test_ppo_of_the_37_details(monkeypatch) -> None:
     ppo.training = SimpleNamespace(seed=0, reducer=Reducer(SoloGroup(), (0,)))  # pyright: ignore
     ppo.learners, ppo._objective = {POLICY: None}, SimpleNamespace(policy_passes=lambda block, rows: block)  # pyright: ignore
     monkeypatch.setattr(update, "fit", lambda learner, batches, passes, stop: [passes(0, rows[0]) for rows in batches])
+    ppo.cloning = None
     (batch.block,) = ppo._policy_steps()  # pyright: ignore
     now, values, before, goals = columns_of(batch, samples)
     kept = raw[samples.valid].double().numpy()
