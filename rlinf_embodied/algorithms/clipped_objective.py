@@ -230,7 +230,7 @@ class Objective:
     def _value_loss(self, rows: TrainingBlock, values: Tensor) -> Tensor:
         """Returns the critic's loss in units of returns; in those that it standardises by, if it does.
 
-        Beside a policy's loss, and where gradients of both are clipped as one, a raw one would drown the policy's.
+        So value_coef, and a norm that clips both gradients as one, mean the same for every scale of rewards.
         """
         clip, delta, old, returns = self.algorithm.value_clip, self.algorithm.huber_delta, rows.values, rows.returns
         assert returns is not None

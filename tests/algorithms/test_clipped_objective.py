@@ -63,7 +63,7 @@ def test_epochs_end_at_a_divergence_per_action(monkeypatch) -> None:
 
 
 def test_the_unit_of_value_clip_huber_delta_and_the_loss_is_the_scale_of_returns() -> None:
-    """Or large rewards would leave nothing of the policy's gradient where both are clipped as one."""
+    """So the weight of the critic's loss beside the policy's does not depend on the scale of rewards."""
     block, scored = drawn(12, 0.3)
     values, returns = 3 * scored.log_probs.sum(-1).detach(), 5 * block.advantages
     block = replace(block, values=torch.zeros_like(values), returns=returns)
