@@ -41,7 +41,7 @@ class Normalization(StrEnum):
     """Over what PPO's advantages get mean 0 and standard deviation 1."""
 
     batch = "batch"  # all samples of an iteration
-    task = "task"  # those of a task, told apart by their instructions
+    task = "task"  # those of a task, distinguished by their instructions
     minibatch = "minibatch"
 
 
@@ -85,7 +85,7 @@ class OnPolicyConfig(AlgorithmConfig):
     value_max_grad_norm: float = 1.0  # of a separate critic, or one that makes a step alone
     one_optimizer: bool = False  # of policy and critic, on the sum of both losses, with epochs, lr and max_grad_norm
     value_coef: float = 0.5  # of the value loss in that sum; it is made as well where the two share parameters
-    # in deviations of the return with a policy that standardises by these:
+    # in standard deviations of the return where the policy standardises returns (normalize_returns):
     value_clip: float | None = None  # how far a value counts as moved from that before the update; null: any
     huber_delta: float | None = None  # error from which the value loss is linear; null: none
     normalize_advantages: Normalization = Normalization.batch

@@ -77,8 +77,8 @@ class Watch:
         if chosen is not None:
             saturated = (chosen.abs() >= _EDGE).float().mean()
             seen = float(chosen.min(0).values.sum()), float(chosen.max(0).values.sum()), float(saturated)
-        told, moved = self._shown.instruction[row], bool(self._moved[row]) or not self._shown.proprio.shape[1]
-        return Watched(seed, told, self._states[row], self._images[row], self._success[row], moved, seen, video)
+        instruction, moved = self._shown.instruction[row], bool(self._moved[row]) or not self._shown.proprio.shape[1]
+        return Watched(seed, instruction, self._states[row], self._images[row], self._success[row], moved, seen, video)
 
 
 def _digest(values: Tensor, before: str = "") -> str:
@@ -114,9 +114,11 @@ def warnings(
     note(alike, "begin with the images of another state: rows may show another row's")
     for kind, seeds in seen.items():
         note(sum(e.seed in seeds for e in episodes), f"have seeds that were used before, for {kind}")
-    tasks, told = {e.task for e in episodes}, {w.instruction for w in watched}
-    if len(tasks) > len(told):
-        found.append(f"episodes of {len(tasks)} tasks have {len(told)} instructions: rows may get another row's")
+    tasks, instructions = {e.task for e in episodes}, {w.instruction for w in watched}
+    if len(tasks) > len(instructions):
+        found.append(
+            f"episodes of {len(tasks)} tasks have {len(instructions)} instructions: rows may get another row's"
+        )
     if mixed > _MIXED:
         found.append(f"a row's action changes by {mixed:.2g} with the other rows of a policy call: rows are mixed up")
     chosen = [w.actions for w in watched if w.actions is not None]

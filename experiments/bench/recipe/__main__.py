@@ -5,7 +5,8 @@ python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_sid
 For every seed the whole of train_vla.py runs with an empty cache: demonstrations, behaviour cloning, evaluation, RL to
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
-demo` does (weights do not depend on that).  Recipes: pick (the demo), grpo (success as the only reward, from the
+demo` does (weights do not depend on that).  Recipes: pick (the demo), table (demonstrations of
+the whole table, PPO with a low learning rate), grpo (success as the only reward, from the
 demo's policies), clone (behaviour cloning without RL); push, pull, poke (a teacher that PPO trains on the state takes
 the expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
@@ -37,6 +38,7 @@ from rlinf_embodied.errors import ConfigError
 EXPERIMENTS = Path(__file__).resolve().parents[2]
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
+    "table": ["env=maniskill_pick", "algorithm=ppo_finetune", "run.num_iterations=36", "run.until_success=0.995"],
     "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", "warm_start.region=[-1,1,0.07,1]"],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
