@@ -1,67 +1,97 @@
-"""How policies normalise states and actions: the formulas and constants of LeRobot, both ways.
+"""Normalisation of state and actions by statistics of a dataset, as LeRobot's processors compute it.
 
-    mean_std     (x - mean) / (std + 1e-8)                           x = y std + mean
-    min_max      2 (x - min) / (max - min) - 1                       x = (y + 1) / 2 (max - min) + min
-    quantiles    the same between q01 and q99; quantile10 between q10 and q90
-    identity     x
+    mode         normalised                             needs
+    MEAN_STD     (x - mean) / (std + eps)               mean, std      (its inverse, x std + mean, has no eps)
+    MIN_MAX      2 (x - min) / (max - min) - 1          min, max
+    QUANTILES    2 (x - q01) / (q99 - q01) - 1          q01, q99
+    QUANTILE10   2 (x - q10) / (q90 - q10) - 1          q10, q90
+    IDENTITY     x
 
-A range of exactly 0 counts as 1e-8, and nothing is clipped.
+A range of exactly 0 counts as eps in both directions, and nothing is clipped.  Without any statistics values are left
+as they are, as in the published base models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-8
+from rlinf_embodied.errors import DataError
 
 
-class Normalisation(StrEnum):
-    """A mode; LeRobot writes it in capitals."""
+class NormMode(StrEnum):
+    """How a feature is normalised; the values are LeRobot's."""
 
-    identity = "identity"
-    mean_std = "mean_std"
-    min_max = "min_max"
-    quantiles = "quantiles"
-    quantile10 = "quantile10"
+    mean_std = "MEAN_STD"
+    min_max = "MIN_MAX"
+    quantiles = "QUANTILES"
+    quantile10 = "QUANTILE10"
+    identity = "IDENTITY"
 
 
-_BOUNDS = {
-    Normalisation.min_max: ("min", "max"),
-    Normalisation.quantiles: ("q01", "q99"),
-    Normalisation.quantile10: ("q10", "q90"),
+_NEEDED = {
+    NormMode.mean_std: ("mean", "std"),
+    NormMode.min_max: ("min", "max"),
+    NormMode.quantiles: ("q01", "q99"),
+    NormMode.quantile10: ("q10", "q90"),
+    NormMode.identity: (),
 }
 
 
-def needed_statistics(mode: Normalisation) -> tuple[str, ...]:
-    """Returns the names of the statistics that a mode reads."""
-    return ("mean", "std") if mode is Normalisation.mean_std else _BOUNDS.get(mode, ())
+@dataclass(frozen=True, slots=True)
+class Normalisation:
+    """How one feature is normalised."""
 
+    name: str  # of the feature, for example "observation.state"
+    mode: NormMode
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)  # float32 [D] by kind: mean, std, min, max, q01, ...
+    eps: float = 1e-8
 
-def normalise(values: Tensor, mode: Normalisation, statistics: Mapping[str, Tensor]) -> Tensor:
-    """Returns values [..., D] in the network's units; statistics are [D] each."""
-    if mode is Normalisation.identity:
-        return values
-    if mode is Normalisation.mean_std:
-        return (values - statistics["mean"]) / (statistics["std"] + _EPSILON)
-    low, size = _range(mode, statistics)
-    return 2.0 * (values - low) / size - 1.0
+    def __post_init__(self) -> None:
+        """Raises DataError if the statistics lack what the mode needs, or their sizes differ."""
+        needed = _NEEDED[self.mode] if self.statistics else ()
+        missing = [kind for kind in needed if kind not in self.statistics]
+        if missing:
+            raise DataError(
+                f"{self.name} is normalised by {self.mode.value}, but its statistics have no {', '.join(missing)}: "
+                "recompute the dataset's statistics, or use another mode"
+            )
+        shapes = {tuple(self.statistics[kind].shape) for kind in needed}
+        if len(shapes) > 1:
+            raise DataError(f"{self.name}: its statistics have the shapes {sorted(shapes)}, but they must be equal")
 
+    @property
+    def size(self) -> int | None:
+        """D, None where the feature is left as it is."""
+        needed = _NEEDED[self.mode] if self.statistics else ()
+        return self.statistics[needed[0]].numel() if needed else None
 
-def unnormalise(values: Tensor, mode: Normalisation, statistics: Mapping[str, Tensor]) -> Tensor:
-    """Returns values [..., D] in the dataset's units: the inverse of `normalise`."""
-    if mode is Normalisation.identity:
-        return values
-    if mode is Normalisation.mean_std:
-        return values * statistics["std"] + statistics["mean"]
-    low, size = _range(mode, statistics)
-    return (values + 1.0) / 2.0 * size + low
+    def _pair(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        low, high = (self.statistics[kind].to(device) for kind in _NEEDED[self.mode])
+        return low, high
 
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns x [..., D] normalised."""
+        if self.size is None:
+            return x
+        low, high = self._pair(x.device)
+        if self.mode is NormMode.mean_std:
+            return (x - low) / (high + self.eps)
+        return 2 * (x - low) / self._range(low, high) - 1
 
-def _range(mode: Normalisation, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    low, high = (statistics[name] for name in _BOUNDS[mode])
-    size = high - low
-    return low, torch.where(size == 0, torch.full_like(size, _EPSILON), size)
+    def inverse(self, x: Tensor) -> Tensor:
+        """Returns normalised values [..., D] in the units of the data."""
+        if self.size is None:
+            return x
+        low, high = self._pair(x.device)
+        if self.mode is NormMode.mean_std:
+            return x * high + low
+        return (x + 1) / 2 * self._range(low, high) + low
+
+    def _range(self, low: Tensor, high: Tensor) -> Tensor:
+        width = high - low
+        return torch.where(width == 0, torch.full_like(width, self.eps), width)
