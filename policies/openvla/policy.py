@@ -35,7 +35,15 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError, ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    ImitationPolicy,
+    PolicyOutput,
+    Record,
+    mean_of_rows,
+    token_spec,
+)
 from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 
@@ -252,7 +260,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         tokens = torch.from_numpy(ids).flatten(1).to(actions.device)
         output_layer = self.module.model.network.output_layer
         found, _ = self._distribution(1.0).score(self._hidden(features, tokens), output_layer, tokens)
-        return -found.mean(1).sum()
+        return mean_of_rows(-found.view(len(actions), self.spec.chunk, -1), targets).sum()
 
     def _normalised(self, actions: np.ndarray) -> np.ndarray:
         """Returns what the network is to say for actions [..., A] of the env."""
