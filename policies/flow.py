@@ -29,6 +29,7 @@ from rlinf_embodied.interfaces.policies import (
     PolicyOutput,
     PolicySpec,
     Record,
+    mean_of_rows,
 )
 
 Velocity = Callable[[Tensor, Tensor], Tensor]  # v [B, C, A] of chunks x [B, C, A] and times [B] in [0, 1]
@@ -93,18 +94,19 @@ class Flow:
         found = [step.log_prob(after) for step, after in zip(steps, x[1:], strict=True)]
         return Evaluation(torch.stack(found, -1))
 
-    def matching_loss(self, velocity: Velocity, noise: Tensor, actions: Tensor) -> Tensor:
-        """Returns |v - (x_1 - x_0)|^2 of each row [B], a mean over C * A.
+    def matching_loss(self, velocity: Velocity, targets: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """Returns |v - (x_1 - x_0)|^2 of each row [B], a mean over C * A, of which padding counts as 0.
 
         Args:
             velocity: to fit.
-            noise: [B, C * A + 1]: x_0, and what decides t in [0, 1].
+            targets: "noise" [B, C * A + 1]: x_0, and what decides t in [0, 1]; perhaps "action_is_pad" [B, C].
             actions: x_1, float32 [B, C, A] in [-1, 1].
         """
+        noise = targets["noise"]
         start = noise[:, :-1].view_as(actions)
         time = Normal(0.0, 1.0).cdf(noise[:, -1])
         error = velocity(torch.lerp(start, actions, time[:, None, None]), time) - (actions - start)
-        return error.square().mean((1, 2))
+        return mean_of_rows(error.square(), targets)
 
 
 class ActsByFlow:
@@ -131,5 +133,5 @@ class ActsByFlow:
         return self.flow.evaluate(self._velocity(features), record["chain"], temperature)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed `matching_loss` of B rows (scalar); targets["noise"] is [B, C * A + 1]."""
-        return self.flow.matching_loss(self._velocity(features), targets["noise"], actions).sum()
+        """Returns the summed `matching_loss` of B rows (scalar)."""
+        return self.flow.matching_loss(self._velocity(features), targets, actions).sum()

@@ -88,5 +88,5 @@ class FlowVLA(ActsByFlow, TinyVLA):
         """Adds the loss of helper targets, as of TinyVLA."""
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets["noise"], actions)
+        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, actions)
         return loss.sum() + self._helper_loss(pooled, targets)

@@ -27,6 +27,7 @@ from rlinf_embodied.interfaces.policies import (
     PolicySpec,
     Record,
     ReparameterizedPolicy,
+    mean_of_rows,
 )
 
 _INSIDE = 1 - 1e-5  # the largest action that has a density
@@ -132,4 +133,4 @@ class SoftActor(KeptInFolder, ReparameterizedPolicy, ImitationPolicy):
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed squared error of greedy actions, a mean over the C x A entries of an action."""
         mean, _ = self.module(features["state"])
-        return (mean.tanh() - actions).square().mean((1, 2)).sum()
+        return mean_of_rows((mean.tanh() - actions).square(), targets).sum()

@@ -28,7 +28,15 @@ from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, Record, token_spec
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    ImitationPolicy,
+    PolicyOutput,
+    Record,
+    mean_of_rows,
+    token_spec,
+)
 
 _FIRST_MEANS = 0.01  # scale of the last layer's first weights: the first means are about 0
 
@@ -142,7 +150,7 @@ class StatePolicy(KeptInFolder, Standardises, ImitationPolicy):
         """Returns the summed behaviour-cloning loss over the B rows (scalar): -log p of the nearest bins, a mean."""
         last = self.options.num_bins - 1
         tokens = ((actions.clamp(-1.0, 1.0) + 1.0) * (last / 2.0)).round().long()
-        return -self.evaluate(features, {"tokens": tokens}, 1.0).log_probs.mean((1, 2)).sum()
+        return mean_of_rows(-self.evaluate(features, {"tokens": tokens}, 1.0).log_probs, targets).sum()
 
 
 def _check(config: PolicyConfig, env: EnvSpec) -> None:

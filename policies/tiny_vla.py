@@ -30,7 +30,7 @@ from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, token_spec
+from rlinf_embodied.interfaces.policies import Evaluation, Features, PolicyOutput, Record, mean_of_rows, token_spec
 
 _REACH = 2  # bins to either side of the likeliest one whose mean is the greedy action (docs/results/recipe.md)
 
@@ -179,12 +179,12 @@ class TinyVLA(VisionPolicy):
         Args:
             features: of B rows; those of `encode_trainable` let the stem learn, those of `encode_frozen` do not.
             actions: float32 [B, C, A] in [-1, 1].
-            targets: helper targets.
+            targets: helper targets, and which actions are padding.
         """
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
         log_probs = self._logits(hidden).log_softmax(-1)
-        loss = -(self._soft_labels(actions) * log_probs).sum(-1).mean((1, 2)).sum()
+        loss = mean_of_rows(-(self._soft_labels(actions) * log_probs).sum(-1), targets).sum()
         return loss + self._helper_loss(pooled, targets) if "object_position" in targets else loss
 
     def _helper_loss(self, pooled: Tensor, targets: Mapping[str, Tensor]) -> Tensor:

@@ -17,7 +17,15 @@ from policies.critic import Standardise, Standardises
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Evaluation, Features, ImitationPolicy, PolicyOutput, PolicySpec, Record
+from rlinf_embodied.interfaces.policies import (
+    Evaluation,
+    Features,
+    ImitationPolicy,
+    PolicyOutput,
+    PolicySpec,
+    Record,
+    mean_of_rows,
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -92,7 +100,7 @@ class OwnPolicy(KeptInFolder, Standardises, ImitationPolicy):
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the squared error of the means: a mean over the numbers of a chunk, a sum over the B rows."""
-        return (self._actor(self._hidden(features)) - actions).square().mean((1, 2)).sum()
+        return mean_of_rows((self._actor(self._hidden(features)) - actions).square(), targets).sum()
 
 
 def eye(height: int, width: int, outputs: int) -> nn.Sequential:

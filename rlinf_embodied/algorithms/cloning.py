@@ -19,7 +19,7 @@ from torch import Tensor
 from rlinf_embodied.algorithms.algorithm import Training
 from rlinf_embodied.algorithms.batch import TrainingBlock
 from rlinf_embodied.algorithms.clipped_objective import CHUNKS, IMITATION_LOSS
-from rlinf_embodied.algorithms.imitation import Demonstrations, drawn_noise, require_imitation
+from rlinf_embodied.algorithms.imitation import Chunks, drawn_noise, require_imitation
 from rlinf_embodied.interfaces.policies import ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.randomness import words
@@ -31,7 +31,7 @@ class CloningTerm:
     def __init__(self, training: Training) -> None:
         require_imitation(training)
         self._training, self._policy = training, cast(ImitationPolicy, training.policy)
-        self.demonstrations: dict[int, Demonstrations] = {}  # by block, of those that have some
+        self.demonstrations: dict[int, Chunks] = {}  # by block, of those that have some
         self._drawn: tuple[int, int] = (0, 0)  # iteration and minibatch
         self._scale = 0.0
 
@@ -62,9 +62,10 @@ class CloningTerm:
     def _sums(self, block: int, number: int, statistics: Sequence[str]) -> LossSums:
         training, data, key = self._training, self.demonstrations[block], (*self._drawn, block, np.arange(number))
         index = torch.from_numpy((words(training.seed, "cloning", *key) % np.uint64(len(data))).astype(np.int64))
-        features = self._policy.encode_trainable(data.observation.rows(index.tolist()).to(training.context.device))
-        targets = drawn_noise(training, "cloning/noise", *key)
-        loss = self._policy.imitation_loss(features, data.actions[index].to(training.context.device), targets)
+        part, device = data.rows(index), training.context.device
+        features, targets = self._policy.encode_trainable(part.observation.to(device)), part.targets(device)
+        targets |= drawn_noise(training, "cloning/noise", *key)
+        loss = self._policy.imitation_loss(features, part.actions.to(device), targets)
         found = {IMITATION_LOSS: float(loss.detach()), CHUNKS: float(number)}
         return LossSums(
             self._scale * loss,

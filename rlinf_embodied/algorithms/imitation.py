@@ -9,10 +9,12 @@ A minibatch of demonstrations is one slice of every block, as in RL, so that the
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Features, ImitationPolicy
+from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features, ImitationPolicy
 from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
@@ -38,31 +40,145 @@ from rlinf_embodied.runtime.host import StepContext
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
 _NOISE = "noise"  # what a flow policy's loss draws
 _ROWS = 64  # of a call that computes without a gradient
+_AHEAD = 4  # minibatches whose images are decoded in the background
+
+
+class Chunks(Protocol):
+    """M chunks of one data block, in memory or not."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def source(self) -> int:
+        """Which of the config's sources they come from."""
+        ...
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Any]) -> Self:
+        """Returns the chunks of one source in several parts, in order."""
+        ...
+
+    @property
+    def proprio(self) -> Tensor:
+        """Proprioception at the beginning of every chunk, float32 [M, P]."""
+        ...
+
+    @property
+    def privileged(self) -> Tensor | None:
+        """The simulator's state at the beginning of every chunk, float32 [M, Q]; None where no simulator ran."""
+        ...
+
+    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+        """Returns these chunks, in this order."""
+        ...
+
+    def prefetch(self, index: Sequence[int] | Tensor) -> None:
+        """Announces that these chunks are needed soon."""
+        ...
 
 
 @dataclass(slots=True)
 class Demonstrations:
-    """M chunks of one data block."""
+    """M chunks in memory; see Chunks."""
 
     observation: Observation  # M rows
     actions: Tensor  # float32 [M, C, A]
-    object_positions: Tensor | None  # float32 [M, 3]
+    object_positions: Tensor | None = None  # float32 [M, 3]
+    is_pad: Tensor | None = None  # bool [M, C], actions beyond the episode's end; None: there are none
+    source: int = 0
 
     def __len__(self) -> int:
         return len(self.actions)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Demonstrations]) -> Demonstrations:
+        positions, is_pad = [part.object_positions for part in parts], [part.is_pad for part in parts]
+        if any(mask is not None for mask in is_pad):
+            nothing = lambda part: torch.zeros(part.actions.shape[:2], dtype=torch.bool)  # noqa: E731
+            is_pad = [nothing(part) if part.is_pad is None else part.is_pad for part in parts]
+        return cls(
+            Observation.concatenate([part.observation for part in parts]),
+            torch.cat([part.actions for part in parts]),
+            None if None in positions else torch.cat(cast(list[Tensor], positions)),
+            None if None in is_pad else torch.cat(cast(list[Tensor], is_pad)),
+            parts[0].source,
+        )
 
-def join(parts: Sequence[Demonstrations]) -> Demonstrations:
-    """Returns the chunks of several demonstrations, in order."""
-    positions = [part.object_positions for part in parts]
-    return Demonstrations(
-        Observation.concatenate([part.observation for part in parts]),
-        torch.cat([part.actions for part in parts]),
-        None if positions[0] is None else torch.cat(cast(list[Tensor], positions)),
-    )
+    @property
+    def proprio(self) -> Tensor:
+        return self.observation.proprio
+
+    @property
+    def privileged(self) -> Tensor | None:
+        return self.observation.privileged
+
+    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+        index = index.tolist() if isinstance(index, Tensor) else list(index)
+        pick = lambda column: None if column is None else column[index]  # noqa: E731
+        observation, actions = self.observation.rows(index), self.actions[index]
+        return Demonstrations(observation, actions, pick(self.object_positions), pick(self.is_pad), self.source)
+
+    def prefetch(self, index: Sequence[int] | Tensor) -> None:
+        return
+
+    def targets(self, device: torch.device | str, helpers: bool = False) -> dict[str, Tensor]:
+        """Returns what an imitation loss is handed with the actions; `helpers` teach the frozen part."""
+        found = {ACTION_IS_PAD: self.is_pad, "object_position": self.object_positions if helpers else None}
+        return {name: column.to(device) for name, column in found.items() if column is not None}
 
 
-def sizes(reducer: Reducer, data: Mapping[int, Demonstrations | Tensor | Sequence]) -> dict[int, int]:
+@dataclass(frozen=True, slots=True)
+class _Several:
+    """Chunks of several sources, one after the other; see Chunks."""
+
+    parts: Sequence[Chunks]
+    source: int = -1
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Chunks]) -> _Several:
+        return cls(parts)
+
+    @property
+    def proprio(self) -> Tensor:
+        return torch.cat([part.proprio for part in self.parts])
+
+    @property
+    def privileged(self) -> Tensor | None:
+        columns = [part.privileged for part in self.parts]
+        return None if None in columns else torch.cat(cast(list[Tensor], columns))
+
+    def _split(self, index: Sequence[int] | Tensor) -> Iterator[tuple[Chunks, Tensor, Tensor]]:
+        """Yields each part with its own numbers of some chunks, and their positions within `index`."""
+        wanted, first = torch.as_tensor(index), 0
+        for part in self.parts:
+            at = ((wanted >= first) & (wanted < first + len(part))).nonzero()[:, 0]
+            if len(at):
+                yield part, wanted[at] - first, at
+            first += len(part)
+
+    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+        found = [(part.rows(own), at) for part, own, at in self._split(index)]
+        order = torch.cat([at for _, at in found]).argsort()
+        return Demonstrations.concatenate([part for part, _ in found]).rows(order)
+
+    def prefetch(self, index: Sequence[int] | Tensor) -> None:
+        for part, own, _ in self._split(index):
+            part.prefetch(own)
+
+
+def join(parts: Sequence[Chunks]) -> Chunks:
+    """Returns several demonstrations as one, source by source."""
+    of_source: dict[int, list[Chunks]] = {}
+    for part in parts:
+        of_source.setdefault(part.source, []).append(part)
+    joined = [type(group[0]).concatenate(group) for group in of_source.values()]
+    return joined[0] if len(joined) == 1 else _Several(joined)
+
+
+def sizes(reducer: Reducer, data: Mapping[int, Chunks | Tensor | Sequence]) -> dict[int, int]:
     """Returns the number of chunks in every block of all workers."""
     own = {block: torch.tensor([float(len(part))]) for block, part in data.items()}
     return {block: int(size[0]) for block, size in reducer.gather_blocks(own).items()}
@@ -195,10 +311,12 @@ class FineTuning(_Imitating):
     """An iteration is an epoch; each of the two phases has an optimizer.
 
     `fresh`: whether the policy is new, so that its inputs are standardised by the demonstrations.
+    `max_feature_bytes`: of a worker's frozen features; where they take more they are computed in every epoch.
     """
 
     algorithm: SFTConfig
     fresh = True
+    max_feature_bytes = math.inf
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -215,13 +333,13 @@ class FineTuning(_Imitating):
                 )
                 self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
 
-    def measure(self, data: Mapping[int, Demonstrations]) -> None:
+    def measure(self, data: Mapping[int, Chunks]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
 
         Privileged state is left out where a block's demonstrations do not show it.
         """
-        self._set_statistics("proprio", {b: d.observation.proprio for b, d in data.items()})
-        privileged = {b: d.observation.privileged for b, d in data.items()}
+        self._set_statistics("proprio", {b: d.proprio for b, d in data.items()})
+        privileged = {b: d.privileged for b, d in data.items()}
         if all(value is not None for value in privileged.values()):
             self._set_statistics("privileged", cast(dict[int, Tensor], privileged))
 
@@ -232,7 +350,7 @@ class FineTuning(_Imitating):
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
         self._policy.set_statistics(name, mean.float(), square.sqrt().float())
 
-    def update(self, step_context: StepContext, data: Mapping[int, Demonstrations]) -> dict[str, float]:
+    def update(self, step_context: StepContext, data: Mapping[int, Chunks]) -> dict[str, float]:
         """Makes one epoch over the demonstrations of this worker's blocks."""
         algorithm, epoch = self.algorithm, step_context.iteration
         whole = epoch < algorithm.epochs
@@ -243,57 +361,75 @@ class FineTuning(_Imitating):
             epoch -= algorithm.epochs
             name, epochs, size, peak = _HEAD, algorithm.head_epochs, algorithm.head_batch_size, algorithm.head_lr
             if not self._features:
-                self._cache_features(data, measure=epoch == 0 and self.fresh)  # later on pooling has learned its scale
+                self._cache_features(data)
+                if epoch == 0 and self.fresh:  # later on pooling has learned its scale
+                    self._set_statistics("vision", self._pooled(data))
         number = max(1, sum(sizes(self.training.reducer, data).values()) // size)
         shuffle = (self.training.seed, "clone/whole" if whole else "clone/head", epoch)
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
         passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
-        for k, rows in enumerate(minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)):
+        batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
+        for k, rows in enumerate(batches if self._features else _announced(batches, data)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
         rate = {"losses/updates": float(number), "charts/learning_rate": learner.lr}
         return {"losses/imitation_loss": fitted.loss} | rate
 
     @torch.no_grad()
-    def _cache_features(self, data: Mapping[int, Demonstrations], measure: bool) -> None:
+    def _cache_features(self, data: Mapping[int, Chunks]) -> None:
+        """Computes what the frozen part makes of all chunks, unless they take more than `max_feature_bytes`."""
+        some = next(iter(data.values()))
+        size = sum(value[0].nbytes for value in self._encoded(some.rows([0]).observation).values())
+        if size * sum(map(len, data.values())) > self.max_feature_bytes:
+            return
         for block, shown in data.items():
-            parts = [self._policy.encode_frozen(part.to(self._device)) for part in _parts(shown.observation)]
+            parts = [self._encoded(part.observation) for part in _parts(shown)]
             self._features[block] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-        if measure:
-            self._set_statistics("vision", {b: self._policy.pooled(features) for b, features in self._features.items()})
 
-    def _sums(self, whole: bool, epoch: int, data: Demonstrations, block: int, index: Tensor) -> LossSums:
-        targets = self._noise("flow", epoch, block, index.numpy())
-        shape, positions = tuple(data.observation.proprio.shape[1:]), data.object_positions
-        drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
-        jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
-        if whole:
-            observation = data.observation.rows(index.tolist()).to(self._device)
-            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
-            if positions is not None:
-                targets["object_position"] = positions[index].to(self._device)
-        else:
-            features = {name: value[index] for name, value in self._features[block].items()}
-            if "proprio" in features:
-                features["proprio"] = features["proprio"] + jitter
-        return self._loss(features, data.actions[index].to(self._device), targets)
+    def _encoded(self, observation: Observation) -> Features:
+        return self._policy.encode_frozen(observation.to(self._device))
 
     @torch.no_grad()
-    def held_out(self, data: Mapping[int, Demonstrations | None]) -> dict[str, float]:
+    def _pooled(self, data: Mapping[int, Chunks]) -> dict[int, Tensor]:
+        """Returns what the statistics "vision" standardise, [M, D] of each block."""
+        if self._features:
+            return {b: self._policy.pooled(features) for b, features in self._features.items()}
+        pooled = lambda part: self._policy.pooled(self._encoded(part.observation))  # noqa: E731
+        return {b: torch.cat([pooled(part) for part in _parts(shown)]) for b, shown in data.items()}
+
+    def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
+        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index)
+        shape = tuple(part.proprio.shape[1:])
+        drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
+        jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
+        targets |= part.targets(self._device, helpers=whole)
+        if whole:
+            observation = part.observation.to(self._device)
+            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+        else:
+            cached = self._features.get(block)
+            features = {n: v[index] for n, v in cached.items()} if cached else self._encoded(part.observation)
+            if "proprio" in features:
+                features["proprio"] = features["proprio"] + jitter
+        return self._loss(features, part.actions.to(self._device), targets)
+
+    @torch.no_grad()
+    def held_out(self, data: Mapping[int, Chunks | None]) -> dict[str, float]:
         """Returns how well the policy imitates other chunks, without jitter and helper targets; {} without any.
 
         The loss is per chunk, the action error mean |greedy action - demonstrated action|, in [-1, 1].  A block without
         such chunks has None.
         """
         sums = {}
-        for block, part in data.items():
+        for block, held in data.items():
             sums[block] = torch.zeros(4, dtype=torch.float64)  # losses, errors and entries of actions, chunks
-            shown = () if part is None else zip(_parts(part.observation), part.actions.split(_ROWS), strict=True)
-            for observation, taken in shown:
-                features, actions = self._policy.encode_frozen(observation.to(self._device)), taken.to(self._device)
-                loss = self._policy.imitation_loss(features, actions, self._noise("held out", range(len(actions))))
+            for part in () if held is None else _parts(held):
+                features, actions = self._encoded(part.observation), part.actions.to(self._device)
+                targets = self._noise("held out", range(len(actions))) | part.targets(self._device)
+                loss = self._policy.imitation_loss(features, actions, targets)
                 off = (self._policy.act(features, None, 1.0).actions - actions).abs()
+                off = off if part.is_pad is None else off[~targets[ACTION_IS_PAD]]
                 sums[block] += torch.tensor([float(loss), float(off.double().sum()), off.numel(), len(actions)])
         loss, error, entries, chunks = self.training.reducer.sum_blocks(sums).tolist()
         if not chunks:
@@ -301,7 +437,20 @@ class FineTuning(_Imitating):
         return {"losses/held_out_loss": loss / chunks, "losses/held_out_action_error": error / entries}
 
 
-def _parts(observation: Observation) -> Iterator[Observation]:
-    """Yields the rows in calls of a bearable size."""
-    for k in range(0, len(observation), _ROWS):
-        yield observation.rows(range(k, min(k + _ROWS, len(observation))))
+def _parts(data: Chunks) -> Iterator[Demonstrations]:
+    """Yields all chunks in parts of a bearable size."""
+    for k in range(0, len(data), _ROWS):
+        data.prefetch(range(min(k + _ROWS, len(data)), min(k + 2 * _ROWS, len(data))))
+        yield data.rows(range(k, min(k + _ROWS, len(data))))
+
+
+def _announced(batches: Iterator[dict[int, Tensor]], data: Mapping[int, Chunks]) -> Iterator[dict[int, Tensor]]:
+    """Yields minibatches, each after the next _AHEAD have been announced to the data."""
+    waiting: deque[dict[int, Tensor]] = deque()
+    for rows in batches:
+        for block, index in rows.items():
+            data[block].prefetch(index)
+        waiting.append(rows)
+        if len(waiting) > _AHEAD:
+            yield waiting.popleft()
+    yield from waiting

@@ -56,7 +56,7 @@ class TrainConfig(TrainingConfig):
     policy: PolicyConfig
     algorithm: AlgorithmConfig
     data: str | None = None  # what is learned from, joined by commas: of algorithm=sft and algorithm.bc_coef files of
-    # demonstrations (.h5 of ManiSkill, LeRobot v3 folders); otherwise recorded transitions, the checkpoints of runs
+    # demonstrations (.h5 of ManiSkill, LeRobot folders); otherwise recorded transitions, the checkpoints of runs
     # that acted
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)

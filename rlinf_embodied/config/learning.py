@@ -62,12 +62,14 @@ class WarmStartConfig(FineTuningPhases):
     """The policy that RL starts from: cloned from the scripted expert, unless one of the first three fields is set."""
 
     checkpoint: str | None = None  # a checkpoint folder
-    demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot v3 folder
+    demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot folder
     from_scratch: bool = False  # a new policy
     num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
     region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts for this many steps only
+    cache_gb: float = 4.0  # of a worker, for decoded images of datasets, and again for cached features
+    decoders: int = 1  # background threads of a worker that decode images of datasets
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:
@@ -77,7 +79,8 @@ class WarmStartConfig(FineTuningPhases):
         rule = "each of the 4 blocks of demonstrations needs at least one"
         require(self.num_demos >= 4, "warm_start.num_demos", self.num_demos, rule, "use 480")
         self.require_phases("warm_start")
-        require_numbers(self, "warm_start", "noise_steps", low=0)
+        require_numbers(self, "warm_start", "noise_steps", "cache_gb", low=0)
+        require_numbers(self, "warm_start", "decoders", low=1)
         region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
         known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
         require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")

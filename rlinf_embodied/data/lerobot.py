@@ -1,17 +1,23 @@
-"""LeRobot datasets of format v3, read without the lerobot package; lerobot_writer.py writes them.
+"""LeRobot datasets of format v3 and v2, read without the lerobot package; lerobot_writer.py writes v3.
 
-meta/info.json                                      features {name: {dtype, shape}}, fps, templates of the paths below
-meta/tasks.parquet                                  task_index, and the task in words
-meta/stats.json                                     min, max, mean, std of each feature (lerobot_writer.py)
-meta/episodes/chunk-000/file-000.parquet            per episode: length, which files hold it, seconds within each video
-data/chunk-000/file-000.parquet                     per frame: action, observation.state, episode_index, ..., images
-videos/<camera>/chunk-000/file-000.mp4              images of many episodes, one after the other
+                    v3                                           v2
+descriptions        meta/info.json: features {name: {dtype, shape}}, fps, templates of the paths of data and videos
+tasks               meta/tasks.parquet                           meta/tasks.jsonl
+statistics          meta/stats.json                              meta/episodes_stats.jsonl, or meta/stats.json
+episodes            meta/episodes/chunk-000/file-000.parquet     meta/episodes.jsonl
+frames              data/chunk-000/file-000.parquet              data/chunk-000/episode_000000.parquet
+images              videos/<feature>/chunk-000/file-000.mp4      videos/chunk-000/<feature>/episode_000000.mp4,
+                    or PNG in the table of frames                or PNG in the table of frames
+
+A file of v3 holds many episodes, one after the other; that of v2 holds one.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,18 +29,20 @@ import numpy as np
 from av.error import FFmpegError
 from PIL import Image
 
+from rlinf_embodied.data.recorded import RecordedDataset
+from rlinf_embodied.data.statistics import Statistics, combine, parsed, read_statistics
 from rlinf_embodied.errors import DataError
 
-ACTION, STATE, IMAGES = "action", "observation.state", "observation.images."
 PATHS = {
     "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
     "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
 }
+_MOST_OPEN = 8  # videos, or row groups of tables with images, that are kept open
 
 
 @dataclass(frozen=True, slots=True)
 class LeRobotEpisode:
-    """One episode: T frames, each with its observation and action."""
+    """One episode to be written: T frames, each with its observation and action."""
 
     task: str  # in words
     actions: np.ndarray  # float32 [T, A]
@@ -45,16 +53,28 @@ class LeRobotEpisode:
         return len(self.actions)
 
 
-class LeRobotDataset:
-    """A dataset folder; nothing but its descriptions is read until episodes are asked for."""
+class LeRobotDataset(RecordedDataset):
+    """A dataset folder."""
 
-    def __init__(self, folder: Path, named: str) -> None:
-        """`named`: the config path that gave the folder, for errors.
+    def __init__(
+        self,
+        folder: Path,
+        named: str,
+        delta_timestamps: Mapping[str, Sequence[float]] | None = None,
+        episodes: Sequence[int] | None = None,
+    ) -> None:
+        """Reads the descriptions.
+
+        Args:
+            folder: that holds meta/info.json.
+            named: the config path that gave the folder, for errors.
+            delta_timestamps: windows of an item's features, in seconds (RecordedDataset).
+            episodes: numbers of the only episodes to read; frames are counted through these.
 
         Raises:
-            DataError: it is no LeRobot v3 folder, or holds no episode.
+            DataError: it is no LeRobot folder of v2 or v3, or holds no episode.
         """
-        self._folder, self._where = folder, f"{named} is {str(folder)!r}"
+        self._folder, self.where = folder, f"{named} is {str(folder)!r}"
         path = folder / "meta/info.json"
         try:
             described = json.loads(path.read_text(encoding="utf-8"))
@@ -62,119 +82,203 @@ class LeRobotDataset:
             self.features: dict[str, dict[str, Any]] = dict(described["features"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise DataError(
-                f"{self._where}, but {path} cannot be read ({error!r}): give the folder of a LeRobot dataset"
+                f"{self.where}, but {path} cannot be read ({error!r}): give the folder of a LeRobot dataset"
             ) from error
-        if not version.startswith("v3"):
+        if not version.startswith(("v2", "v3")):
             raise DataError(
-                f"{self._where}, but its codebase_version is {version!r} and v3 is needed: convert it with "
-                "python -m lerobot.datasets.v30.convert_dataset_v21_to_v30"
+                f"{self.where}, but its codebase_version is {version!r}, and v2 and v3 are read: convert it"
             )
         self._paths = {key: described.get(key) or path for key, path in PATHS.items()}
-        # the words of a task are pandas' index, whose column has no fixed name
-        rows = self._table(folder / "meta/tasks.parquet").to_pylist()
-        self._tasks = {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
-        tables = [self._table(path).to_pylist() for path in sorted(folder.glob("meta/episodes/*/*.parquet"))]
-        self._episodes = sorted((entry for rows in tables for entry in rows), key=lambda entry: entry["episode_index"])
-        if not self._episodes:
-            raise DataError(f"{self._where}, but it holds no episode: record some, or give another folder")
-        self._data: tuple[Path | None, Any] = None, None  # the last data file
+        read = self._read_v2 if version.startswith("v2") else self._read_v3
+        self._tasks, entries = read(int(described.get("chunks_size") or 1000))
+        entries.sort(key=lambda entry: entry["episode_index"])
+        known = {entry["episode_index"] for entry in entries}
+        if missing := sorted({*(episodes or ())} - known):
+            raise DataError(f"{self.where}, which has no episodes {missing}, but {len(known)}: name others")
+        self._entries = [entry for entry in entries if episodes is None or entry["episode_index"] in episodes]
+        if not self._entries:
+            raise DataError(f"{self.where}, but it holds no episode: record some, or give another folder")
+        self.lengths = np.array([entry["length"] for entry in self._entries], np.int64)
+        self._places = np.zeros((0, 2), np.int64)  # of each frame: number in _files, and row there
+        self._files: list[Path] = []
+        self._open = threading.local()  # decoders are not shared between threads
+        super().__init__(delta_timestamps)
 
-    def __len__(self) -> int:
-        return len(self._episodes)
+    # ----------------------------------------------------------------------------------------------------- descriptions
+    def _read_v3(self, chunks_size: int) -> tuple[dict[int, str], list[dict[str, Any]]]:
+        self.measured = read_statistics(self._folder / "meta/stats.json", self.where)
+        # the words of a task are pandas' index, whose column has no fixed name
+        rows = self._table(self._folder / "meta/tasks.parquet").to_pylist()
+        tasks = {row.pop("task_index"): str(next(iter(row.values()))) for row in rows}
+        paths = sorted(self._folder.glob("meta/episodes/*/*.parquet"))
+        wanted = lambda name: not name.startswith("stats/")  # noqa: E731
+        return tasks, [entry for path in paths for entry in self._table(path, wanted).to_pylist()]
+
+    def _read_v2(self, chunks_size: int) -> tuple[dict[int, str], list[dict[str, Any]]]:
+        meta = self._folder / "meta"
+        self.measured = read_statistics(meta / "stats.json", self.where)
+        if not self.measured and (meta / "episodes_stats.jsonl").exists():
+            parts = [parsed(line["stats"]) for line in self._lines(meta / "episodes_stats.jsonl")]
+            of_feature: dict[str, list[Statistics]] = {}
+            for part in parts:
+                for name, found in part.items():
+                    of_feature.setdefault(name, []).append(found)
+            self.measured = {name: combine(found) for name, found in of_feature.items()}
+        entries = self._lines(meta / "episodes.jsonl")
+        for entry in entries:
+            entry["episode_chunk"] = entry["episode_index"] // chunks_size
+        return {line["task_index"]: line["task"] for line in self._lines(meta / "tasks.jsonl")}, entries
+
+    def _lines(self, path: Path) -> list[dict[str, Any]]:
+        with self._reading(path):
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """What its episodes do, in words."""
         return tuple(self._tasks.values())
 
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Names of the cameras, without the prefix that all of them have."""
-        return tuple(name.removeprefix(IMAGES) for name in self.features if name.startswith(IMAGES))
+    def task(self, row: int) -> str:
+        return self._tasks[int(self.columns["task_index"][row])]
 
-    def size(self, name: str) -> int | None:
-        """Returns the number of entries of a vector feature, None without such a feature."""
-        shape = self.features.get(name, {}).get("shape")
-        return int(shape[0]) if shape and len(shape) == 1 else None
+    def _path(self, entry: Mapping[str, Any], feature: str | None = None) -> Path:
+        """Returns the file that holds an episode's frames, or its images."""
+        beginning = "data" if feature is None else f"videos/{feature}"
+        chunk = entry.get(f"{beginning}/chunk_index", entry.get("episode_chunk", 0))
+        file = entry.get(f"{beginning}/file_index", 0)
+        template = self._paths["data_path" if feature is None else "video_path"]
+        names = {"chunk_index": chunk, "file_index": file, "episode_chunk": chunk, "episode_file": file}
+        return self._folder / template.format(**names, video_key=feature, episode_index=entry["episode_index"])
 
-    def image_size(self, camera: str) -> tuple[int, int]:
-        """Returns height and width of a camera's images, whose axes the dataset may name in any order."""
-        feature = self.features[IMAGES + camera]
-        axes = dict(zip(feature.get("names") or ("height", "width", "channels"), feature["shape"], strict=True))
-        return int(axes["height"]), int(axes["width"])
+    # ---------------------------------------------------------------------------------------------------------- vectors
+    def _read_columns(self) -> dict[str, np.ndarray]:
+        of_file: dict[Path, list[int]] = {}
+        for number, entry in enumerate(self._entries):
+            of_file.setdefault(self._path(entry), []).append(number)
+        self._files = list(of_file)
+        self._places = np.zeros((len(self), 2), np.int64)
+        columns: dict[str, np.ndarray] = {}
+        images = {*self.cameras.values()}
+        for file, (path, numbers) in enumerate(of_file.items()):
+            table = self._table(path, lambda name: name not in images)
+            where = f"{self.where}, but frames in {path}"
+            try:
+                parts = {name: self._array(table[name], name) for name in table.column_names}
+                episode, frame = parts["episode_index"], parts["frame_index"]
+            except (KeyError, ValueError, TypeError) as error:
+                raise DataError(f"{where} are not those of meta/info.json ({error!r}): copy it anew") from error
+            order = np.lexsort((frame, episode))
+            for number in numbers:
+                entry, rows = self._entries[number], self.frames(number)
+                first, last = np.searchsorted(episode[order], [entry["episode_index"], entry["episode_index"] + 1])
+                what = f"frames of episode {entry['episode_index']} in {path}"
+                self._require_whole(what, int(last - first), len(rows))
+                own = order[first:last]
+                self._places[rows.start : rows.stop] = np.stack([np.full(len(own), file), own], 1)
+                for name, values in parts.items():
+                    if name not in columns:
+                        columns[name] = np.zeros((len(self), *values.shape[1:]), values.dtype)
+                    columns[name][rows.start : rows.stop] = values[own]
+        if missing := {n for n in self.features if n not in columns and n not in images}:
+            raise DataError(f"{self.where}, but its files lack {sorted(missing)} of meta/info.json: copy it anew")
+        return columns
 
-    def read(
-        self, numbers: Sequence[int], frames: slice = slice(None), cameras: Sequence[str] | None = None
-    ) -> Iterator[LeRobotEpisode]:
-        """Yields the episodes of these numbers, from 0, with the images of some frames and cameras (None: all).
+    def _array(self, column: Any, name: str) -> np.ndarray:
+        """Returns a column of a table as float32, int64, bool or str, [rows, ...]."""
+        shape = tuple(self.features[name]["shape"]) if name in self.features else (-1,)
+        values, nested = column.combine_chunks(), False
+        while hasattr(values.type, "value_type"):
+            values, nested = values.flatten(), True
+        array = values.to_numpy(zero_copy_only=False)
+        kinds = {"f": np.float32, "i": np.int64, "u": np.int64, "b": np.bool_}
+        array = array.astype(kinds[array.dtype.kind]) if array.dtype.kind in kinds else array
+        return array.reshape(len(column), *shape) if nested else array
 
-        Raises:
-            DataError: a file is missing or damaged, or does not hold what the descriptions promise.
-        """
-        for number in numbers:
-            yield self._read(self._episodes[number], frames, self.cameras if cameras is None else cameras)
-
-    def _read(self, entry: dict, frames: slice, cameras: Sequence[str]) -> LeRobotEpisode:
-        number = entry["episode_index"]
-        place = {"chunk_index": entry["data/chunk_index"], "file_index": entry["data/file_index"]}
-        path = self._folder / self._paths["data_path"].format(**place)
-        if self._data[0] != path:
-            self._data = path, self._table(path)
-        table = self._data[1]
-        try:
-            own = np.nonzero(np.asarray(table["episode_index"]) == number)[0]
-            rows = table.take(own[np.argsort(np.asarray(table["frame_index"])[own], kind="stable")])
-            actions, state = (np.asarray(rows[name].to_pylist(), dtype=np.float32) for name in (ACTION, STATE))
-            task = self._tasks[rows["task_index"][0].as_py()]
-        except (KeyError, ValueError, IndexError) as error:
-            raise DataError(
-                f"{self._where}, but episode {number} has no complete {ACTION}, {STATE} and task ({error!r}): "
-                "leave it out"
-            ) from error
-        self._require_whole(f"frames of episode {number} in {path}", len(actions), entry["length"])
-        chosen, images = range(len(actions))[frames], {}
-        for camera in cameras:
-            name = IMAGES + camera
-            if self.features[name]["dtype"] == "video":
-                images[camera] = self._from_video(entry, name, chosen)
-            else:
-                stored = (rows[name][k].as_py() for k in chosen)  # in the table, or in a file next to it
-                sources = [io.BytesIO(s["bytes"]) if s.get("bytes") else self._folder / s["path"] for s in stored]
-                images[camera] = np.stack([np.asarray(Image.open(source).convert("RGB")) for source in sources])
-        return LeRobotEpisode(task, actions, state, images)
-
-    def _table(self, path: Path) -> Any:
+    def _table(self, path: Path, wanted: Any = None) -> Any:
         import pyarrow.parquet  # takes long, and few runs need it
 
         with self._reading(path):
-            return pyarrow.parquet.read_table(path)
+            names = None
+            if wanted is not None:
+                names = [name for name in pyarrow.parquet.read_schema(path).names if wanted(name)]
+            return pyarrow.parquet.ParquetFile(path).read(columns=names)
 
     @contextmanager
     def _reading(self, path: Path) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError, FFmpegError) as error:
-            raise DataError(f"{self._where}, but {path} cannot be read ({error}): copy the dataset anew") from error
+            raise DataError(f"{self.where}, but {path} cannot be read ({error}): copy the dataset anew") from error
 
     def _require_whole(self, what: str, found: int, promised: int) -> None:
         if found != promised:
-            raise DataError(f"{self._where}, but there are {found} of {promised} {what}: copy the dataset anew")
+            raise DataError(f"{self.where}, but there are {found} of {promised} {what}: copy the dataset anew")
 
-    def _from_video(self, entry: dict, name: str, frames: Sequence[int]) -> np.ndarray:
-        """Returns frames of an episode: those whose time is nearest, and within half a frame."""
-        place = {part: entry[f"videos/{name}/{part}"] for part in ("chunk_index", "file_index")}
-        path = self._folder / self._paths["video_path"].format(video_key=name, **place)
-        start = float(entry[f"videos/{name}/from_timestamp"])
-        wanted = {round(start * self.fps) + frame: k for k, frame in enumerate(frames)}
-        found: dict[int, np.ndarray] = {}
-        with self._reading(path), av.open(str(path)) as container:
+    # ----------------------------------------------------------------------------------------------------------- images
+    def _read_images(self, feature: str, rows: np.ndarray) -> np.ndarray:
+        if self.features[feature]["dtype"] == "image":
+            return np.stack([self._from_table(feature, *place) for place in self._placed(rows)])
+        episodes = np.searchsorted(self.ends, rows, side="right")
+        return np.concatenate([self._from_video(feature, e, rows[episodes == e]) for e in np.unique(episodes)])
+
+    def _placed(self, rows: np.ndarray) -> np.ndarray:
+        assert self.columns  # reads the places
+        return self._places[rows]
+
+    def _kept_open(self, key: tuple, make: Any) -> Any:
+        """Returns what this thread keeps open under a key; what it has not used for longest is closed."""
+        kept: OrderedDict = self._open.__dict__.setdefault("kept", OrderedDict())
+        if key not in kept:
+            kept[key] = make()
+            if len(kept) > _MOST_OPEN:
+                _, oldest = kept.popitem(last=False)
+                getattr(oldest, "close", lambda: None)()
+        kept.move_to_end(key)
+        return kept[key]
+
+    def _from_table(self, feature: str, file: int, row: int) -> np.ndarray:
+        import pyarrow.parquet
+
+        path = self._files[file]
+        with self._reading(path):
+            table = self._kept_open((path,), lambda: pyarrow.parquet.ParquetFile(path, memory_map=True))
+            ends = np.cumsum([table.metadata.row_group(k).num_rows for k in range(table.num_row_groups)])
+            group = int(np.searchsorted(ends, row, side="right"))
+            read = lambda: table.read_row_group(group, columns=[feature])[feature]  # noqa: E731
+            column = self._kept_open((path, feature, group), read)
+            stored = column[row - (int(ends[group - 1]) if group else 0)].as_py()
+            source = io.BytesIO(stored["bytes"]) if stored.get("bytes") else self._folder / stored["path"]
+            return np.asarray(Image.open(source).convert("RGB"))
+
+    def _from_video(self, feature: str, episode: int, rows: np.ndarray) -> np.ndarray:
+        """Returns ascending frames of an episode: those whose time is nearest, and within half a frame."""
+        entry = self._entries[episode]
+        path = self._path(entry, feature)
+        start = float(entry.get(f"videos/{feature}/from_timestamp", 0.0))
+        times = start + self.columns["timestamp"][rows].astype(np.float64)
+        half, found = 0.5 / self.fps, []
+        with self._reading(path):
+            container = self._kept_open((path,), lambda: _opened(path))
             stream = container.streams.video[0]
-            container.seek(int(start / (stream.time_base or 1)), stream=stream)
+            container.seek(max(0, int((times[0] - half) / stream.time_base)), stream=stream)
+            previous: Any = None
             for frame in container.decode(stream):
-                at = wanted.get(round((frame.time or 0.0) * self.fps))
-                if at is not None:
-                    found[at] = frame.to_ndarray(format="rgb24")
-                if len(found) == len(wanted):
+                while len(found) < len(times) and frame.time > times[len(found)] - 1e-9:
+                    wanted = times[len(found)]
+                    near = min((f for f in (previous, frame) if f is not None), key=lambda f: abs(f.time - wanted))
+                    if abs(near.time - wanted) >= half:
+                        break
+                    found.append(near.to_ndarray(format="rgb24"))
+                if len(found) == len(times):
                     break
-        self._require_whole(f"images of episode {entry['episode_index']} in {path}", len(found), len(wanted))
-        return np.stack([found[k] for k in range(len(wanted))])
+                previous = frame
+            while len(found) < len(times) and previous is not None and abs(previous.time - times[len(found)]) < half:
+                found.append(previous.to_ndarray(format="rgb24"))
+        self._require_whole(f"images of episode {entry['episode_index']} in {path}", len(found), len(times))
+        return np.stack(found)
+
+
+def _opened(path: Path) -> Any:
+    """Returns a video to decode with one thread: workers share the cores."""
+    container = av.open(str(path))
+    container.streams.video[0].codec_context.thread_count = 1
+    return container

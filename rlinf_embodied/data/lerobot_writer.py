@@ -13,10 +13,12 @@ import av
 import numpy as np
 from PIL import Image
 
-from rlinf_embodied.data.lerobot import ACTION, IMAGES, PATHS, STATE, LeRobotEpisode
+from rlinf_embodied.data.lerobot import PATHS, LeRobotEpisode
+from rlinf_embodied.data.recorded import ACTION, IMAGES, STATE
+from rlinf_embodied.data.statistics import as_json, combine, image_statistics, vector_statistics
 from rlinf_embodied.errors import DataError
 
-Statistics = dict[str, list]  # "min", "max", "mean", "std" over frames, and their "count"
+_ROW_GROUP = 64  # frames of a table with images, which are read together
 _TASK = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
 _NUMBER = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
 _TASKS_BY_WORDS = {  # what pandas writes for a table whose index is the column "task", as the lerobot package expects
@@ -62,14 +64,15 @@ def write_dataset(folder: Path, episodes: Sequence[LeRobotEpisode], fps: int, ro
     }
     for name, table in tables.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        pyarrow.parquet.write_table(table, folder / name)
+        pyarrow.parquet.write_table(table, folder / name, row_group_size=_ROW_GROUP if shown else None)
     for name, parts in images.items() if video else ():
         path = PATHS["video_path"].format(video_key=name, chunk_index=0, file_index=0)
         _write_video(folder / path, (frame for part in parts for frame in part), fps)
-    found = {name: statistics(values) for name, values in frames.items()}
-    found |= {name: image_statistics(parts) for name, parts in images.items()}
+    ends = np.cumsum([len(episode) for episode in episodes])[:-1]
+    found = {name: combine(map(vector_statistics, np.split(values, ends))) for name, values in frames.items()}
+    found |= {name: combine(map(image_statistics, parts)) for name, parts in images.items()}
     info = _info(episodes, fps, robot, video, len(tasks))
-    for name, content in (("stats", found), ("info", info)):
+    for name, content in (("stats", as_json(found)), ("info", info)):
         (folder / f"meta/{name}.json").write_text(json.dumps(content, indent=4) + "\n", encoding="utf-8")
 
 
@@ -148,22 +151,3 @@ def _write_video(path: Path, frames: Iterator[np.ndarray], fps: int) -> None:
             frame.pts, frame.time_base = number, Fraction(1, fps)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-
-
-def statistics(values: np.ndarray) -> Statistics:
-    """Returns the statistics of vectors [T, D] or numbers [T] over frames, each [D]."""
-    columns = values.astype(np.float64).reshape(len(values), -1)
-    found = {"min": columns.min(0), "max": columns.max(0), "mean": columns.mean(0), "std": columns.std(0)}
-    return {name: column.tolist() for name, column in found.items()} | {"count": [len(values)]}
-
-
-def image_statistics(parts: Sequence[np.ndarray]) -> Statistics:
-    """Returns the statistics [3, 1, 1] of the colours, as shares of 255, in images uint8 [T, height, width, 3]."""
-    # from counts of values: a copy in floats is eight times as large
-    colours = [[np.bincount(images[..., k].ravel(), minlength=256) for k in range(3)] for images in parts]
-    counts, values = np.sum(colours, 0).astype(np.float64), np.arange(256) / 255.0
-    mean, shown = counts @ values / counts.sum(1), [values[row > 0] for row in counts]
-    std = np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 0.0))
-    found = {"min": [row.min() for row in shown], "max": [row.max() for row in shown], "mean": mean, "std": std}
-    shaped = {name: np.asarray(column)[:, None, None].tolist() for name, column in found.items()}
-    return shaped | {"count": [sum(len(images) for images in parts)]}

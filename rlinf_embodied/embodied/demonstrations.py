@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.imitation import Demonstrations, join
+from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.config import EnvConfig, PerturbConfig, WarmStartConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.lerobot import ACTION, STATE, LeRobotDataset, LeRobotEpisode
+from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
+from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.embodied.env_stage import Controller
-from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
+from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, open_dataset, require_actions
 from rlinf_embodied.errors import DataError, SimulatorError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
@@ -37,11 +39,18 @@ def for_demonstrations(env: EnvConfig) -> EnvConfig:
 
 
 def demonstrator(
-    source: DemonstrationSource, env: VectorEnv, start: WarmStartConfig, seed: int
-) -> Callable[[Sequence[int]], list[Demonstrations | None]]:
+    source: DemonstrationSource, env: VectorEnv, spec: EnvSpec, start: WarmStartConfig, seed: int, cache: FrameCache
+) -> Callable[[Sequence[int]], Sequence[Demonstrations | RecordedChunks | None]]:
     """Returns what makes a source's demonstrations of numbered episodes, None of one that does not solve the task.
 
-    The env is one `for_demonstrations`, of ROWS rows, or of one for a LeRobot dataset; `start` says how an expert acts.
+    Args:
+        source: where they come from.
+        env: `for_demonstrations`, of ROWS rows, or of one for a recorded dataset.  The expert is asked chunk by chunk;
+            with files a chunk of this env has one action, and a chunk of the policy's starts at every env step.
+        spec: what the policy acts in.
+        start: how an expert acts.
+        seed: of the expert's episodes.
+        cache: for images of recorded datasets.
 
     Raises:
         DataError: vectors of a file have other sizes than those of the env.
@@ -51,23 +60,23 @@ def demonstrator(
         return partial(_expert, env, start, seed)
     if source.kind is Kind.maniskill:
         episodes = read_recording(Path(source.path), source.named).episodes
-        _require_size(source, "actions", episodes[0].actions.shape[1], env.spec.action_dim, "env.options.robot")
-        return partial(_replay, env, episodes)
-    rule = "an observation of a dataset is of one env step"
-    require(env.spec.history == 1, "env.history", env.spec.history, rule, "leave it out")
-    dataset = LeRobotDataset(Path(source.path), source.named)
-    spec, settings = env.spec, "env.options.control_mode, env.options.robot"
+        _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
+        return partial(_replay, env, spec.chunk, episodes)
+    dataset = open_dataset(source.kind, Path(source.path), source.named)
+    settings = "env.options.control_mode, env.options.robot"
     _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)
-    _require_size(source, STATE, dataset.size(STATE), spec.proprio_dim, "env.options.robot")
+    state_dim = sum(part.shape[-1] for part in spec.of_kind(FeatureKind.state))
+    _require_size(source, STATE, sum(dataset.states.values()), state_dim, "env.options.robot")
     instruction, tasks = env.state().instruction[0], dataset.tasks
     rule = f"a policy knows the words that it learned, and the tasks of {source.named}={source.path} are {tasks}"
     require(instruction in tasks, "env.instruction", instruction, rule, f"set env.instruction={tasks[0]!r}")
-    return lambda numbers: [
-        _recorded(source, spec, number, episode)
-        for number, episode in zip(
-            numbers, dataset.read(numbers, slice(None, None, spec.chunk), spec.cameras), strict=True
-        )
-    ]
+
+    def recorded(number: int) -> RecordedChunks:
+        frames = dataset.frames(number)
+        require_actions(source.where, f"episode {number}", dataset.columns[ACTION][frames.start : frames.stop])
+        return RecordedChunks(dataset, np.array(frames), spec, cache)
+
+    return lambda numbers: [recorded(number) for number in numbers]
 
 
 def _require_size(source: DemonstrationSource, name: str, theirs: int | None, ours: int, settings: str) -> None:
@@ -110,7 +119,7 @@ def run_episodes(
             held[row] = held[row] + 1 if now else 0
             solved[row] = now or (lengths is not None and solved[row])
         observation = result.observation
-    return [(solved[row], join(parts)) for row, parts in enumerate(seen)]
+    return [(solved[row], Demonstrations.concatenate(parts)) for row, parts in enumerate(seen)]
 
 
 def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
@@ -158,34 +167,30 @@ def _reset(env: VectorEnv, region: Sequence[float] | None, seed: int, numbers: S
 
 
 def _replay(
-    env: VectorEnv, recording: Sequence[RecordedEpisode], numbers: Sequence[int]
+    env: VectorEnv, chunk: int, recording: Sequence[RecordedEpisode], numbers: Sequence[int]
 ) -> list[Demonstrations | None]:
-    """Runs seeds and actions of a ManiSkill recording again, for the run's own cameras, up to its recorded end."""
-    spec, episodes = env.spec, [recording[number] for number in numbers]
+    """Runs seeds and actions of a ManiSkill recording again, for the run's own cameras.
+
+    An episode may be solved a little later than it was: its last action is repeated until the end of a chunk.
+    """
+    episodes = [recording[number] for number in numbers]
     observation = env.reset([episode.seed for episode in episodes], list(range(len(episodes))))
-    chunks = torch.zeros(spec.num_envs, spec.chunks_per_episode, spec.chunk, spec.action_dim)
-    for row, episode in enumerate(episodes):  # the last action is repeated
-        index = np.minimum(np.arange(spec.chunks_per_episode * spec.chunk), len(episode.actions) - 1)
-        chunks[row] = torch.from_numpy(episode.actions[index]).reshape(-1, spec.chunk, spec.action_dim)
+    lengths = [len(episode.actions) for episode in episodes]
 
     def act(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
-        labels.extend(chunks[:, step].unbind(1))
-        return chunks[:, step]
+        actions = torch.zeros(env.spec.num_envs, env.spec.action_dim)
+        for row, episode in enumerate(episodes):  # of an episode that has ended, the last one
+            actions[row] = torch.from_numpy(episode.actions[min(step, lengths[row] - 1)])
+        labels.append(actions)
+        return actions[:, None]
 
-    lengths = [-(-len(episode.actions) // spec.chunk) for episode in episodes]
-    return [part if solved else None for solved, part in run_episodes(env, observation, act, len(episodes), lengths)]
+    found = run_episodes(env, observation, act, len(episodes), [-(-length // chunk) * chunk for length in lengths])
+    parts = zip(found, lengths, strict=True)
+    return [_every_step(part, length, chunk) if solved else None for (solved, part), length in parts]
 
 
-def _recorded(source: DemonstrationSource, spec: EnvSpec, number: int, episode: LeRobotEpisode) -> Demonstrations:
-    """Returns what an episode of a LeRobot dataset shows; its images are recorded, no simulator runs."""
-    require_actions(source.where, f"episode {number}", episode.actions)
-    starts = np.arange(0, len(episode), spec.chunk)
-    index = np.minimum(starts[:, None] + np.arange(spec.chunk), len(episode) - 1)
-    parts = spec.of_kind(FeatureKind.state)
-    vectors = torch.from_numpy(episode.state[starts]).split([part.shape[0] for part in parts], 1)
-    observation = Observation(
-        state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
-        instruction=(episode.task,) * len(starts),
-        images={name: torch.from_numpy(episode.images[name]) for name in spec.cameras},
-    )
-    return Demonstrations(observation, torch.from_numpy(episode.actions[index].clip(-1, 1)), None)
+def _every_step(steps: Demonstrations, length: int, chunk: int) -> Demonstrations:
+    """Returns the first steps of an episode in chunks of one action as chunks that start at every step."""
+    wanted = torch.arange(length)[:, None] + torch.arange(chunk)
+    actions = steps.actions[:, 0][wanted.clamp(max=length - 1)]
+    return replace(steps.rows(range(length)), actions=actions, is_pad=wanted >= length)

@@ -4,8 +4,9 @@
     `demonstrate` (driver)                            workflow.py's `run_iteration`
 
 Demonstrations lie in a fixed number of data blocks, in the order of their sources, so that weights are the same under
-every plan; some of each block are held out, drawn by (seed, block).  They stay in the CPU's memory of the worker that
-learns from them, which uses them in every epoch.
+every plan; some of each block are held out, drawn by (seed, block).  Those of an expert or a replayed recording stay in
+the CPU's memory of the worker that learns from them; images of a recorded dataset are decoded in every epoch, as far as
+warm_start.cache_gb does not suffice for them.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rlinf_embodied.algorithms.imitation import Demonstrations, FineTuning, SFTConfig, join, sizes
+from rlinf_embodied.algorithms.imitation import Chunks, Demonstrations, FineTuning, SFTConfig, join, sizes
 from rlinf_embodied.algorithms.on_policy import OnPolicy
 from rlinf_embodied.config import TrainConfig, WarmStartConfig
+from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.embodied.demonstrations import ROWS, demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.graph import ACTOR
 from rlinf_embodied.embodied.learner import LearnerConfig, PolicyLearner
+from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
 from rlinf_embodied.embodied.rollout_stage import PolicyStageConfig
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, DemonstrationSource, Kind
 from rlinf_embodied.errors import DataError, SimulatorError
@@ -94,14 +97,16 @@ class DemonstratedLearner(PolicyLearner):
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._blocks = context.blocks
-        self._found: dict[tuple[int, bool], list[Demonstrations]] = {}
+        self._found: dict[tuple[int, bool], list[Demonstrations | RecordedChunks]] = {}
 
     def open_sources(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
-        rows = 1 if kinds == {Kind.lerobot} else ROWS
-        self._env: VectorEnv = make_env(for_demonstrations(config.model.env), rows, self.device)
-        settings = (self._env, config.start, config.model.seed)
+        start, env = config.start, for_demonstrations(config.model.env)
+        cache = FrameCache(start.cache_gb * 1e9, start.decoders)
+        alone = env if Kind.expert in kinds else replace(env, chunk=1)
+        self._env: VectorEnv = make_env(alone, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
+        settings = (self._env, replace(self._env.spec, chunk=env.chunk), start, config.model.seed, cache)
         self._demonstrators = [demonstrator(source, *settings) for source in config.sources]
         episodes = [(k, n, b, out) for b in self._blocks for k, n, out in config.episodes(b)]
         of_source = [[e for e in episodes if e[0] == k] for k in range(len(config.sources))]
@@ -112,17 +117,18 @@ class DemonstratedLearner(PolicyLearner):
         """Makes the demonstrations of one round; returns how many episodes it has, and how many of them are used."""
         if step_context.iteration >= len(self._rounds):
             return {"episodes": 0, "used": 0}
-        batch, sources = self._rounds[step_context.iteration], self._config.sources
+        batch, recorded = self._rounds[step_context.iteration], any(s.kind.recorded for s in self._config.sources)
         found = self._demonstrators[batch[0][0]]([number for _, number, _, _ in batch])
-        for (_, _, block, out), part in zip(batch, found, strict=True):
+        for (source, _, block, out), part in zip(batch, found, strict=True):
             if part is None:
                 continue
-            if any(source.kind is Kind.lerobot for source in sources):  # which shows neither of these
+            part = replace(part, source=source)
+            if recorded and isinstance(part, Demonstrations):  # others show neither of these
                 part = replace(part, observation=replace(part.observation, privileged=None), object_positions=None)
             self._found.setdefault((block, out), []).append(part)
         return {"episodes": len(batch), "used": sum(part is not None for part in found)}
 
-    def _collected(self, of_each: bool) -> dict[int, Demonstrations]:
+    def _collected(self, of_each: bool) -> dict[int, Chunks]:
         """Closes the simulator and returns the demonstrations of blocks that have some.
 
         Raises:
@@ -161,6 +167,7 @@ class FineTuningLearner(DemonstratedLearner):
     def setup(self, context: StageContext) -> None:
         super().setup(context)
         self._made.fresh = self._config.start.checkpoint is None
+        self._made.max_feature_bytes = self._config.start.cache_gb * 1e9
 
     def prepare(self, step_context: StepContext) -> None:
         """Measures the demonstrations where the policy is new.

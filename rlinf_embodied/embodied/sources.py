@@ -11,8 +11,9 @@ import numpy as np
 
 from rlinf_embodied.config import EnvConfig, TrainConfig
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.data.lerobot import ACTION, IMAGES, STATE, LeRobotDataset
+from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
+from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.plug_ins import env_options
 
@@ -24,7 +25,12 @@ class Kind(StrEnum):
 
     expert = "expert"  # the scripted expert of the task
     maniskill = "maniskill"  # a recorded trajectory file
-    lerobot = "lerobot"  # a LeRobot v3 folder
+    lerobot = "lerobot"  # a LeRobot folder, v2 or v3
+
+    @property
+    def recorded(self) -> bool:
+        """Whether images are those of the files: no simulator runs."""
+        return self is Kind.lerobot
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +40,7 @@ class DemonstrationSource:
     kind: Kind
     num_episodes: int
     path: str = ""
-    digest: str = ""  # SHA-256 of what the files hold
+    digest: str = ""  # SHA-256 of what the files hold; of a dataset's large ones, of name, size and time
     named: str = ""  # the config path that gave it, for errors
 
     @property
@@ -67,7 +73,7 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
 
 def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
-    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot v3 dataset"
+    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot dataset"
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
     if path.suffix in (".h5", ".hdf5"):
@@ -75,15 +81,24 @@ def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     elif path.is_file():
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
-        kind, number = Kind.lerobot, _require_dataset(path, env, named)
+        kind = Kind.lerobot
+        number = _require_dataset(open_dataset(kind, path, named), env, f"{named}={path}")
         files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
     digest = hashlib.sha256()
     for file in files:
-        if kind is Kind.lerobot:
+        if kind.recorded:
             digest.update(f"{file.relative_to(whole)}\n".encode())
+        if kind.recorded and file.suffix not in (".json", ".jsonl"):  # a dataset may be larger than memory
+            digest.update(f"{file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
+            continue
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
     return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named)
+
+
+def open_dataset(kind: Kind, path: Path, named: str) -> RecordedDataset:
+    """Returns a dataset folder; raises DataError where it is none."""
+    return LeRobotDataset(path, named)
 
 
 def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
@@ -105,21 +120,20 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
     return len(recording.episodes)
 
 
-def _require_dataset(path: Path, env: EnvConfig, named: str) -> int:
+def _require_dataset(dataset: RecordedDataset, env: EnvConfig, where: str) -> int:
     """Returns the number of episodes."""
-    dataset, where = LeRobotDataset(path, named), f"{named}={path}"
-    for name in (ACTION, STATE):
-        if dataset.size(name) is None:
+    for name, found in ((ACTION, dataset.size(ACTION)), (STATE, dataset.states)):
+        if not found:
             raise DataError(f"{where} has no vectors called {name!r}, but {', '.join(dataset.features)}: add them")
     missing = [name for name in env.cameras if name not in dataset.cameras]
     rule, action = f"{where} has images of {', '.join(dataset.cameras) or 'no camera'}", "name cameras that it has"
     require(bool(env.cameras) and not missing, "env.cameras", env.cameras, rule, action)
     for name in env.cameras:
         height, width = dataset.image_size(name)
-        rule, action = f"{IMAGES + name} of {where} is {width} x {height}", f"set env.obs_size={width}"
+        rule, action = f"{dataset.cameras[name]} of {where} is {width} x {height}", f"set env.obs_size={width}"
         action = action if width == height else "give a dataset with square images"
         require((height, width) == (env.obs_size, env.obs_size), "env.obs_size", env.obs_size, rule, action)
-    return len(dataset)
+    return dataset.num_episodes
 
 
 def require_actions(where: str, episode: str, actions: np.ndarray) -> None:

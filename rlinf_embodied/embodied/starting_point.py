@@ -26,7 +26,7 @@ def require_start(config: TrainConfig) -> None:
         return
     raise ConfigError(
         f"{why}, and training starts from a policy that sometimes succeeds. Give one of\n"
-        "  warm_start.demonstrations=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>\n"
+        "  warm_start.demonstrations=<file.h5 of ManiSkill, or folder of a LeRobot dataset>\n"
         "                                        (record a policy that learned from the simulator's state)\n"
         "  warm_start.checkpoint=<dir>           a checkpoint folder of a policy for this task\n"
         "  warm_start.from_scratch=true          random weights: right with policy=state, seldom with images\n"
@@ -43,7 +43,7 @@ def require_demonstrations(config: TrainConfig) -> None:
     coef = getattr(config.algorithm, "bc_coef", 0.0)
     given = config.files or config.warm_start.demonstrations
     if coef and not given and (why := why_no_expert(config.env)) is not None:
-        action = "give data=<file.h5 of ManiSkill, or folder of a LeRobot v3 dataset>, or use 0"
+        action = "give data=<file.h5 of ManiSkill, or folder of a LeRobot dataset>, or use 0"
         raise ConfigError(f"algorithm.bc_coef is {coef}, but {why}, and no demonstrations are given: {action}")
 
 

@@ -36,6 +36,7 @@ from rlinf_embodied.workflow.graph import StageSpec, Workflow
 _VERSION = 3  # of what a cached checkpoint depends on in addition to its key
 _STAGE = "new policy"
 _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what is in them counts
+_OF_LOADING = ("cache_gb", "decoders")  # of the section warm_start: memory and speed
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
     *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb"),
@@ -181,7 +182,7 @@ def clone_folder(config: TrainConfig, kind: str) -> Path:
     """
     start = config.warm_start
     key = {
-        "warm_start": {k: v for k, v in asdict(start).items() if k not in _PLACES},
+        "warm_start": {k: v for k, v in asdict(start).items() if k not in (*_PLACES, *_OF_LOADING)},
         "sources": [
             (source.kind, source.num_episodes, source.digest) for source in sources_of(replace(config, data=None))
         ],

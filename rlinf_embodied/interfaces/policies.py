@@ -24,6 +24,13 @@ from rlinf_embodied.randomness import normal, uniform
 
 Features = dict[str, Tensor]  # what a policy's frozen part made of an observation; every tensor has B rows
 Record = dict[str, Tensor]  # what a policy chose; every tensor has B rows
+ACTION_IS_PAD = "action_is_pad"  # target of an imitation loss: bool [B, C], actions beyond the episode's end
+
+
+def mean_of_rows(entries: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+    """Returns the mean [B] over the entries [B, C, D] of a row's actions; padded ones count as 0, as in LeRobot."""
+    is_pad = targets.get(ACTION_IS_PAD)
+    return (entries if is_pad is None else entries * ~is_pad[..., None]).mean((1, 2))
 
 
 class Distribution(StrEnum):
@@ -231,8 +238,9 @@ class ImitationPolicy(Policy, Protocol):
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns the summed loss (scalar) of cloning B rows of actions, float32 [B, C, A] in [-1, 1].
 
-        Targets are helpers, for example "object_position" [B, 3] in metres; "noise" where the policy asks for some,
-        drawn anew each time.
+        Targets: "action_is_pad", bool [B, C], where some actions lie beyond the episode's end and count nothing (see
+        `mean_of_rows`); helpers, for example "object_position" [B, 3] in metres; "noise" where the policy asks for
+        some, drawn anew each time.
 
         Raises:
             ConfigError: the policy cannot be cloned.

@@ -1,18 +1,25 @@
-"""LeRobot folders: what is written is read back, whole or in parts, and what cannot be read is named."""
+"""LeRobot folders: items equal those of LeRobot's own library, and what cannot be read is named."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from rlinf_embodied.data.lerobot import LeRobotDataset, LeRobotEpisode
-from rlinf_embodied.data.lerobot_writer import image_statistics, statistics, write_dataset
+from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.errors import DataError
 
 NAMED = "warm_start.demonstrations"
+ORACLE = Path(__file__).parents[1] / "oracles/lerobot/datasets"
+GOLDEN = json.loads((ORACLE / "golden.json").read_text())["datasets"]
 
 
 def episode(length: int, seed: int, task: str = "move", size: int = 32) -> LeRobotEpisode:
@@ -41,32 +48,124 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_read_back(folder: Path) -> None:
     dataset = LeRobotDataset(folder, NAMED)
-    assert (len(dataset), dataset.fps, set(dataset.tasks)) == (3, 20, {"move", "turn"})
-    assert dataset.cameras == ("front", "wrist")
-    assert (dataset.size("action"), dataset.size("observation.state"), dataset.size("x")) == (3, 4, None)
-    exact = not (folder / "videos").exists()
-    for number, read in zip([2, 0, 1], dataset.read([2, 0, 1]), strict=True):
-        expected = EPISODES[number]
-        assert read.task == expected.task
-        assert np.array_equal(read.actions, expected.actions)
-        assert np.array_equal(read.state, expected.state)
-        for name, frames in expected.images.items():
-            off = np.abs(read.images[name].astype(int) - frames.astype(int)).max()
+    assert (dataset.num_episodes, len(dataset), dataset.fps, set(dataset.tasks)) == (3, 22, 20, {"move", "turn"})
+    assert list(dataset.cameras) == ["front", "wrist"]
+    assert (dataset.size("action"), dataset.states, dataset.size("x")) == (3, {"observation.state": 4}, None)
+    require_same(dataset, exact=not (folder / "videos").exists())
+    found = dataset.images("wrist", [21, 3, 21, 11])  # in any order, of several episodes, some twice
+    brightness = [shown.mean() for shown in found]
+    assert brightness == pytest.approx([200, 130, 200, 100], abs=3)
+
+
+def require_same(dataset: LeRobotDataset, exact: bool) -> None:
+    for number, expected in enumerate(EPISODES):
+        frames = np.array(dataset.frames(number))
+        assert dataset.task(frames[0]) == expected.task
+        assert np.array_equal(dataset.columns["action"][frames], expected.actions)
+        assert np.array_equal(dataset.state[frames], expected.state)
+        for name, images in expected.images.items():
+            off = np.abs(dataset.images(name, frames).astype(int) - images.astype(int)).max()
             assert off == 0 if exact else off <= 3
 
 
-def test_only_those_images_are_kept_that_are_asked_for(folder: Path) -> None:
-    (read,) = LeRobotDataset(folder, NAMED).read([2], slice(None, None, 5))
-    assert len(read) == 11
-    expected = EPISODES[2].images["wrist"][[0, 5, 10]].astype(int)
-    assert np.abs(read.images["wrist"].astype(int) - expected).max() <= 3
+# ---------------------------------------------------------------------------------------------- LeRobot's own library
+@pytest.mark.parametrize("name", GOLDEN)
+def test_items_and_statistics_equal_those_of_lerobot(name: str) -> None:
+    golden, tensors = GOLDEN[name], load_file(ORACLE / f"{name}_golden/golden.safetensors")
+    dataset, plain = (LeRobotDataset(ORACLE / name, NAMED, deltas) for deltas in (golden["delta_timestamps"], None))
+    assert (len(dataset), dataset.fps) == (golden["total_frames"], golden["fps"])
+    for expected in golden["items"]:
+        item, without = dataset[expected["index"]], plain[expected["index"]]
+        assert sorted(item) == expected["keys_with_delta"]
+        assert sorted(without) == expected["keys_plain"]
+        assert {key: list(without[key].shape) for key in expected["plain_shapes"]} == expected["plain_shapes"]
+        assert item["task"] == expected["task"]
+        for key, shape in expected["shapes"].items():
+            found, where = item[key], f"{expected['index']}.{key}"
+            assert (list(found.shape), str(found.dtype)) == (shape, expected["dtypes"][key])
+            if where in tensors:
+                whole = tensors[where].dtype == torch.uint8
+                assert torch.equal((found * 255).round().to(torch.uint8) if whole else found, tensors[where])
+            if f"{where}.every7th" in tensors:
+                assert torch.equal(found[..., ::7, ::7], tensors[f"{where}.every7th"])
+    for key, expected in golden["meta_stats"].items():
+        for kind, value in expected.items():
+            assert np.allclose(dataset.measured[key][kind], value)
+            if "images" not in key or name == "images":  # a video is not what was measured
+                assert np.allclose(dataset.compute_statistics(key)[kind], value, rtol=1e-6, atol=3e-4), (key, kind)
+
+
+def test_some_episodes_are_read_as_if_there_were_no_others() -> None:
+    deltas = {"action": GOLDEN["video"]["delta_timestamps"]["action"]}
+    dataset = LeRobotDataset(ORACLE / "video", NAMED, deltas, episodes=[1])
+    tensors = load_file(ORACLE / "video_golden/golden.safetensors")
+    assert (len(dataset), dataset[0]["index"]) == (20, 20)
+    for frame in (0, 18):
+        assert torch.equal(dataset[frame]["action"], tensors[f"episode1_only.{frame}.action"])
+    assert torch.equal(dataset[18]["action_is_pad"], tensors["episode1_only.18.action_is_pad"])
+    with pytest.raises(DataError, match=r"has no episodes \[7\], but 2"):
+        LeRobotDataset(ORACLE / "video", NAMED, episodes=[1, 7])
+    for deltas, words in (({"x": [0.0]}, "has no feature 'x'"), ({"action": [0.05]}, r"has \[0.05\] for action: its")):
+        with pytest.raises(DataError, match=words):
+            LeRobotDataset(ORACLE / "video", NAMED, deltas)
+
+
+def test_files_may_be_many_and_episodes_in_any_order(folder: Path) -> None:
+    """Splits the files by hand: the first episode alone, in the second file; the others in the first."""
+    data, meta = folder / "data/chunk-000", folder / "meta/episodes/chunk-000/file-000.parquet"
+    table, entries = pq.read_table(data / "file-000.parquet"), pq.read_table(meta).to_pylist()
+    pq.write_table(table.slice(7), data / "file-000.parquet")
+    pq.write_table(table.slice(0, 7), data / "file-001.parquet")
+    entries[0]["data/file_index"] = 1
+    pq.write_table(pa.Table.from_pylist(entries[::-1]), meta)
+    require_same(LeRobotDataset(folder, NAMED), exact=not (folder / "videos").exists())
+
+
+def test_version_2_has_a_file_per_episode(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    info, stats = {}, []
+    for number, part in enumerate(EPISODES):
+        write_dataset(tmp_path / str(number), [part], fps=20, robot="panda", video=True)
+        table = pq.read_table(tmp_path / str(number) / "data/chunk-000/file-000.parquet")
+        task = pa.array([int(part.task == "turn")] * len(part))
+        table = table.set_column(table.column_names.index("task_index"), "task_index", task)
+        table = table.set_column(
+            table.column_names.index("episode_index"), "episode_index", pa.array([number] * len(part))
+        )
+        place = f"chunk-00{number // 2}"
+        (tmp_path / "data" / place).mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, tmp_path / "data" / place / f"episode_{number:06d}.parquet")
+        for camera in ("observation.images.front", "observation.images.wrist"):
+            video = tmp_path / "videos" / place / camera / f"episode_{number:06d}.mp4"
+            video.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(tmp_path / str(number) / "videos" / camera / "chunk-000/file-000.mp4", video)
+        info = json.loads((tmp_path / str(number) / "meta/info.json").read_text())
+        stats.append({"episode_index": number, "stats": json.loads(read_stats(tmp_path / str(number)))})
+    paths = {
+        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+        "video_path": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+    }
+    (tmp_path / "meta/info.json").write_text(json.dumps(info | paths | {"codebase_version": "v2.1", "chunks_size": 2}))
+    for name, lines in (
+        ("tasks", [{"task_index": 0, "task": "move"}, {"task_index": 1, "task": "turn"}]),
+        ("episodes", [{"episode_index": k, "tasks": [e.task], "length": len(e)} for k, e in enumerate(EPISODES)]),
+        ("episodes_stats", stats),
+    ):
+        (tmp_path / f"meta/{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    dataset = LeRobotDataset(tmp_path, NAMED)
+    require_same(dataset, exact=False)
+    for kind, value in dataset.compute_statistics("action").items():
+        assert np.allclose(dataset.statistics(["action"])["action"][kind], value)
+
+
+def read_stats(folder: Path) -> str:
+    return (folder / "meta/stats.json").read_text()
 
 
 def test_images_of_other_cameras_are_not_read(folder: Path) -> None:
     for video in folder.glob("videos/observation.images.front/**/*.mp4"):
         video.write_bytes(b"damaged")
-    (read,) = LeRobotDataset(folder, NAMED).read([0], cameras=["wrist"])
-    assert list(read.images) == ["wrist"]
+    assert LeRobotDataset(folder, NAMED).images("wrist", [0]).shape == (1, 32, 32, 3)
 
 
 def test_the_axes_of_images_are_known_by_their_names(folder: Path) -> None:
@@ -93,8 +192,8 @@ def change_info(folder: Path, **changes: object) -> None:
 def test_what_is_no_dataset_is_named_with_what_to_do(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"warm_start.demonstrations is .*/nothing'.*info.json cannot be read"):
         LeRobotDataset(tmp_path / "nothing", NAMED)
-    change_info(folder, codebase_version="v2.1")
-    with pytest.raises(DataError, match=r"codebase_version is 'v2.1' and v3 is needed: convert it"):
+    change_info(folder, codebase_version="v1.6")
+    with pytest.raises(DataError, match=r"codebase_version is 'v1.6', and v2 and v3 are read: convert it"):
         LeRobotDataset(folder, NAMED)
     (folder / "meta/info.json").write_text("{")
     with pytest.raises(DataError, match=r"info.json cannot be read .*give the folder of a LeRobot dataset"):
@@ -107,29 +206,14 @@ def test_missing_and_damaged_files_are_named(folder: Path) -> None:
     whole = data.read_bytes()
     data.write_bytes(whole[:100])
     with pytest.raises(DataError, match=r"file-000.parquet cannot be read .*copy the dataset anew"):
-        list(dataset.read([0]))
+        _ = dataset.columns
     data.write_bytes(whole)
     for video in (folder / "videos").rglob("*.mp4"):
         video.unlink()
+        camera = video.parts[-3].removeprefix("observation.images.")
         with pytest.raises(DataError, match=r"file-000.mp4 cannot be read"):
-            list(dataset.read([0]))
+            dataset.images(camera, [0])
     for path in (folder / "meta/episodes").rglob("*.parquet"):
         path.unlink()
     with pytest.raises(DataError, match=r"holds no episode: record some"):
         LeRobotDataset(folder, NAMED)
-
-
-def test_vectors_numbers_and_images_have_numpys_statistics_in_lerobots_shapes() -> None:
-    drawn = np.random.default_rng(0)
-    vectors, numbers = drawn.normal(size=(7, 3)).astype(np.float32), np.arange(7)
-    images = drawn.integers(0, 256, (7, 4, 5, 3), dtype=np.uint8)
-    for found, expected, axes, shape in (
-        (statistics(vectors), vectors, 0, (3,)),
-        (statistics(numbers), numbers[:, None], 0, (1,)),
-        (image_statistics([images[:2], images[2:]]), images / 255, (0, 1, 2), (3, 1, 1)),
-    ):
-        assert found["count"] == [7]
-        for name in ("min", "max", "mean", "std"):
-            wanted = getattr(np, name)(expected.astype(np.float64), axis=axes).reshape(shape)
-            assert np.allclose(found[name], wanted, atol=1e-9)
-            assert np.array(found[name]).shape == shape

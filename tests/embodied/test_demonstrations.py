@@ -16,6 +16,7 @@ from envs.point_reach import STEP
 from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
+from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
@@ -132,13 +133,16 @@ def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task
     stage, counts = collected(config)
     assert counts == {"episodes": 21, "used": 20}
     for part, (seed, actions) in zip(shown(stage), episodes, strict=True):
-        assert len(part) == -(-len(actions) // config.env.chunk)
+        assert len(part) == len(actions)  # a chunk starts at every step
         first = make_env(config.env, 1, "cpu").reset([seed])
         assert torch.equal(part.observation.proprio[:1], first.proprio)
         assert torch.equal(stacked(part.observation)[:1], stacked(first))
-        flat = part.actions.flatten(0, 1).numpy()
-        assert np.array_equal(flat[: len(actions)], actions)
-        assert (flat[len(actions) :] == actions[-1]).all()  # the last action fills its chunk
+        for step in range(len(actions)):
+            ahead, is_pad = part.actions[step].numpy(), part.is_pad[step].numpy()
+            number = min(config.env.chunk, len(actions) - step)
+            assert np.array_equal(ahead[:number], actions[step : step + number])
+            assert (ahead[number:] == actions[-1]).all()
+            assert is_pad.tolist() == [k >= number for k in range(config.env.chunk)]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +210,9 @@ def test_a_dataset_gives_the_same_demonstrations_as_the_replay_of_its_episodes(t
     config = tiny()
     recorded = write_recording(tmp_path / "demos.h5", point_episodes(config.env, 8))
     images, replayed = (collected(from_files(path))[0] for path in (dataset(tmp_path / "set", config), recorded))
-    for ours, theirs in zip(shown(images), shown(replayed), strict=True):
+    for recorded, theirs in zip(shown(images), shown(replayed), strict=True):
+        ours = recorded.rows(range(len(recorded)))
+        assert torch.equal(ours.is_pad, theirs.is_pad)
         assert torch.equal(ours.actions, theirs.actions)
         assert torch.equal(stacked(ours.observation), stacked(theirs.observation))
         assert torch.equal(ours.observation.proprio, theirs.observation.proprio)
@@ -243,8 +249,9 @@ def test_a_recording_of_stock_maniskill_replays_in_the_batched_simulator_with_ou
     path = record_maniskill(tmp_path / "pick.h5", "PickCube-v1", range(5))
     pick = ["env=maniskill_pick", "env.chunk=5", "env.horizon=50", "env.chunks_per_rollout=10", "env.obs_size=16"]
     config = from_files(path, *pick)
-    env = make_env(for_demonstrations(config.env), 5, "cpu")
-    found = demonstrator(sources_of(config)[0], env, config.warm_start, 0)(range(5))
+    env = make_env(replace(for_demonstrations(config.env), chunk=1), 5, "cpu")
+    spec = replace(env.spec, chunk=config.env.chunk)
+    found = demonstrator(sources_of(config)[0], env, spec, config.warm_start, 0, FrameCache(0))(range(5))
     env.close()
     for part in found:
         assert part is not None

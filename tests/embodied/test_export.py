@@ -37,7 +37,12 @@ def asked(out: Path, *overrides: str) -> ExportConfig:
 
 def written(config: ExportConfig) -> list[LeRobotEpisode]:
     dataset = LeRobotDataset(Path(config.out), "out")
-    return list(dataset.read(range(len(dataset))))
+    episodes = []
+    for frames in map(np.array, map(dataset.frames, range(dataset.num_episodes))):
+        images = {name: dataset.images(name, frames) for name in dataset.cameras}
+        fields = dataset.columns["action"][frames], dataset.state[frames], images
+        episodes.append(LeRobotEpisode(dataset.task(frames[0]), *fields))
+    return episodes
 
 
 def silent(done: int, total: int) -> None:

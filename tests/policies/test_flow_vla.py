@@ -82,9 +82,9 @@ def test_straight_lines_to_a_chunk_have_no_loss_and_greedy_actions_end_there() -
     flow = policy_of(steps=4).flow
     actions = torch.rand(ROWS, CHUNK, ACTION, generator=torch.Generator().manual_seed(1)) * 1.6 - 0.8
     straight = lambda x, time: (actions - x) / (1 - time)[:, None, None]  # noqa: E731
-    noise = flow.imitation_noise().draw(0, "clone", range(ROWS))
-    assert flow.matching_loss(straight, noise, actions).abs().max() < 1e-8
-    assert flow.matching_loss(lambda x, time: straight(x, time) + 0.5, noise, actions).sub(0.25).abs().max() < 1e-4
+    drawn = {"noise": flow.imitation_noise().draw(0, "clone", range(ROWS))}
+    assert flow.matching_loss(straight, drawn, actions).abs().max() < 1e-8
+    assert flow.matching_loss(lambda x, time: straight(x, time) + 0.5, drawn, actions).sub(0.25).abs().max() < 1e-4
     greedy = flow.act(straight, ROWS, torch.device("cpu"), None, 1.0)
     torch.testing.assert_close(greedy.actions, actions)
 
