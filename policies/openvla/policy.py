@@ -24,10 +24,11 @@ from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
 from policies.openvla.actions import OFT_EPSILON, ActionTokens, range_of
 from policies.openvla.config import OPTIONS, Decoding, Gripper, Head, OpenVLAOptions
 from policies.openvla.decoding import TokenDistribution, decode, predicting_states
-from policies.openvla.folder import Checkpoint, read_checkpoint, read_described, read_parts, with_oft, write_policy
+from policies.openvla.folder import SHAPE, Checkpoint, read_checkpoint, with_oft, write_policy
 from policies.openvla.images import read_processor
 from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import PromptTokenizer, TokenRows
+from policies.published_folder import read_described, read_parts
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
@@ -84,7 +85,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
             CheckpointError: the folder is damaged or of another policy, see policies/openvla/folder.py.
             ConfigError: options that are unknown, or do not fit the folder or the env.
         """
-        config, env = read_described(folder, env, config)
+        config, env = read_described(folder, env, config, OpenVLAOptions, SHAPE)
         options, cameras = typed(config.options, OpenVLAOptions, OPTIONS), list(env.cameras)
         require(bool(cameras), "env.cameras", cameras, "the policy sees", "name at least one camera")
         require_one_frame(config, env)

@@ -1,0 +1,237 @@
+"""What config.json of a LeRobot folder says of a pi0, pi0.5 or SmolVLA, and the section policy.options.
+
+The file names its backbone only (`gemma_2b`, `HuggingFaceTB/SmolVLM2-500M-Video-Instruct`).  The sizes of the published
+backbones are below; others lie in the folder of the backbone: config.json of a SmolVLM, or sizes.json of a pi0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, cast
+
+from policies.checkpoint_folder import read_json
+from rlinf_embodied.errors import CheckpointError
+
+CONFIG, SIZES = "config.json", "sizes.json"
+OPTIONS = "policy.options"  # in the config of a run
+WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
+STATE, ACTION = "observation.state", "action"
+
+_GEMMA = {  # width, depth, mlp_dim, num_heads, num_kv_heads, head_dim
+    "gemma_300m": (1024, 18, 4096, 8, 1, 256),
+    "gemma_2b": (2048, 18, 16384, 8, 1, 256),
+}
+_SIGLIP = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+}
+_PALIGEMMA_VOCABULARY = 257_152
+_SMOLVLM2_500M = {  # what config.json of HuggingFaceTB/SmolVLM2-500M-Video-Instruct says, as far as it is read here
+    "scale_factor": 4,
+    "text_config": {
+        "hidden_size": 960,
+        "intermediate_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "num_key_value_heads": 5,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "vocab_size": 49280,
+    },
+    "vision_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    },
+}
+_SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+_VISION = tuple(_SMOLVLM2_500M["vision_config"])
+_MULTIPLE = 256  # of the intermediate size of SmolVLA's expert
+
+
+class Family(StrEnum):
+    """The field `type` of config.json."""
+
+    pi0 = "pi0"
+    pi05 = "pi05"
+    smolvla = "smolvla"
+
+
+@dataclass(frozen=True, slots=True)
+class TowerSizes:
+    """The sizes of a language model or an action expert."""
+
+    width: int
+    depth: int
+    mlp_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PiConfig:
+    """Everything that decides what a network computes; `raw` holds every field of the file."""
+
+    family: Family
+    raw: Mapping[str, Any]
+    cameras: tuple[str, ...]  # their features in the file's order, for example "observation.images.base_0_rgb"
+    state_dim: int
+    action_dim: int
+    chunk: int  # actions of a chunk
+    max_state_dim: int  # to which state and actions are padded
+    max_action_dim: int
+    steps: int  # of the integration
+    image_size: tuple[int, int]  # height and width of what the vision tower sees
+    empty_cameras: int
+    text: TowerSizes
+    expert: TowerSizes
+    vocabulary: int
+    vision: Mapping[str, int]  # as in transformers' SiglipVisionConfig
+    norm_eps: float  # of both towers
+    periods: tuple[float, float]  # shortest and longest of the embedding of time
+    beta: tuple[float, float]  # of the distribution of training times
+    time_range: tuple[float, float]  # scale and offset of training times
+    scale_factor: int = 1  # patches to an image token, along each side
+    self_attention_every: int = 1  # layers; the others attend to the prefix alone (0: all)
+    image_tokens: bool = False  # whether special tokens surround those of an image
+    train_state: bool = True  # whether SmolVLA's projection of the state is trained
+
+    @property
+    def expert_at(self) -> tuple[int, ...]:
+        """The layers of the language model beside which the expert has layers."""
+        return tuple(range(0, self.text.depth, self.text.depth // self.expert.depth))
+
+    def crosses(self, layer: int) -> bool:
+        """Whether the expert's layer beside this one attends to the prefix alone."""
+        every = self.self_attention_every
+        return not (every > 0 and layer % every == 0)
+
+
+def read_config(folder: Path, backbone: Path) -> PiConfig:
+    """Returns what config.json in a folder says, with the sizes of the backbone in another one.
+
+    Raises:
+        CheckpointError: a file is damaged, of another policy, or asks for what is not implemented.
+    """
+    path = folder / CONFIG
+    raw = read_json(path, WHOLE)
+    kinds = [family.value for family in Family]
+    if raw.get("type") not in kinds:
+        raise CheckpointError(f"{path}: type is {raw.get('type')!r}, but only {', '.join(kinds)} can be read: {WHOLE}")
+    family = Family(raw["type"])
+    try:
+        return (_smolvla if family is Family.smolvla else _pi)(raw, family, backbone)
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CheckpointError(
+            f"{path} or the sizes in {backbone} cannot be understood ({error!r}): copy them again"
+        ) from error
+
+
+def _shared(raw: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    features = {**raw["input_features"]}
+    cameras = [name for name, feature in features.items() if feature["type"] == "VISUAL"]
+    for k in range(raw.get("empty_cameras", 0)):
+        name = f"observation.images.empty_camera_{k}"
+        cameras += [name] if name not in cameras else []
+    outputs = {**raw["output_features"]}
+    mode = raw.get("normalization_mapping", {}).get("VISUAL", "IDENTITY")
+    _only("normalization_mapping.VISUAL", mode, "IDENTITY")
+    _only("n_obs_steps", raw.get("n_obs_steps", 1), 1)
+    return {
+        "family": family,
+        "raw": raw,
+        "cameras": tuple(cameras),
+        "state_dim": features[STATE]["shape"][0] if STATE in features else 0,
+        "action_dim": outputs[ACTION]["shape"][0],
+        "chunk": raw["chunk_size"],
+        "max_state_dim": raw["max_state_dim"],
+        "max_action_dim": raw["max_action_dim"],
+        "empty_cameras": raw.get("empty_cameras", 0),
+        "periods": (raw.get("min_period", 4e-3), raw.get("max_period", 4.0)),
+        "beta": (raw.get("time_sampling_beta_alpha", 1.5), raw.get("time_sampling_beta_beta", 1.0)),
+        "time_range": (raw.get("time_sampling_scale", 0.999), raw.get("time_sampling_offset", 0.001)),
+    }
+
+
+def _pi(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
+    sizes = read_json(backbone / SIZES, WHOLE) if (backbone / SIZES).is_file() else {}
+    towers = {}
+    for part, name in (("vlm", "paligemma_variant"), ("expert", "action_expert_variant")):
+        variant = raw[name]
+        if not sizes and variant not in _GEMMA:
+            raise CheckpointError(
+                f"{CONFIG}: {name} is {variant!r}, but only the sizes of {', '.join(_GEMMA)} are known: write those of "
+                f"this one to {backbone / SIZES}"
+            )
+        towers[part] = TowerSizes(**sizes[part]) if sizes else TowerSizes(*_GEMMA[variant])
+    text, expert = towers["vlm"], towers["expert"]
+    _only("depth of the expert", expert.depth, text.depth)
+    _only("head_dim of the expert", expert.head_dim, text.head_dim)
+    height, width = raw["image_resolution"]
+    _only("image_resolution", width, height)
+    return PiConfig(
+        **_shared(raw, family),
+        steps=raw["num_inference_steps"],
+        image_size=(height, width),
+        text=text,
+        expert=expert,
+        vocabulary=sizes.get("vocab", _PALIGEMMA_VOCABULARY),
+        vision={**sizes.get("vision", _SIGLIP), "image_size": height},
+        norm_eps=sizes.get("rms_norm_eps", 1e-6),
+    )
+
+
+def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
+    path = backbone / CONFIG
+    if not path.is_file() and raw["vlm_model_name"] != _SMOLVLM_NAME:
+        raise CheckpointError(
+            f"{CONFIG}: vlm_model_name is {raw['vlm_model_name']!r}, whose sizes are not known: copy its config.json "
+            f"to {backbone}"
+        )
+    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM2_500M
+    text = cast("dict[str, Any]", described["text_config"])
+    vision = cast("dict[str, Any]", described["vision_config"])
+    for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
+        _only(name, raw.get(name, False), False)
+    heads = text["num_attention_heads"], text["num_key_value_heads"]
+    head_dim = text.get("head_dim") or text["hidden_size"] // heads[0]
+    kept = raw["num_vlm_layers"] if raw["num_vlm_layers"] > 0 else text["num_hidden_layers"]
+    depth = raw["num_expert_layers"] if raw["num_expert_layers"] > 0 else kept
+    every = raw["self_attn_every_n_layers"] if "cross" in raw["attention_mode"] else 1
+    if kept % depth or (depth < kept and 0 < every < kept):
+        raise CheckpointError(
+            f"{CONFIG}: num_expert_layers is {depth} and num_vlm_layers {kept}, but the first must divide the second, "
+            "and with fewer of them self_attn_every_n_layers must be 0 or at least num_vlm_layers"
+        )
+    size = int(text["hidden_size"] * raw["expert_width_multiplier"])
+    mlp_dim = -(-4 * int(2 * size / 3) // _MULTIPLE) * _MULTIPLE
+    columns, rows = raw["resize_imgs_with_padding"] or (vision["image_size"], vision["image_size"])
+    return PiConfig(
+        **_shared(raw, family),
+        steps=raw["num_steps"],
+        image_size=(rows, columns),
+        text=TowerSizes(text["hidden_size"], kept, text["intermediate_size"], *heads, head_dim),
+        expert=TowerSizes(size, depth, mlp_dim, *heads, head_dim),
+        vocabulary=text["vocab_size"],
+        vision={name: vision[name] for name in _VISION},
+        norm_eps=text["rms_norm_eps"],
+        scale_factor=described["scale_factor"],
+        self_attention_every=every,
+        image_tokens=raw.get("add_image_special_tokens", False),
+        train_state=raw.get("train_state_proj", True),
+    )
+
+
+def _only(name: str, value: object, wanted: object) -> None:
+    if value != wanted:
+        raise CheckpointError(f"{CONFIG}: {name} is {value!r}, but only {wanted!r} can be read here: {WHOLE}")

@@ -1,0 +1,504 @@
+"""The networks of pi0, pi0.5 and SmolVLA on transformers' layers; parameters have the names that LeRobot publishes.
+
+    images --vision tower--> tokens --\\
+    prompt --embedding--------------- language model: keys and values of each layer = the prefix
+    state ---------------------------/ (SmolVLA)          |
+    [state (pi0)] chunk x, time t --> action expert, whose layers attend to the prefix and to themselves --> velocity
+
+              order of the sequence                             who sees whom, beyond the prefix
+    pi0       cameras, text | state | actions                   the state itself; actions the state and all actions
+    pi05      cameras, text with the state's digits | actions   all actions; time scales and shifts every norm
+    smolvla   cameras, text | state | actions                   actions those up to their own; in cross layers none
+
+Time runs from noise (1) to actions (0) here, as in LeRobot.  A position counts what is valid before it.
+Sources: LeRobot 0.6.1, arXiv:2410.24164 (pi0), 2504.16054 (pi0.5), 2506.01844 (SmolVLA).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GemmaConfig, LlamaConfig, SiglipVisionConfig, SiglipVisionModel
+from transformers.models.gemma.modeling_gemma import GemmaDecoderLayer, GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, rotate_half
+from transformers.models.siglip.modeling_siglip import SiglipVisionEmbeddings
+from transformers.models.smolvlm.configuration_smolvlm import SmolVLMConfig
+from transformers.models.smolvlm.modeling_smolvlm import SmolVLMConnector, SmolVLMVisionTransformer
+
+from policies.pi.config import Family, PiConfig, TowerSizes
+
+_ROPE_BASE = 10_000.0  # of all three, whatever the backbone's own config says
+_MASKED = -2.3819763e38  # what openpi adds: a row that sees nothing attends to everything alike, instead of NaN
+KeysValues = tuple[Tensor, Tensor]  # [B, key heads, L, head_dim] each, keys rotated
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the expert attends to."""
+
+    layers: list[KeysValues]  # of P tokens, by layer of the language model
+    valid: Tensor  # bool [B, P]: what is attended to; the rest is padding and missing cameras
+    hidden: Tensor | None = None  # [B, P, width]: what the language model returns, which no action depends on
+    state: Tensor | None = None  # [B, max_state_dim]: pi0's, which the expert reads
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """What enters the expert."""
+
+    embeddings: Tensor  # [B, S, width of the expert]
+    sees: Tensor  # bool [S, S]: which of each other they attend to
+    condition: Tensor | None = None  # [B, width], of the expert's norms
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+class AdaptiveNorm(nn.Module):
+    """A root-mean-square norm whose scale and shift, and a gate of what follows, are linear in a condition (adaRMS)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps, self.dense = eps, nn.Linear(width, 3 * width)
+        nn.init.zeros_(self.dense.weight)
+        nn.init.zeros_(self.dense.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns x [B, L, width] normed, and the gate [B, 1, width]."""
+        normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + self.eps)
+        scale, shift, gate = self.dense(condition.to(self.dense.weight.dtype))[:, None].chunk(3, -1)
+        return (normed * (1 + scale.float()) + shift.float()).type_as(x), gate.type_as(x)
+
+
+def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return norm(x, condition) if isinstance(norm, AdaptiveNorm) else (norm(x), None)
+
+
+def _joined(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
+    return x + (branch if gate is None else branch * gate)
+
+
+def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Returns cosines and sines [B, 1, L, head_dim] of positions [B, L]."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions[:, None, :, None].float() / _ROPE_BASE**exponents
+    angles = torch.cat([angles, angles], -1)
+    return angles.cos(), angles.sin()
+
+
+def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what is valid now, bool [B, P + L], and positions [B, L] and sight [B, L, P + L] of the new tokens.
+
+    Args:
+        valid: bool [B, L], of the new tokens: padding takes no position, and neither sees nor is seen.
+        before: bool [B, P], of earlier ones.
+    """
+    whole = valid if before is None else torch.cat([before, valid], 1)
+    positions = (whole.long().cumsum(1) - 1)[:, -valid.shape[1] :]
+    return whole, positions, whole[:, None, :] & valid[:, :, None]
+
+
+class _Attends(nn.Module):
+    """A decoder layer whose tokens attend to keys and values that they are handed, and to their own."""
+
+    self_attn: Any
+    mlp: Any
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
+
+    def forward(
+        self, x: Tensor, before: KeysValues | None, positions: Tensor, sees: Tensor, condition: Tensor | None = None
+    ) -> tuple[Tensor, KeysValues]:
+        """Returns hidden states [B, L, width], and the keys and values attended to; `sees` is bool [B, L, P + L]."""
+        attention = self.self_attn
+        normed, gate = _normed(self.input_layernorm, x, condition)
+        normed = normed.to(attention.q_proj.weight.dtype)
+        turns = rotary(positions, attention.head_dim)
+        query = self._turned(self._heads(attention.q_proj(normed)), turns)
+        keys, values = self._attended(normed, before, turns)
+        mask = torch.where(sees[:, None], 0.0, _MASKED).to(query.dtype)
+        found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        x = _joined(x, attention.o_proj(found.transpose(1, 2).flatten(2)), gate)
+        normed, gate = _normed(self.post_attention_layernorm, x, condition)
+        return _joined(x, self.mlp(normed.to(attention.q_proj.weight.dtype)), gate), (keys, values)
+
+    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
+        keys = self._turned(self._heads(self.self_attn.k_proj(normed)), turns)
+        values = self._heads(self.self_attn.v_proj(normed))
+        return (
+            (keys, values) if before is None else (torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2))
+        )
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.self_attn.head_dim)).transpose(1, 2)
+
+    @staticmethod
+    def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = (part.to(x.dtype) for part in turns)
+        return x * cos + rotate_half(x) * sin
+
+
+class GemmaLayer(_Attends, GemmaDecoderLayer):
+    """A layer of PaliGemma's language model or of pi0's expert."""
+
+
+class AdaptiveGemmaLayer(GemmaLayer):
+    """A layer of pi0.5's expert."""
+
+    def __init__(self, config: GemmaConfig, index: int) -> None:
+        super().__init__(config, index)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            setattr(self, name, AdaptiveNorm(config.hidden_size, config.rms_norm_eps))
+
+
+class LlamaLayer(_Attends, LlamaDecoderLayer):
+    """A layer of SmolVLM2's language model, or one of SmolVLA's expert that attends to actions, too."""
+
+
+class CrossLayer(LlamaLayer):
+    """A layer of SmolVLA's expert that attends to the prefix alone, through projections of its keys and values."""
+
+    def __init__(self, config: LlamaConfig, index: int) -> None:
+        super().__init__(config, index)
+        size = self.self_attn.k_proj.out_features
+        self.self_attn.k_proj = nn.Linear(size, size, bias=False)
+        self.self_attn.v_proj = nn.Linear(size, size, bias=False)
+
+    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
+        assert before is not None, "a layer that attends to the prefix alone was handed none"
+        attention = self.self_attn
+        keys, values = (x.transpose(1, 2).flatten(2).to(attention.k_proj.weight.dtype) for x in before)
+        dtype = attention.q_proj.weight.dtype
+        return self._heads(attention.k_proj(keys)).to(dtype), self._heads(attention.v_proj(values)).to(dtype)
+
+
+class Tower(nn.Module):
+    """Layers and a last norm; `embed_tokens` where text enters."""
+
+    layers: Any  # torch does not type the modules of a module
+    norm: Any
+
+    def __init__(self, layers: Iterable[nn.Module], norm: Any, vocabulary: int | None = None) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList(layers), norm
+        if vocabulary is not None:
+            self.embed_tokens = nn.Embedding(vocabulary, norm.weight.numel())
+
+    def read(self, embeddings: Tensor, valid: Tensor, before: Prefix | None = None) -> Prefix:
+        """Returns the keys and values of tokens [B, L, width], of what came before and their own, all seeing all.
+
+        Hidden states are float32 whatever the weights are: in bfloat16 most of the error would come from their sums.
+        """
+        whole, positions, sees = placed(valid, None if before is None else before.valid)
+        x, found = embeddings.float(), []
+        for number, layer in enumerate(self.layers):
+            x, attended = layer(x, None if before is None else before.layers[number], positions, sees)
+            found.append(attended)
+        return Prefix(found, whole, self.norm(x))
+
+
+def _gemma(sizes: TowerSizes, eps: float) -> GemmaConfig:
+    return GemmaConfig(
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp_dim,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        hidden_act="gelu_pytorch_tanh",
+        rms_norm_eps=eps,
+    )
+
+
+def _llama(sizes: TowerSizes, eps: float) -> LlamaConfig:
+    return LlamaConfig(
+        hidden_size=sizes.width,
+        intermediate_size=sizes.mlp_dim,
+        num_attention_heads=sizes.num_heads,
+        num_key_value_heads=sizes.num_kv_heads,
+        head_dim=sizes.head_dim,
+        rms_norm_eps=eps,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- networks
+class FlowNetwork(nn.Module):
+    """What the three families share; see `Pi0` and `SmolVLA`."""
+
+    paligemma_with_expert: Any
+    vlm_with_expert: Any
+
+    def __init__(self, config: PiConfig) -> None:
+        super().__init__()
+        self.config, width = config, config.expert.width
+        self.action_in_proj = nn.Linear(config.max_action_dim, width)
+        self.action_out_proj = nn.Linear(width, config.max_action_dim)
+
+    @property
+    def text(self) -> Tower:
+        """The language model."""
+        raise NotImplementedError
+
+    @property
+    def expert(self) -> Tower:
+        raise NotImplementedError
+
+    @property
+    def vision(self) -> list[nn.Module]:
+        """The vision tower, and what projects to the width of the language model."""
+        raise NotImplementedError
+
+    def look(self, images: Tensor) -> Tensor:
+        """Returns the tokens [B, T, width] of images [B, 3, H, W] in [-1, 1], of the size that the config names."""
+        tower, projector = self.vision
+        pixels = images.to(next(tower.parameters()).dtype)
+        return projector(tower(pixel_values=pixels).last_hidden_state)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Returns the embeddings [B, L, width] of token ids, times the root of the width."""
+        weight = self.text.embed_tokens.weight
+        return F.embedding(ids, weight) * torch.tensor(weight.shape[1] ** 0.5, dtype=weight.dtype, device=ids.device)
+
+    def sequence(
+        self, seen: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the embeddings [B, P, width] of cameras and text, and which of them are valid, bool [B, P].
+
+        Args:
+            seen: what `look` says of each camera, in order, those that are missing last.
+            shown: bool [B] for each camera.
+            ids: of the prompt, int64 [B, L].
+            present: bool [B, L], false at padding.
+        """
+        masks = [mask[:, None].expand(tokens.shape[:2]) for tokens, mask in zip(seen, shown, strict=True)]
+        return torch.cat([*seen, self.embed(ids)], 1), torch.cat([*masks, present], 1)
+
+    def context(self, images: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor) -> Prefix:
+        """Returns what the language model makes of images and prompt: what a frozen one needs to compute only once."""
+        return self.text.read(*self.sequence([self.look(each) for each in images], shown, ids, present))
+
+    def prefix(self, context: Prefix, state: Tensor) -> Prefix:
+        """Returns a context with the state [B, max_state_dim], where it does not lie in the prompt."""
+        raise NotImplementedError
+
+    def time_embedding(self, time: Tensor) -> Tensor:
+        """Returns sines and cosines [B, width of the expert] of times [B], whose periods are a geometric series."""
+        (shortest, longest), width = self.config.periods, self.config.expert.width
+        fractions = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
+        angles = time.double()[:, None] * (2 * math.pi / (shortest * (longest / shortest) ** fractions))
+        return torch.cat([angles.sin(), angles.cos()], 1).float()
+
+    def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
+        """Returns what enters the expert of chunks x [B, C, max_action_dim] at times [B]."""
+        raise NotImplementedError
+
+    def sight(self, prefix: Prefix, suffix: Suffix) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Returns positions [B, S] and sight [B, S, P] in layers that see the prefix alone, in others [.., P + S]."""
+        rows, length = suffix.embeddings.shape[:2]
+        places = torch.arange(length, device=prefix.valid.device).expand(rows, -1)
+        to_prefix = prefix.valid[:, None].expand(-1, length, -1)
+        sees = torch.cat([to_prefix, suffix.sees.expand(rows, -1, -1)], 2)
+        return (places, to_prefix), (prefix.valid.sum(1, keepdim=True) + places, sees)
+
+    def acting(self, prefix: Prefix, suffix: Suffix) -> Tensor:
+        """Returns the expert's hidden states [B, S, width], its last norm applied."""
+        alone, joint = self.sight(prefix, suffix)
+        x, expert = suffix.embeddings.float(), self.expert
+        for layer, beside in zip(expert.layers, self.config.expert_at, strict=True):
+            positions, sees = alone if isinstance(layer, CrossLayer) else joint
+            x, _ = layer(x, prefix.layers[beside], positions, sees, suffix.condition)
+        return _normed(expert.norm, x, suffix.condition)[0]
+
+    def hidden(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
+        """Returns the expert's hidden states [B, C, width] of a chunk's actions."""
+        return self.acting(prefix, self.suffix(prefix, x, time))[:, -x.shape[1] :].float()
+
+    def velocity(self, prefix: Prefix, x: Tensor, time: Tensor) -> Tensor:
+        """Returns v = noise - actions [B, C, max_action_dim] of chunks x at times [B] from noise (1) to actions (0)."""
+        return self.action_out_proj(self.hidden(prefix, x, time))
+
+    def trained(self, language: bool, vision: bool) -> list[nn.Parameter]:
+        """Returns the parameters of the expert and its projections, and those of the other parts that are asked for.
+
+        Left out is what no gradient reaches: output layers, and the language model behind its last keys and values.
+        """
+        last = self.text.layers[-1]
+        idle = [*self._unused(), self.text.norm, last.mlp, last.post_attention_layernorm]
+        idle += [last.self_attn.q_proj, last.self_attn.o_proj]
+        idle += [] if language else [self.text]
+        idle += [] if vision else self.vision
+        without = {id(parameter) for part in idle for parameter in part.parameters()}
+        return [parameter for parameter in self.parameters() if id(parameter) not in without]
+
+    def _unused(self) -> list[nn.Module]:
+        """Returns the modules that are published, but never computed with."""
+        raise NotImplementedError
+
+    def renew_buffers(self) -> None:
+        """Computes what no file holds, after the network was built on the meta device and its weights put in."""
+        for module in self.modules():
+            if isinstance(module, SiglipVisionEmbeddings):
+                device = module.position_embedding.weight.device
+                setattr(module, "position_ids", torch.arange(module.num_positions, device=device)[None])  # noqa: B010
+
+
+class Pi0(FlowNetwork):
+    """PaliGemma and an expert of Gemma's layers: pi0, and pi0.5, whose time conditions the expert's norms."""
+
+    def __init__(self, config: PiConfig) -> None:
+        super().__init__(config)
+        text, expert = _gemma(config.text, config.norm_eps), _gemma(config.expert, config.norm_eps)
+        width, adaptive = config.expert.width, config.family is Family.pi05
+        make = AdaptiveGemmaLayer if adaptive else GemmaLayer
+        layers = [make(expert, number) for number in range(config.expert.depth)]
+        norm = AdaptiveNorm(width, config.norm_eps) if adaptive else GemmaRMSNorm(width, config.norm_eps)
+        sizes: dict[str, Any] = {**config.vision, "vision_use_head": False, "attn_implementation": "sdpa"}
+        vision = SiglipVisionConfig(**sizes)
+        read = [GemmaLayer(text, number) for number in range(config.text.depth)]
+        model = {
+            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(vision)}),
+            "multi_modal_projector": nn.ModuleDict(
+                {"linear": nn.Linear(config.vision["hidden_size"], config.text.width)}
+            ),
+            "language_model": Tower(read, GemmaRMSNorm(config.text.width, config.norm_eps), config.vocabulary),
+        }
+        head = lambda sizes: nn.Linear(sizes.width, config.vocabulary, bias=False)  # noqa: E731
+        self.paligemma_with_expert = nn.ModuleDict(
+            {
+                "paligemma": nn.ModuleDict({"model": nn.ModuleDict(model), "lm_head": head(config.text)}),
+                "gemma_expert": nn.ModuleDict({"model": Tower(layers, norm), "lm_head": head(config.expert)}),
+            }
+        )
+        if adaptive:
+            self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
+        else:
+            self.state_proj = nn.Linear(config.max_state_dim, width)
+            self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    @property
+    def _model(self) -> Any:
+        return self.paligemma_with_expert["paligemma"]["model"]
+
+    @property
+    def text(self) -> Tower:
+        return self._model["language_model"]
+
+    @property
+    def expert(self) -> Tower:
+        return self.paligemma_with_expert["gemma_expert"]["model"]
+
+    @property
+    def vision(self) -> list[nn.Module]:
+        return [self._model["vision_tower"]["vision_model"], self._model["multi_modal_projector"]["linear"]]
+
+    def _unused(self) -> list[nn.Module]:
+        return [part["lm_head"] for part in self.paligemma_with_expert.values()]
+
+    def prefix(self, context: Prefix, state: Tensor) -> Prefix:
+        return context if self.config.family is Family.pi05 else replace(context, state=state)
+
+    def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
+        actions, time, length = self.action_in_proj(x), self.time_embedding(time), x.shape[1]
+        if self.config.family is Family.pi05:
+            condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(time))))
+            return Suffix(actions, torch.ones(length, length, dtype=torch.bool, device=x.device), condition)
+        both = torch.cat([actions, time[:, None].expand_as(actions)], 2)
+        actions = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
+        sees = torch.ones(length + 1, length + 1, dtype=torch.bool, device=x.device)
+        sees[0, 1:] = False  # the state does not see the actions
+        assert prefix.state is not None, "pi0 reads the state with the actions"
+        return Suffix(torch.cat([self.state_proj(prefix.state)[:, None], actions], 1), sees)
+
+
+class SmolVLA(FlowNetwork):
+    """The first layers of SmolVLM2 and a narrower expert of Llama's layers."""
+
+    def __init__(self, config: PiConfig, special_tokens: tuple[int, int] | None = None) -> None:
+        """Takes the ids of the tokens around an image and of a whole image, where the config wants them."""
+        super().__init__(config)
+        self.special_tokens = special_tokens
+        text, expert = _llama(config.text, config.norm_eps), _llama(config.expert, config.norm_eps)
+        vision = {**config.vision, "attn_implementation": "sdpa"}
+        whole = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=config.scale_factor)
+        beside, width = enumerate(config.expert_at), config.expert.width
+        layers = [(CrossLayer if config.crosses(place) else LlamaLayer)(expert, k) for k, place in beside]
+        read = [LlamaLayer(text, number) for number in range(config.text.depth)]
+        model = {
+            "vision_model": SmolVLMVisionTransformer(cast("Any", whole.vision_config)),
+            "connector": SmolVLMConnector(whole),
+            "text_model": Tower(read, LlamaRMSNorm(config.text.width, config.norm_eps), config.vocabulary),
+        }
+        head = nn.Linear(config.text.width, config.vocabulary, bias=False)
+        self.vlm_with_expert = nn.ModuleDict(
+            {
+                "vlm": nn.ModuleDict({"model": nn.ModuleDict(model), "lm_head": head}),
+                "lm_expert": Tower(layers, LlamaRMSNorm(width, config.norm_eps)),
+            }
+        )
+        self.state_proj = nn.Linear(config.max_state_dim, config.text.width)
+        self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    @property
+    def _model(self) -> Any:
+        return self.vlm_with_expert["vlm"]["model"]
+
+    @property
+    def text(self) -> Tower:
+        return self._model["text_model"]
+
+    @property
+    def expert(self) -> Tower:
+        return self.vlm_with_expert["lm_expert"]
+
+    @property
+    def vision(self) -> list[nn.Module]:
+        return [self._model["vision_model"], self._model["connector"]]
+
+    def _unused(self) -> list[nn.Module]:
+        fixed = [] if self.config.train_state else [self.state_proj]
+        return [self.vlm_with_expert["vlm"]["lm_head"], *fixed]
+
+    def sequence(
+        self, seen: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As of the others, but image tokens are scaled, too; special tokens are not, and are valid in any case."""
+        scaled = [tokens * math.sqrt(tokens.shape[2]) for tokens in seen]
+        if self.special_tokens is None:
+            return super().sequence(scaled, shown, ids, present)
+        around, whole = self.special_tokens
+        parts, masks = [], []
+        for tokens, mask in zip(scaled, shown, strict=True):
+            for special in ([around, whole], None, [around]):
+                if special is None:
+                    part, valid = tokens, mask[:, None].expand(tokens.shape[:2])
+                else:
+                    number = torch.tensor(special, device=ids.device).expand(len(ids), -1)
+                    part = F.embedding(number, self.text.embed_tokens.weight)
+                    valid = torch.ones_like(number, dtype=torch.bool)
+                parts.append(part)
+                masks.append(valid)
+        return torch.cat([*parts, self.embed(ids)], 1), torch.cat([*masks, present], 1)
+
+    def prefix(self, context: Prefix, state: Tensor) -> Prefix:
+        token = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None]
+        return self.text.read(token, torch.ones_like(context.valid[:, :1]), context)
+
+    def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
+        actions, length = self.action_in_proj(x), x.shape[1]
+        both = torch.cat([actions, self.time_embedding(time)[:, None].expand_as(actions)], 2)
+        causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        return Suffix(self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both))), causal)
+
+
+def new_network(config: PiConfig, special_tokens: tuple[int, int] | None = None) -> FlowNetwork:
+    """Returns a network with random weights; on torch's meta device names and shapes cost no memory."""
+    return SmolVLA(config, special_tokens) if config.family is Family.smolvla else Pi0(config)
+
+
+def keep_float32(name: str) -> bool:
+    """Whether a parameter stays float32 in a network of bfloat16, as in LeRobot: norms, vision, outer projections."""
+    tower = name.startswith(("paligemma_with_expert.", "vlm_with_expert."))
+    return not tower or any(part in name for part in ("vision_", "multi_modal_projector", "connector", "norm"))
