@@ -76,7 +76,8 @@ class FlatOptimizer:
     def step(self, gradient: Tensor, only: Collection[str] | None = None) -> float:
         """Makes one step, of all groups or of `only` some neighbours, and returns the gradient's norm before clipping.
 
-        No step is made where the norm is 0.  The gradient is float32 [D], in the order of the parameters; it is clipped in place.
+        No step is made where the norm is 0.  The gradient is float32 [D], in the order of the parameters; it is
+        clipped in place.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
