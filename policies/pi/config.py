@@ -7,12 +7,14 @@ backbones are below; others lie in the folder of the backbone: config.json of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
 from policies.checkpoint_folder import read_json
+from rlinf_embodied.config import LoraSettings, Precision
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG, SIZES = "config.json", "sizes.json"
@@ -117,13 +119,12 @@ class PiConfig:
         return not (every > 0 and layer % every == 0)
 
 
-def read_config(folder: Path, backbone: Path) -> PiConfig:
-    """Returns what config.json in a folder says, with the sizes of the backbone in another one.
+def read_config(path: Path, backbone: Path) -> PiConfig:
+    """Returns what a config.json says, with the sizes of the backbone in a folder.
 
     Raises:
         CheckpointError: a file is damaged, of another policy, or asks for what is not implemented.
     """
-    path = folder / CONFIG
     raw = read_json(path, WHOLE)
     kinds = [family.value for family in Family]
     if raw.get("type") not in kinds:
@@ -235,3 +236,32 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
 def _only(name: str, value: object, wanted: object) -> None:
     if value != wanted:
         raise CheckpointError(f"{CONFIG}: {name} is {value!r}, but only {wanted!r} can be read here: {WHOLE}")
+
+
+# ------------------------------------------------------------------------------------------------------- policy.options
+class Stochastic(StrEnum):
+    """Which steps of a chain RL makes stochastic, and scores."""
+
+    one = "one"  # drawn for each chunk: an update has one pass of the expert
+    all = "all"
+
+
+@dataclass(kw_only=True, slots=True)
+class PiOptions:
+    """How a folder's policy acts and what of it is trained."""
+
+    backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
+    statistics: str | None = None  # meta/stats.json of a LeRobot dataset, in place of the folder's own
+    cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
+    steps: int = 0  # K of a chain; 0: the folder's
+    stochastic_steps: Stochastic = Stochastic.one
+    expert_only: bool = True  # false: the language model is trained as well
+    freeze_vision: bool = True  # with expert_only=false
+    cache_prefix: bool = True  # keys and values of a frozen language model are kept with a rollout, instead of images
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # of what would be trained
+    precision: Precision = Precision.float32  # of what is not trained
+    critic_hidden_size: int = 256
+
+    def __post_init__(self) -> None:
+        require_numbers(self, OPTIONS, "steps", low=0)
+        require_numbers(self, OPTIONS, "critic_hidden_size", low=1)

@@ -59,7 +59,7 @@ def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dty
             another shape, or not finite.
     """
     place = backbone or folder / BACKBONE
-    config = read_config(folder, place)
+    config = read_config(folder / CONFIG, place)
     processors = read_processors(folder, config)
     tokenizer = PromptTokenizer(place, processors.max_length, processors.longest)
     tensors: dict[str, Tensor] = {}

@@ -107,10 +107,10 @@ class PromptTokenizer:
         around = self._number("fake_image_token", "<fake_token_around_image>")
         return around, self._number("global_image_token", "<global-img>")
 
-    def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]."""
+    def __call__(self, prompts: Sequence[str], fixed: bool = False) -> tuple[Tensor, Tensor]:
+        """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]; if `fixed`, L is max_length."""
         rows = [self._tokenizer.encode(prompt).ids for prompt in prompts]
-        length = max(map(len, rows)) if self._longest else self.max_length
+        length = max(map(len, rows)) if self._longest and not fixed else self.max_length
         padded = [ids + [self._pad] * (length - len(ids)) for ids in rows]
         present = [[True] * len(ids) + [False] * (length - len(ids)) for ids in rows]
         return torch.tensor(padded, dtype=torch.long), torch.tensor(present)

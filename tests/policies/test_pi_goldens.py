@@ -238,7 +238,7 @@ def test_names_and_shapes_at_full_size_are_those_of_the_reference(name, tmp_path
     raw["output_features"] = {"action": {"type": "ACTION", "shape": [7]}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with torch.device("meta"):
-        network = new_network(read_config(tmp_path, tmp_path / "no backbone"))
+        network = new_network(read_config(tmp_path / "config.json", tmp_path / "no backbone"))
     shapes = {f"model.{key}": list(tensor.shape) for key, tensor in network.state_dict().items()}
     known = json.loads((full / f"{name}_keys.json").read_text())
     assert shapes == known["shapes"]
@@ -281,7 +281,7 @@ def test_relative_actions_are_those_of_the_reference() -> None:
 @pytest.mark.parametrize(("name", "state_mode"), [("pi0", NormMode.mean_std), ("pi05", NormMode.quantiles)])
 def test_relative_actions_pass_through_both_processors(name, state_mode, tmp_path) -> None:
     facts, goldens = plain_functions()
-    config = read_config(ORACLES / name / "checkpoint", backbone_of(name, tmp_path / "backbone"))
+    config = read_config(ORACLES / name / "checkpoint" / "config.json", backbone_of(name, tmp_path / "backbone"))
     own = facts["pipeline_state_stats"]
     kinds = {kind: torch.tensor(value) for kind, value in own.items()}
     names, joints = facts["relative"]["action_names"], facts["relative"]["exclude_joints"]
