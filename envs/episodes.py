@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from envs.simulator import Measurement, RowTask, Simulator, short
+from envs.simulator import Measurement, RowTask, Simulator, all_finite, short
 from rlinf_embodied.config import EnvConfig, Reward
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
@@ -55,6 +55,11 @@ class EpisodeEnv:
         self._solved_once = torch.zeros(n, dtype=torch.bool, device=device)
         self._held = torch.zeros(n, dtype=torch.long, device=device)  # env steps on end that the task has been solved
         self._history = torch.zeros(n, config.horizon, simulator.action_dim, device=device)
+        # what `_privileged` tells of a number of env steps, and of steps that the task has been solved, in [-1, 1]
+        steps, hold = torch.arange(config.horizon + 1, device=device), max(1, config.hold_steps)
+        phase = (steps % config.executed) / config.executed * 2 - 1
+        self._time_columns = torch.stack([steps / config.horizon * 2 - 1, phase], 1)
+        self._hold_column = torch.arange(hold + 1, device=device)[:, None] / hold * 2 - 1
         self._seeds = [0] * n
         sizes = getattr(simulator, "image_sizes", {})
         cameras = {name: sizes.get(name, (config.obs_size, config.obs_size)) for name in config.cameras}
@@ -112,12 +117,14 @@ class EpisodeEnv:
         whole = self._checked(actions, (self.spec.chunk,)) if isinstance(actions, Tensor) else None
         steps, last_images = [], dict[int, dict[str, Tensor]]()
         for k in range(self.spec.executed):
-            valid = self._running.clone()
-            columns = {"valid": valid, "privileged": torch.where(valid[:, None], self._privileged(), 0.0)}
+            valid, rows = self._running.clone(), self._running.nonzero()[:, 0].tolist()
+            known = self._privileged()
+            known = known if len(rows) == len(valid) else torch.where(valid[:, None], known, 0.0)
             action = self._checked(actions(k), ()) if whole is None else whole[:, k]
-            steps.append(columns | self._step(action, valid))
+            steps.append({"valid": valid, "privileged": known, **self._step(action, valid, rows)})
             ended = (steps[-1]["terminated"] | steps[-1]["truncated"]).nonzero()[:, 0].tolist()
-            self._running[ended] = False
+            if ended:
+                self._running[ended] = False
             images = self._rendered(ended) if self._render_final and ended and self._images else {}
             images = {name: _with_past(self._past_images[name][ended], seen) for name, seen in images.items()}
             last_images |= {row: {name: seen[i] for name, seen in images.items()} for i, row in enumerate(ended)}
@@ -126,10 +133,10 @@ class EpisodeEnv:
         final_observation = self._observe_final({row: last_images[row] for row in final}) if final else None
         if final and next_seeds is not None:
             self._begin(final, [next_seeds[row] for row in final])
-        rest = [{name: torch.zeros_like(column) for name, column in steps[0].items()}]
-        steps += rest * (self.spec.chunk - len(steps))  # sub-steps that are not executed
+        if rest := self.spec.chunk - len(steps):  # sub-steps that are not executed
+            steps += [{name: torch.zeros_like(column) for name, column in steps[0].items()}] * rest
         return ChunkResult(
-            **{name: torch.stack([step[name] for step in steps], 1) for name in steps[0]},
+            **{name: _stacked([step[name] for step in steps]) for name in steps[0]},
             final_rows=tuple(final),
             final_observation=final_observation,
             observation=self._observe(),
@@ -174,7 +181,8 @@ class EpisodeEnv:
         for row in rows:
             replay[row, : len(episodes[row].actions)] = episodes[row].actions.to(replay.device)
         for k in range(longest):
-            self._step(replay[:, k], lengths > k)
+            mask = lengths > k
+            self._step(replay[:, k], mask, mask.nonzero()[:, 0].tolist())
         return self._observe()
 
     def expert_actions(self) -> Tensor:
@@ -237,17 +245,18 @@ class EpisodeEnv:
             self._seeds[row] = int(seed)
         self._unseen.update(rows)
 
-    def _step(self, actions: Tensor, mask: Tensor) -> dict[str, Tensor]:
-        """Runs one env step of the rows in `mask` [N] and updates the episodes' statistics.
+    def _step(self, actions: Tensor, mask: Tensor, rows: list[int]) -> dict[str, Tensor]:
+        """Runs one env step of the rows in `mask` [N], whose numbers are `rows`, and updates the episodes' statistics.
 
         Returns the columns of a ChunkResult, each [N]; entries of other rows are zero / False.
         """
-        rows = mask.nonzero()[:, 0].tolist()
         nothing = torch.zeros_like(mask)
         if not rows:
             rewards = torch.zeros_like(self._return)
             return {"rewards": rewards, "terminated": nothing, "truncated": nothing, "success": nothing}
-        if len(rows) == len(mask):
+        every = len(rows) == len(mask)
+        of_rows = (lambda new, old: new) if every else (lambda new, old: torch.where(mask, new, old))
+        if every:
             self._history[self._each, self._steps] = actions
         else:
             actions = torch.where(mask[:, None], actions, 0.0)
@@ -262,24 +271,23 @@ class EpisodeEnv:
         self._unseen.update(rows)
         self._state, self._shown = self._measured(actions), None
         state = self._state
+        success = state.success & mask
         self._steps += mask
-        self._held = torch.where(mask, (self._held + 1) * state.success, self._held)
-        self._return += torch.where(mask, state.reward, 0.0)
-        self._solved_once |= state.success & mask
-        lasts = mask & (self._held >= max(1, self._config.hold_steps))
+        self._held = of_rows((self._held + 1) * success, self._held)
+        self._return += of_rows(state.reward, 0.0)
+        self._solved_once |= success
         fails = nothing if state.fail is None else state.fail & mask
-        terminated = lasts | fails if self._config.hold_steps else nothing
+        terminated = fails | (mask & (self._held >= max(1, hold))) if (hold := self._config.hold_steps) else nothing
         terminated = terminated if state.terminated is None else terminated | (state.terminated & mask)
         late = self._steps >= self.spec.horizon
         truncated = mask & (late if state.truncated is None else late | state.truncated) & ~terminated
         paid = terminated | truncated if self._config.bonus_at_timeout else terminated
-        ends_solved = paid & state.success
-        reward = torch.where(mask, self._shaped_reward(state, ends_solved), 0.0)
-        self._last_reward = torch.where(mask, state.reward, self._last_reward)
+        reward = of_rows(self._shaped_reward(state, paid & success), 0.0)
+        self._last_reward = of_rows(state.reward.clone(), self._last_reward)
         if filmed := [row for row in self._film_rows if row in rows]:
             for row, image in self._sim.film(filmed, self._film_size).items():
                 self._frames.setdefault(row, []).append(image)
-        return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": state.success & mask}
+        return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": success}
 
     def _executed(self, actions: Tensor, mask: Tensor) -> Tensor:
         """Returns what reaches the simulator [N, A] of the chosen actions: late and with noise, by env.perturb."""
@@ -339,12 +347,9 @@ class EpisodeEnv:
     def _privileged(self) -> Tensor:
         """Returns the critic's state [N, Q]: the task's, then the CLOCK_COLUMNS."""
         if self._shown is None:
-            time = self._steps / self._config.horizon * 2 - 1
-            phase = (self._steps % self._config.executed) / self._config.executed * 2 - 1
-            hold = max(1, self._config.hold_steps)  # the column is there in any case: demonstrations hold for no step
-            held = self._held.clamp(max=hold) / hold * 2 - 1
             known = self._state.proprio if self._state.privileged is None else self._state.privileged
-            self._shown = torch.cat([known, time[:, None], phase[:, None], held[:, None]], 1)
+            held = self._hold_column[self._held.clamp(max=len(self._hold_column) - 1)]
+            self._shown = torch.cat([known, self._time_columns[self._steps], held], 1)
         return self._shown
 
     def _observe(self) -> Observation:
@@ -412,13 +417,16 @@ class EpisodeEnv:
                 "nothing was stepped, rows " + short(range(self.spec.num_envs)) + " wait"
             )
         actions = actions.to(self._running.device, torch.float32)
-        finite = actions.isfinite()
-        if not finite.all() and (bad := ~finite.flatten(1).all(1) & self._running).any():
+        if not all_finite(actions) and (bad := ~actions.isfinite().flatten(1).all(1) & self._running).any():
             raise SimulatorError(
                 f"actions of rows {short(bad.nonzero()[:, 0].tolist())} are not finite: nothing was stepped; check the "
                 "policy's outputs for NaN"
             )
         return actions
+
+
+def _stacked(columns: Sequence[Tensor]) -> Tensor:
+    return columns[0].unsqueeze(1) if len(columns) == 1 else torch.stack(list(columns), 1)
 
 
 def _with_past(past: Tensor, now: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Scene(Protocol):
         ...
 
     def step(self, action: np.ndarray) -> None:
-        """Runs one control step; action float32 [A]."""
+        """Runs one control step; action as the adapter's `actions` has made it, float32 [A] by default."""
         ...
 
     def state(self) -> Mapping[str, Any]:
@@ -128,6 +128,10 @@ class Adapter:
 
     def scene(self, task: int) -> Scene:
         raise NotImplementedError
+
+    def actions(self, chosen: np.ndarray) -> Sequence[Any]:
+        """Returns what `Scene.step` takes for each of N rows; `chosen` is float32 [N, A]."""
+        return chosen
 
     def oriented(self, image: np.ndarray) -> np.ndarray:
         """Returns an upright image as the policy sees it."""

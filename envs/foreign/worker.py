@@ -49,7 +49,7 @@ class Rows:
             for row, start in zip(rows, question.values["starts"], strict=True):
                 self._scene_for(row, start[0]).begin(Start(*start))
         else:
-            for row, action in zip(rows, question.arrays["actions"], strict=True):
+            for row, action in zip(rows, self.adapter.actions(question.arrays["actions"]), strict=True):
                 self._scenes[row][1].step(action)
         states = [self._scenes[row][1].state() for row in rows]
         return Message("state", {}, {name: np.array([state[name] for state in states]) for name in states[0]})

@@ -71,6 +71,7 @@ class Gymnasium(Adapter):
         """Makes the first row, and steps it once to learn whether `info` reports success."""
         self._size = size if cameras else FILM_SIZE
         first = self._made = Row(self.task, self.options.make, self._size)
+        self._code = first.action
         if first.code.is_image and not first.code.dim and not cameras:
             raise SimulatorError(f"env.task is {self.task!r}, which observes only an image: set env.cameras=[{CAMERA}]")
         if cameras and not first.code.is_image and not first.draws:
@@ -89,6 +90,9 @@ class Gymnasium(Adapter):
             categorical=first.action.categorical,
             films=first.draws,
         )
+
+    def actions(self, chosen: np.ndarray) -> Sequence[Any]:
+        return self._code.decode(chosen)
 
     def scene(self, task: int) -> Row:
         row, self._made = self._made or Row(self.task, self.options.make, self._size), None
@@ -115,9 +119,8 @@ class Row:
     def begin(self, start: Start) -> None:
         self._reset(start.seed)
 
-    def step(self, action: np.ndarray) -> None:
-        observation, reward, terminated, truncated, self._info = self.env.step(self.action.decode(action))
-        self._seen = observation
+    def step(self, action: np.ndarray | int) -> None:
+        self._seen, reward, terminated, truncated, self._info = self.env.step(action)
         self._reward, self._terminated, self._truncated = float(reward), bool(terminated), bool(truncated)
 
     def state(self) -> dict[str, Any]:
@@ -132,7 +135,7 @@ class Row:
 
     def reports_success(self) -> bool:
         """Returns whether `info` of a first step has an entry for success; the row is reset again."""
-        self.step(np.zeros(self.action.dim))
+        self.step(self.action.decode(np.zeros((1, self.action.dim)))[0])
         info = self._info
         self._reset(PROBE_SEED)
         return any(name in info for name in SUCCESS)

@@ -42,12 +42,12 @@ class ActionCode:
         low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
         return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2)
 
-    def decode(self, action: np.ndarray) -> np.ndarray | int:
-        """Returns the env's action for a vector [A]; values are clipped to [-1, 1]."""
+    def decode(self, actions: np.ndarray) -> np.ndarray | list[int]:
+        """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1]."""
         if self.categorical:
-            return self.start + int(action.argmax())
-        scaled = self.centre + self.half * action.clip(-1.0, 1.0)
-        return scaled.astype(self.dtype).reshape(self.shape)
+            return (self.start + actions.argmax(1)).tolist()
+        scaled = self.centre + self.half * actions.clip(-1.0, 1.0)
+        return scaled.astype(self.dtype).reshape(-1, *self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class ObservationCode:
     def state(self, observation: Any) -> np.ndarray:
         """Returns the state [P], empty for an observation that is an image."""
         parts = [spaces.flatten(part, _at(path, observation)) for path, part in self.rest]
-        return np.concatenate(parts) if parts else np.empty(0)
+        return np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0)
 
     def image(self, observation: Any) -> np.ndarray:
         return _at(self.path or (), observation)

@@ -1,6 +1,7 @@
-"""Draws one episode before and after RL, a row of frames each: the first episode whose outcome changed.
+"""Draws episodes as rows of frames: of a run, one before and after RL, or of a dataset, what its cameras saw.
 
-python -m experiments.examples.film_strip run=runs/demo out=docs/demo.png
+python -m experiments.examples.film_strip run=runs/demo out=docs/demo.png    the first episode whose outcome changed
+python -m experiments.examples.film_strip data=runs/pick out=pick.png        the first episodes of a dataset
 """
 
 import re
@@ -13,9 +14,11 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.data.recorded import RecordedDataset
+from rlinf_embodied.embodied.sources import open_dataset
 
 MOMENTS = 6
-GAP, CAPTION = 4, 26  # pixels
+GAP, CAPTION, LARGEST = 4, 26, 256  # pixels; the last is the height of a frame
 WORDS = {"0": "not solved", "1": "solved"}
 
 
@@ -24,6 +27,8 @@ class Options:
     """The keys."""
 
     run: str = "runs/demo"  # a run folder
+    data: str | None = None  # a dataset folder instead
+    num_episodes: int = 3  # of a dataset
     out: str = "docs/demo.png"  # the picture
 
 
@@ -49,18 +54,38 @@ def moments(video: Path) -> list[np.ndarray]:
 def strip(rows: dict[str, list[np.ndarray]]) -> Image.Image:
     """Returns the rows below each other, each under its caption."""
     height, width = next(iter(rows.values()))[0].shape[:2]
+    if height > LARGEST:
+        height, width = LARGEST, width * LARGEST // height
     canvas = Image.new("RGB", (MOMENTS * (width + GAP) - GAP, len(rows) * (height + CAPTION)), "white")
     draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=16)
     for row, (caption, frames) in enumerate(rows.items()):
         top = row * (height + CAPTION)
         draw.text((2, top + 3), caption, fill="black", font=font)
         for column, frame in enumerate(frames):
-            canvas.paste(Image.fromarray(frame), (column * (width + GAP), top + CAPTION))
+            canvas.paste(Image.fromarray(frame).resize((width, height)), (column * (width + GAP), top + CAPTION))
     return canvas
 
 
+def of_dataset(dataset: RecordedDataset, number: int) -> dict[str, list[np.ndarray]]:
+    """Returns MOMENTS frames of every camera in the first episodes."""
+    rows = {}
+    for episode in range(min(number, dataset.num_episodes)):
+        frames = dataset.frames(episode)
+        chosen = np.linspace(frames.start, frames.stop - 1, MOMENTS).round().astype(int)
+        for camera in dataset.cameras:
+            caption = f"{episode} {camera}: {dataset.task(frames.start)}"
+            rows[caption] = list(dataset.images(camera, chosen))
+    return rows
+
+
 def draw_strip(own: Options) -> None:
-    """Writes the picture of a run folder with videos of before and after."""
+    """Writes the picture of a run folder with videos of before and after, or of a dataset."""
+    if own.data is not None:
+        dataset = open_dataset(Path(own.data), "data")
+        require(bool(dataset.cameras), "data", own.data, "it has no images", "give a dataset with images")
+        strip(of_dataset(dataset, own.num_episodes)).save(own.out)
+        print(f"{own.out}: {dataset.num_episodes} episodes, {len(dataset)} frames, {', '.join(dataset.cameras)}")
+        return
     steps = sorted(Path(own.run, "videos").glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
     rule = f"its videos are of {len(steps)} evaluations, and before and after are shown"
     require(len(steps) > 1, "run", own.run, rule, "train with eval.record_video=true")

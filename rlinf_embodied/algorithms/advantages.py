@@ -6,7 +6,7 @@ Axes: H chunk-steps, C actions per chunk, T = H * C env steps, B rows, K groups,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -146,16 +146,26 @@ def standardized(
     blocks: Mapping[int, tuple[Tensor, Tensor]],
     sum_blocks: Callable[[Mapping[int, Tensor]], Tensor],
     correction: int = 0,
+    sizes: Mapping[int, Sequence[int]] | None = None,
 ) -> dict[int, Tensor]:
     """Returns (A - mean) / (std + 1e-8) over all blocks; `correction` 0: std of the population, 1: of a sample.
 
     Blocks of this worker give their advantages, and which entries are valid, of one shape; `sum_blocks` sums over all
-    workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.
+    workers in a fixed order (`Reducer.sum_blocks`): the same bits under every plan.  `sizes` cuts the rows of each
+    block into the same number of groups, each of which is standardised over all blocks by itself; None: one group.
     """
-    kept = {b: torch.where(valid, a, 0.0).to(torch.float64).sum() for b, (a, valid) in blocks.items()}
-    count, total = sum_blocks({b: torch.stack([v.sum().to(torch.float64), kept[b]]) for b, (_, v) in blocks.items()})
-    number = max(float(count), 1.0)
-    mean = float(total) / number
-    squares = {b: torch.where(v, a.to(torch.float64) - mean, 0.0).square().sum()[None] for b, (a, v) in blocks.items()}
-    std = (float(sum_blocks(squares)[0]) / max(number - correction, 1.0)) ** 0.5
-    return {b: (a - mean) / (std + 1e-8) for b, (a, _) in blocks.items()}
+    cuts = {b: [len(a)] for b, (a, _) in blocks.items()} if sizes is None else sizes
+    sums = lambda b, values: torch.stack([part.sum() for part in values.split(cuts[b])]).to(torch.float64)  # noqa: E731
+    kept = {b: torch.where(valid, a, 0.0).to(torch.float64) for b, (a, valid) in blocks.items()}
+    counts = {b: torch.stack([sums(b, valid), sums(b, kept[b])]) for b, (_, valid) in blocks.items()}
+    count, total = sum_blocks(counts)
+    number = count.clamp(min=1.0)
+
+    def of_rows(b: int, groups: Tensor) -> Tensor:
+        repeated = groups.repeat_interleave(torch.tensor(cuts[b], device=groups.device), output_size=sum(cuts[b]))
+        return repeated.view(-1, *[1] * (blocks[b][0].ndim - 1))
+
+    means = {b: of_rows(b, total / number) for b in blocks}
+    squares = {b: sums(b, torch.where(v, kept[b] - means[b], 0.0).square()) for b, (_, v) in blocks.items()}
+    std = (sum_blocks(squares) / (number - correction).clamp(min=1.0)).sqrt() + 1e-8
+    return {b: (a - means[b].to(a.dtype)) / of_rows(b, std).to(a.dtype) for b, (a, _) in blocks.items()}

@@ -19,6 +19,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import cast
 
 import torch
@@ -225,12 +226,15 @@ class OnPolicy(Algorithm):
     def _normalized(
         self, batches: Iterator[dict[int, Tensor]], blocks: Mapping[int, TrainingBlock]
     ) -> Iterator[dict[int, Tensor]]:
-        """Yields minibatches; before each, its advantages in `blocks` are written, with mean 0 and std 1."""
-        for rows in batches:
-            made = {b: (self._blocks[b].advantages[index], self._blocks[b].valid[index]) for b, index in rows.items()}
-            for b, advantages in standardized(made, self.training.reducer.sum_blocks, correction=1).items():
-                blocks[b].advantages[rows[b]] = advantages
-            yield rows
+        """Yields minibatches; before those of an epoch, their advantages in `blocks` get mean 0 and std 1 each."""
+        while epoch := list(islice(batches, self.algorithm.num_minibatches)):
+            order = {b: torch.cat([rows[b] for rows in epoch]) for b in blocks}
+            sizes = {b: [len(rows[b]) for rows in epoch] for b in blocks}
+            made = {b: (t.advantages[order[b]], t.valid[order[b]]) for b, t in self._blocks.items()}
+            found = standardized(made, self.training.reducer.sum_blocks, correction=1, sizes=sizes)
+            for b, advantages in found.items():
+                blocks[b].advantages[order[b]] = advantages
+            yield from epoch
 
     def _explained_variance(self) -> float:
         columns = {b: (cast(Tensor, t.values), cast(Tensor, t.returns), t.valid) for b, t in self._blocks.items()}

@@ -26,7 +26,8 @@ from rlinf_embodied.config.run import CheckpointConfig, EvalConfig, RunConfig
 # looked at, kept and logged.  Everything else makes it the run that it is: seed, exactness, env, data, policy,
 # algorithm, generation, reward and warm start are those of its first iteration.
 FREE_ON_RESUME = (
-    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval.", "warm_start.cache_dir"),
+    *("resume", "plan.", "cluster.", "checkpoint.", "recovery.", "eval."),
+    *("warm_start.cache_dir", "warm_start.decoders"),
     *("run.dir", "run.num_iterations", "run.until_success", "run.patience"),
     *("run.dry", "run.tensorboard", "run.wandb"),
     *("env.control_hz", "env.rows_per_call"),

@@ -14,6 +14,7 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
 from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
+from rlinf_embodied.data.rlds import DESCRIPTION, RldsDataset
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.plug_ins import env_options
 
@@ -25,12 +26,7 @@ class Kind(StrEnum):
 
     expert = "expert"  # the scripted expert of the task
     maniskill = "maniskill"  # a recorded trajectory file
-    lerobot = "lerobot"  # a LeRobot folder, v2 or v3
-
-    @property
-    def recorded(self) -> bool:
-        """Whether images are those of the files: no simulator runs."""
-        return self is Kind.lerobot
+    recorded = "recorded"  # a folder of LeRobot (v2 or v3) or RLDS, with images: no simulator runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
 
 def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
-    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot dataset"
+    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot or RLDS dataset"
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
     if path.suffix in (".h5", ".hdf5"):
@@ -81,14 +77,13 @@ def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     elif path.is_file():
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
-        kind = Kind.lerobot
-        number = _require_dataset(open_dataset(kind, path, named), env, f"{named}={path}")
+        kind, number = Kind.recorded, _require_dataset(open_dataset(path, named), env, f"{named}={path}")
         files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
     digest = hashlib.sha256()
     for file in files:
-        if kind.recorded:
+        if kind is Kind.recorded:
             digest.update(f"{file.relative_to(whole)}\n".encode())
-        if kind.recorded and file.suffix not in (".json", ".jsonl"):  # a dataset may be larger than memory
+        if kind is Kind.recorded and file.suffix not in (".json", ".jsonl"):  # a dataset may be larger than memory
             digest.update(f"{file.stat().st_size} {file.stat().st_mtime_ns}\n".encode())
             continue
         with file.open("rb") as opened:
@@ -96,9 +91,9 @@ def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
     return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named)
 
 
-def open_dataset(kind: Kind, path: Path, named: str) -> RecordedDataset:
-    """Returns a dataset folder; raises DataError where it is none."""
-    return LeRobotDataset(path, named)
+def open_dataset(path: Path, named: str) -> RecordedDataset:
+    """Returns a dataset folder of LeRobot or RLDS; raises DataError where it is none."""
+    return (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
 
 
 def _require_recording(path: Path, env: EnvConfig, named: str) -> int:

@@ -21,7 +21,7 @@ from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.policy_folder import load_policy, new_policy, require_policy_class, save_policy
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Features, ImitationPolicy, Policy
+from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features, ImitationPolicy, Policy
 from tests.observations import env_spec, observed
 from tests.policy_contract import require_contract, value_of
 
@@ -178,3 +178,5 @@ def test_cloning_draws_it_to_the_actions(config, policy, shown) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.9 * losses[0]
+    padding = {ACTION_IS_PAD: torch.ones(ROWS, env.chunk, dtype=torch.bool)}  # which counts nothing
+    assert policy.imitation_loss(policy.encode_trainable(seen), actions, targets | padding) == 0

@@ -14,7 +14,7 @@ from policies.actor_critic import ActorCriticOptions
 
 def test_our_settings_are_sb3s_defaults() -> None:
     theirs = {name: p.default for name, p in inspect.signature(PPO.__init__).parameters.items()}
-    config = sb3.our_config(sb3.CASES["mujoco"], compile=True)
+    config = sb3.our_config("mujoco", sb3.CASES["mujoco"], compile=True)
     ours = config.algorithm
     steps = config.env.num_envs * config.env.chunks_per_rollout
     assert theirs["n_steps"] == sb3.CASES["mujoco"].steps == steps
