@@ -14,8 +14,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
 
 from policies.checkpoint_folder import seeded, write_json
 from policies.pi.config import CONFIG, SIZES, Family, read_config
@@ -70,10 +70,11 @@ def write_small(own: Options) -> Path:
     made = read_processors(folder, config).with_statistics(statistics)
     with seeded(own.seed):
         network = new_network(config)
-    with torch.no_grad():
-        for parameter in network.trained(language=True, vision=True):
-            if parameter.ndim > 1:  # transformers begins with 0.02, which leaves narrow layers nearly without effect
-                parameter.mul_(parameter[0].numel() ** -0.5 / parameter.std().clamp(min=1e-3))
+        for parameter in network.trained(
+            language=True, vision=True
+        ):  # the first ones of published networks are smaller:
+            if parameter.ndim > 1:  # a narrow one would return nearly the same for everything
+                nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
     files = {path.name: path.read_bytes() for path in backbone.iterdir()}
     tokenizer = PromptTokenizer(backbone, made.max_length, made.longest)
     write_checkpoint(Checkpoint(folder, config, made, tokenizer, network, files), folder)

@@ -22,41 +22,18 @@ OPTIONS = "policy.options"  # in the config of a run
 WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
 STATE, ACTION = "observation.state", "action"
 
-_GEMMA = {  # width, depth, mlp_dim, num_heads, num_kv_heads, head_dim
-    "gemma_300m": (1024, 18, 4096, 8, 1, 256),
-    "gemma_2b": (2048, 18, 16384, 8, 1, 256),
-}
-_SIGLIP = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
+_VISION = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+_TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_GEMMA = {"gemma_300m": (1024, 18, 4096, 8, 1, 256), "gemma_2b": (2048, 18, 16384, 8, 1, 256)}  # see TowerSizes
+_SIGLIP = dict(zip(_VISION, (1152, 4304, 27, 16, 14), strict=True))
 _PALIGEMMA_VOCABULARY = 257_152
-_SMOLVLM2_500M = {  # what config.json of HuggingFaceTB/SmolVLM2-500M-Video-Instruct says, as far as it is read here
-    "scale_factor": 4,
-    "text_config": {
-        "hidden_size": 960,
-        "intermediate_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 15,
-        "num_key_value_heads": 5,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 49280,
-    },
-    "vision_config": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 512,
-        "patch_size": 16,
-    },
-}
 _SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-_VISION = tuple(_SMOLVLM2_500M["vision_config"])
+_SMOLVLM = {  # what its config.json says, as far as it is read here
+    "scale_factor": 4,
+    "text_config": dict(zip(_TEXT, (960, 2560, 32, 15, 5), strict=True))
+    | {"head_dim": 64, "rms_norm_eps": 1e-5, "vocab_size": 49280},
+    "vision_config": dict(zip(_VISION, (768, 3072, 12, 12, 16), strict=True)) | {"image_size": 512},
+}
 _MULTIPLE = 256  # of the intermediate size of SmolVLA's expert
 
 
@@ -194,12 +171,11 @@ def _pi(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
 
 def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
     path = backbone / CONFIG
-    if not path.is_file() and raw["vlm_model_name"] != _SMOLVLM_NAME:
+    if not path.is_file() and (name := raw["vlm_model_name"]) != _SMOLVLM_NAME:
         raise CheckpointError(
-            f"{CONFIG}: vlm_model_name is {raw['vlm_model_name']!r}, whose sizes are not known: copy its config.json "
-            f"to {backbone}"
+            f"{CONFIG}: vlm_model_name is {name!r}, whose sizes are not known: copy its {CONFIG} to {backbone}"
         )
-    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM2_500M
+    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM
     text = cast("dict[str, Any]", described["text_config"])
     vision = cast("dict[str, Any]", described["vision_config"])
     for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
@@ -217,6 +193,7 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
     size = int(text["hidden_size"] * raw["expert_width_multiplier"])
     mlp_dim = -(-4 * int(2 * size / 3) // _MULTIPLE) * _MULTIPLE
     columns, rows = raw["resize_imgs_with_padding"] or (vision["image_size"], vision["image_size"])
+    _only("resize_imgs_with_padding", columns, rows)
     return PiConfig(
         **_shared(raw, family),
         steps=raw["num_steps"],
@@ -224,7 +201,7 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         text=TowerSizes(text["hidden_size"], kept, text["intermediate_size"], *heads, head_dim),
         expert=TowerSizes(size, depth, mlp_dim, *heads, head_dim),
         vocabulary=text["vocab_size"],
-        vision={name: vision[name] for name in _VISION},
+        vision={name: vision[name] for name in (*_VISION, "image_size")},
         norm_eps=text["rms_norm_eps"],
         scale_factor=described["scale_factor"],
         self_attention_every=every,

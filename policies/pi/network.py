@@ -75,20 +75,16 @@ class AdaptiveNorm(nn.Module):
         return (normed * (1 + scale.float()) + shift.float()).type_as(x), gate.type_as(x)
 
 
-def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return norm(x, condition) if isinstance(norm, AdaptiveNorm) else (norm(x), None)
+def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    return norm(x, condition) if isinstance(norm, AdaptiveNorm) else (norm(x), 1.0)
 
 
-def _joined(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
-    return x + (branch if gate is None else branch * gate)
-
-
-def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Returns cosines and sines [B, 1, L, head_dim] of positions [B, L]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[:, None, :, None].float() / _ROPE_BASE**exponents
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Returns heads [B, H, L, D] at positions [B, L]: halves are turned by position * 10000^(-2 i / D)."""
+    size = x.shape[-1]
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size
+    angles = (positions[:, None, :, None].float() / _ROPE_BASE**exponents).repeat(1, 1, 1, 2)
+    return x * angles.cos().to(x.dtype) + rotate_half(x) * angles.sin().to(x.dtype)
 
 
 def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,31 +114,24 @@ class _Attends(nn.Module):
         attention = self.self_attn
         normed, gate = _normed(self.input_layernorm, x, condition)
         normed = normed.to(attention.q_proj.weight.dtype)
-        turns = rotary(positions, attention.head_dim)
-        query = self._turned(self._heads(attention.q_proj(normed)), turns)
-        keys, values = self._attended(normed, before, turns)
+        query = rotated(self._heads(attention.q_proj(normed)), positions)
+        keys, values = self._attended(normed, before, positions)
         mask = torch.where(sees[:, None], 0.0, _MASKED).to(query.dtype)
         found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        x = _joined(x, attention.o_proj(found.transpose(1, 2).flatten(2)), gate)
+        x = x + gate * attention.o_proj(found.transpose(1, 2).flatten(2))
         normed, gate = _normed(self.post_attention_layernorm, x, condition)
-        return _joined(x, self.mlp(normed.to(attention.q_proj.weight.dtype)), gate), (keys, values)
+        return x + gate * self.mlp(normed.to(attention.q_proj.weight.dtype)), (keys, values)
 
-    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
-        keys = self._turned(self._heads(self.self_attn.k_proj(normed)), turns)
+    def _attended(self, normed: Tensor, before: KeysValues | None, positions: Tensor) -> KeysValues:
+        keys = rotated(self._heads(self.self_attn.k_proj(normed)), positions)
         values = self._heads(self.self_attn.v_proj(normed))
         if before is None:
             return keys, values
-        own = ((before[0], keys), (before[1], values))
-        keys, values = (torch.cat([earlier.to(now.dtype), now], 2) for earlier, now in own)
-        return keys, values
+        earlier = [part.to(keys.dtype) for part in before]
+        return torch.cat([earlier[0], keys], 2), torch.cat([earlier[1], values], 2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.self_attn.head_dim)).transpose(1, 2)
-
-    @staticmethod
-    def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        cos, sin = (part.to(x.dtype) for part in turns)
-        return x * cos + rotate_half(x) * sin
 
 
 class GemmaLayer(_Attends, GemmaDecoderLayer):
@@ -171,7 +160,7 @@ class CrossLayer(LlamaLayer):
         self.self_attn.k_proj = nn.Linear(size, size, bias=False)
         self.self_attn.v_proj = nn.Linear(size, size, bias=False)
 
-    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
+    def _attended(self, normed: Tensor, before: KeysValues | None, positions: Tensor) -> KeysValues:
         assert before is not None, "a layer that attends to the prefix alone was handed none"
         attention = self.self_attn
         keys, values = (x.transpose(1, 2).flatten(2).to(attention.k_proj.weight.dtype) for x in before)

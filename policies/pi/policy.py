@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
 from policies.flow import ActsByFlow, Flow, Velocity
 from policies.pi.config import OPTIONS, Family, PiOptions, Stochastic
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
-from policies.pi.network import FlowNetwork, Prefix
+from policies.pi.network import Prefix
 from policies.pi.processors import resized
 from policies.published_folder import link_weights, read_described, read_parts, write_parts
 from policies.vision import image_features, require_seen
@@ -39,15 +40,6 @@ from rlinf_embodied.interfaces.policies import Distribution, Features, Imitation
 _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
 _IS_PAD = "action_is_pad"
-
-
-class PiModule(nn.Module):
-    """All parameters: the network, and a critic."""
-
-    def __init__(self, model: FlowNetwork, critic: nn.Module, privileged_dim: int) -> None:
-        super().__init__()
-        self.model, self.critic = model, critic
-        self.privileged_scale = Standardise(privileged_dim)
 
 
 class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
@@ -99,19 +91,11 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         own, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
-        self.flow = Flow(
-            env.chunk,
-            env.action_dim,
-            options.steps or own.steps,
-            own.max_action_dim,
-            env.executed,
-            options.stochastic_steps is Stochastic.one,
-        )
+        steps, one = options.steps or own.steps, options.stochastic_steps is Stochastic.one
+        self.flow = Flow(env.chunk, env.action_dim, steps, own.max_action_dim, env.executed, one)
         start = Noise((1, *self.flow.shape), Distribution.normal)
-        self.spec, self.imitation_noise = (
-            replace(self.flow.spec(config.name), greedy_noise=start),
-            self.flow.imitation_noise(),
-        )
+        self.spec = replace(self.flow.spec(config.name), greedy_noise=start)
+        self.imitation_noise = self.flow.imitation_noise()
         trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
         if options.lora.rank:
             kept = {id(p) for p in trained}
@@ -125,7 +109,8 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         with seeded(0, "critic"):
             privileged = config.critic is Critic.privileged
             critic = ValueHead(env.privileged_dim if privileged else own.expert.width, options.critic_hidden_size)
-        self.module: PiModule = PiModule(network, critic, env.privileged_dim if privileged else 0).eval()
+        scale = Standardise(env.privileged_dim if privileged else 0)
+        self.module: Any = nn.ModuleDict({"model": network, "critic": critic, "privileged_scale": scale}).eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
@@ -255,9 +240,8 @@ def _matched(checkpoint: Checkpoint, env: EnvSpec, options: PiOptions) -> dict[s
     """Returns the env's camera for each of the policy's that has one."""
     theirs = [name for name in checkpoint.config.cameras if "empty_camera_" not in name]
     rename = checkpoint.processors.rename
-    if options.cameras:
-        found = {_full(name, theirs): camera for name, camera in options.cameras.items()}
-    else:
+    found = {_CAMERA + name.removeprefix(_CAMERA): camera for name, camera in options.cameras.items()}
+    if not found:
         found = {rename.get(_CAMERA + camera, _CAMERA + camera): camera for camera in env.cameras}
         if not set(found) & set(theirs):
             found = dict(zip(theirs, env.cameras, strict=False))
@@ -266,7 +250,3 @@ def _matched(checkpoint: Checkpoint, env: EnvSpec, options: PiOptions) -> dict[s
     fits = set(found) <= set(theirs) and set(found.values()) == set(env.cameras)
     require(fits, "env.cameras", list(env.cameras), rule, action)
     return found
-
-
-def _full(name: str, known: list[str]) -> str:
-    return name if name in known else _CAMERA + name

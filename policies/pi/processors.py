@@ -10,7 +10,7 @@ they are normalised, and pi0.5's prompt holds the normalised state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from policies.checkpoint_folder import read_json, write_json
 from policies.pi.config import ACTION, STATE, WHOLE, Family, PiConfig
 from policies.published_folder import read_tensors
 from rlinf_embodied.data.normalisation import Normalisation, NormMode
-from rlinf_embodied.errors import CheckpointError, DataError
+from rlinf_embodied.errors import CheckpointError
 
 _PRE, _POST = "policy_preprocessor", "policy_postprocessor"
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -134,6 +134,12 @@ class RelativeActions:
     exclude_joints: tuple[str, ...] = ("gripper",)  # parts of names, in any case
     action_names: tuple[str, ...] | None = None  # None: no joint is excluded
 
+    @classmethod
+    def of(cls, enabled: bool, exclude_joints: Sequence[str] | None, names: Sequence[str] | None) -> RelativeActions:
+        """Returns what the fields of a file say."""
+        joints = tuple(exclude_joints or ())
+        return cls(enabled=enabled, exclude_joints=joints, action_names=None if names is None else tuple(names))
+
     def offset(self, state: Tensor, dim: int) -> Tensor:
         """Returns what to add to relative actions [B, C, dim] of a state [B, D]: [B, 1, dim]."""
         masked = [True] * dim
@@ -181,14 +187,15 @@ class Processors:
         """Returns the processors with other statistics: meta/stats.json of a LeRobot dataset.
 
         Raises:
-            CheckpointError: they lack state or actions, or are of another robot.
+            CheckpointError: they lack state or actions.
+            DataError: they lack what the modes need.
         """
         made = {}
         for name, old in ((STATE, self.state), (ACTION, self.action)):
             if name not in statistics:
                 raise CheckpointError(f"the statistics have no {name!r}: give meta/stats.json of a LeRobot dataset")
             kinds = {kind: torch.tensor(value, dtype=torch.float32) for kind, value in statistics[name].items()}
-            made[name] = _checked(lambda old=old, kinds=kinds: replace(old, statistics=kinds))
+            made[name] = replace(old, statistics=kinds)
         return replace(self, state=made[STATE], action=made[ACTION])
 
 
@@ -202,21 +209,18 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
     found = _defaults(config)
     if not (folder / f"{_PRE}.json").is_file():
         return found
-    steps = {**_steps(folder, _PRE), **{f"post {k}": v for k, v in _steps(folder, _POST).items()}}
-    wrong = [name for name in steps if name.removeprefix("post ") not in _KNOWN]
-    if wrong:
-        raise CheckpointError(f"{folder}: its processors have the steps {wrong}, which are not known here: {WHOLE}")
     try:
-        token, relative = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
-        names = relative.get("action_names")
+        steps = {**_steps(folder, _PRE), **{f"post {k}": v for k, v in _steps(folder, _POST).items()}}
+        wrong = [name for name in steps if name.removeprefix("post ") not in _KNOWN]
+        if wrong:
+            raise ValueError(f"the steps {wrong} are not known here")
+        token, joints = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
         return replace(
             found,
             state=_normalisation(folder, steps["normalizer_processor"], STATE),
             action=_normalisation(folder, steps["post unnormalizer_processor"], ACTION),
-            relative=RelativeActions(
-                enabled=relative.get("enabled", False),
-                exclude_joints=tuple(relative.get("exclude_joints") or ()),
-                action_names=None if names is None else tuple(names),
+            relative=RelativeActions.of(
+                joints.get("enabled", False), joints.get("exclude_joints"), joints.get("action_names")
             ),
             max_length=token["max_length"],
             longest=token["padding"] == "longest",
@@ -230,17 +234,12 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
 def _defaults(config: PiConfig) -> Processors:
     raw = config.raw
     modes = {kind: NormMode(value) for kind, value in raw["normalization_mapping"].items()}
-    names = raw.get("action_feature_names")
-    relative = RelativeActions(
-        enabled=raw.get("use_relative_actions", False),
-        exclude_joints=tuple(raw.get("relative_exclude_joints", ("gripper",))),
-        action_names=None if names is None else tuple(names),
-    )
+    joints = raw.get("relative_exclude_joints", ("gripper",))
     return Processors(
         family=config.family,
         state=Normalisation(STATE, modes.get("STATE", NormMode.identity)),
         action=Normalisation(ACTION, modes.get("ACTION", NormMode.identity)),
-        relative=relative,
+        relative=RelativeActions.of(raw.get("use_relative_actions", False), joints, raw.get("action_feature_names")),
         max_length=raw["tokenizer_max_length"],
         longest=config.family is Family.smolvla and raw.get("pad_language_to") == "longest",
         tokenizer_name=_BACKBONES[config.family],
@@ -248,26 +247,15 @@ def _defaults(config: PiConfig) -> Processors:
 
 
 def _steps(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    listed = read_json(folder / f"{name}.json", WHOLE).get("steps", [])
-    return {
-        step["registry_name"]: {**step.get("config", {}), "file": step.get("state_file")}
-        for step in listed
-        if isinstance(step, dict) and "registry_name" in step
-    }
+    steps = read_json(folder / f"{name}.json", WHOLE).get("steps", [])
+    return {step["registry_name"]: {**step.get("config", {}), "file": step.get("state_file")} for step in steps}
 
 
 def _normalisation(folder: Path, step: Mapping[str, Any], name: str) -> Normalisation:
     tensors = read_tensors(folder / step["file"]) if step["file"] else {}
     statistics = {key.removeprefix(f"{name}."): t.float() for key, t in tensors.items() if key.startswith(f"{name}.")}
     mode = NormMode(step["norm_map"].get("STATE" if name == STATE else "ACTION", "IDENTITY"))
-    return _checked(lambda: Normalisation(name, mode, statistics, step["eps"]))
-
-
-def _checked(make: Any) -> Normalisation:
-    try:
-        return make()
-    except DataError as error:
-        raise CheckpointError(str(error)) from error
+    return Normalisation(name, mode, statistics, step["eps"])
 
 
 def write_processors(folder: Path, config: PiConfig, processors: Processors) -> None:
@@ -276,12 +264,6 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
     features = {**raw["input_features"], **raw["output_features"]}
     norm_map = {**raw["normalization_mapping"], "STATE": own.state.mode.value, "ACTION": own.action.mode.value}
     scaled = lambda names: {"eps": own.state.eps, "features": names, "norm_map": norm_map}  # noqa: E731
-    relative = own.relative
-    joints = {
-        "enabled": relative.enabled,
-        "exclude_joints": list(relative.exclude_joints),
-        "action_names": None if relative.action_names is None else list(relative.action_names),
-    }
     device = ("device_processor", {"device": "cpu", "float_dtype": None})
     token = {
         "max_length": own.max_length,
@@ -293,8 +275,8 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
     }
     prompt = (_PROMPT_STEP[own.family], {})
     tokens, normalise = ("tokenizer_processor", token), ("normalizer_processor", scaled(features))
-    turn = [] if own.family is Family.smolvla else [("relative_actions_processor", joints)]
-    back = [] if own.family is Family.smolvla else [("absolute_actions_processor", {"enabled": relative.enabled})]
+    turn = [] if own.family is Family.smolvla else [("relative_actions_processor", asdict(own.relative))]
+    back = [] if own.family is Family.smolvla else [("absolute_actions_processor", {"enabled": own.relative.enabled})]
     start = [("rename_observations_processor", {"rename_map": dict(own.rename)}), ("to_batch_processor", {})]
     ordered = [*turn, normalise, prompt, tokens, device]
     if own.family is not Family.pi05:

@@ -89,6 +89,9 @@ def test_evaluation_integrates_from_noise_and_what_is_cached_changes_nothing(pub
         x = x - policy.module.model.velocity(prefix, x, torch.full((ROWS,), 1 - k / steps)) / steps
     expected = policy.checkpoint.processors.robot_actions(x[..., :ACTION], features["proprio"])
     torch.testing.assert_close(actions, expected.clamp(-1, 1), atol=1e-5, rtol=0)
+    dark = {"base_camera": torch.zeros_like(seen().images["base_camera"])}
+    other = policy.act(policy.encode(replace(seen(), images=dark)), noise, 0.0)
+    assert (other.actions - actions).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
