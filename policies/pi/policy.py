@@ -24,11 +24,11 @@ from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json, seeded
 from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
 from policies.flow import ActsByFlow, Flow, Velocity
-from policies.pi.config import OPTIONS, Family, PiOptions, Stochastic
+from policies.pi.config import OPTIONS, WHOLE, Family, PiOptions, Stochastic
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
-from policies.published_folder import link_weights, read_described, read_parts, write_parts
+from policies.published_folder import FILE, link_weights, read_described, read_parts, write_parts
 from policies.vision import image_features, require_seen
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
@@ -72,15 +72,20 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
             CheckpointError: the folder is damaged or of another policy, see policies/pi/folder.py.
             ConfigError: options that are unknown, or do not fit the folder or the env.
         """
-        config, env = read_described(folder, env, config, PiOptions, ("lora", "expert_only"))
+        config, env = read_described(folder, env, config, PiOptions, ("lora",), ("expert_only", "freeze_vision"))
         options = typed(config.options, PiOptions, OPTIONS)
         require_seen(config, env)
-        backbone = None if options.backbone is None else Path(options.backbone).expanduser()
+        path = folder / FILE  # a folder that was trained here holds what its options named
+        kept = read_json(path, WHOLE)["policy"]["options"] if path.is_file() else {}
+        backbone, statistics = (
+            Path(given).expanduser() if given is not None and given != kept.get(name) else None
+            for name, given in (("backbone", options.backbone), ("statistics", options.statistics))
+        )
         dtype = torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
         checkpoint = read_checkpoint(folder, backbone, dtype)
-        if options.statistics is not None:
-            statistics = read_json(Path(options.statistics).expanduser(), "give meta/stats.json of a LeRobot dataset")
-            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(statistics))
+        if statistics is not None:
+            measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
+            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(measured))
         policy = cls.__new__(cls)
         policy._build(config, env, options, checkpoint)
         read_parts(folder, policy.module, bool(options.lora.rank))
@@ -216,8 +221,7 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
             write_described(checkpoint, folder)
         else:
             write_checkpoint(checkpoint, folder)
-        config = replace(self.config, options={**self.config.options, "backbone": None, "statistics": None})
-        write_parts(folder, config, self.env, self.module, lora)
+        write_parts(folder, self.config, self.env, self.module, lora)
 
 
 def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:

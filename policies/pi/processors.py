@@ -25,6 +25,7 @@ from policies.checkpoint_folder import read_json, write_json
 from policies.pi.config import ACTION, STATE, WHOLE, Family, PiConfig
 from policies.published_folder import read_tensors
 from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.data.relative_actions import RelativeActions
 from rlinf_embodied.errors import CheckpointError
 
 _PRE, _POST = "policy_preprocessor", "policy_postprocessor"
@@ -127,38 +128,13 @@ def prompt_for(family: Family, task: str, state: Tensor) -> str:
 
 # ---------------------------------------------------------------------------------------------------- state and actions
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeActions:
-    """Whether actions are differences to the state, and of which joints."""
-
-    enabled: bool = False
-    exclude_joints: tuple[str, ...] = ("gripper",)  # parts of names, in any case
-    action_names: tuple[str, ...] | None = None  # None: no joint is excluded
-
-    @classmethod
-    def of(cls, enabled: bool, exclude_joints: Sequence[str] | None, names: Sequence[str] | None) -> RelativeActions:
-        """Returns what the fields of a file say."""
-        joints = tuple(exclude_joints or ())
-        return cls(enabled=enabled, exclude_joints=joints, action_names=None if names is None else tuple(names))
-
-    def offset(self, state: Tensor, dim: int) -> Tensor:
-        """Returns what to add to relative actions [B, C, dim] of a state [B, D]: [B, 1, dim]."""
-        masked = [True] * dim
-        if self.exclude_joints and self.action_names is not None:
-            words = [word.lower() for word in self.exclude_joints if word]
-            masked = [not any(word in name.lower() for word in words) for name in self.action_names]
-        mask = torch.tensor(masked[:dim], dtype=state.dtype, device=state.device)
-        length = min(len(mask), state.shape[1])
-        return F.pad(state[:, :length] * mask[:length], (0, dim - length))[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
     """What the files of a folder say; state and actions are in the units of the data, float32."""
 
     family: Family
     state: Normalisation
     action: Normalisation
-    relative: RelativeActions = RelativeActions()
+    relative: RelativeActions = field(default_factory=RelativeActions)
     max_length: int = 48  # tokens of a prompt
     longest: bool = False  # whether rows are padded to the longest one only
     tokenizer_name: str = ""

@@ -199,7 +199,10 @@ def test_what_is_saved_is_restored(published, tmp_path, options: dict) -> None:
     with torch.no_grad():
         for parameter in policy.policy_parameters():
             parameter.add_(0.01)
+    source = published("pi05")
+    files = {path.name: path.read_bytes() for path in source.iterdir() if path.is_file()}
     policy.save(tmp_path)
+    assert {path.name: path.read_bytes() for path in source.iterdir() if path.is_file()} == files
     again = PiPolicy.from_folder(tmp_path)
     before, after = policy.module.state_dict(), again.module.state_dict()
     assert before.keys() == after.keys()
@@ -284,6 +287,10 @@ def test_statistics_of_a_dataset_take_the_place_of_the_folders(published, tmp_pa
     torch.testing.assert_close(
         made.robot_actions(torch.ones(1, CHUNK, ACTION), torch.zeros(1, 4)), torch.full((1, CHUNK, ACTION), 5.0)
     )
+    policy_of(published("pi0"), statistics=str(path)).save(tmp_path / "saved")
+    path.unlink()  # what was saved holds them
+    again = PiPolicy.from_folder(tmp_path / "saved").checkpoint.processors
+    torch.testing.assert_close(again.normalised_state(torch.full((1, 4), 3.0)), torch.ones(1, 4))
     path.write_text(json.dumps({"observation.state": of(6, 2.0), "action": of(ACTION, 4.0)}))
     with pytest.raises(ConfigError, match=r"numbers in proprio is 4, but .* its statistics of 6"):
         policy_of(published("pi0"), statistics=str(path))

@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.folder import read_checkpoint, write_checkpoint
 from policies.pi.network import FlowNetwork, Prefix, new_network, placed
-from policies.pi.processors import Processors, RelativeActions, prompt_for, resized
+from policies.pi.processors import Processors, prompt_for, resized
 from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.data.relative_actions import RelativeActions
 
 ORACLES = Path(os.environ.get("RLINF_LEROBOT_ORACLES", REPOSITORY / "tests" / "oracles" / "lerobot"))
 LIMIT = 1e-4  # of a difference divided by the largest golden value, or by 1; integers must be equal
@@ -276,6 +277,10 @@ def test_relative_actions_are_those_of_the_reference() -> None:
     actions, offset = goldens["relative.action"], relative.offset(goldens["relative.state"], len(names))
     near(actions - offset, goldens["relative.relative"])
     near(actions - offset + offset, goldens["relative.back"])
+    wanted = goldens["relative.short_mask"]
+    number = 1 + max(d for d in range(len(names)) if not torch.equal(wanted[..., d], actions[..., d]))
+    short = RelativeActions(enabled=True, exclude_joints=joints, action_names=names[:number])
+    near(actions - short.offset(goldens["relative.state"], len(names)), wanted)
 
 
 @pytest.mark.parametrize(("name", "state_mode"), [("pi0", NormMode.mean_std), ("pi05", NormMode.quantiles)])
