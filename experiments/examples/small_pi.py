@@ -21,7 +21,7 @@ from policies.checkpoint_folder import seeded, write_json
 from policies.pi.config import CONFIG, SIZES, Family, read_config
 from policies.pi.folder import BACKBONE, Checkpoint, write_checkpoint
 from policies.pi.network import new_network
-from policies.pi.processors import PromptTokenizer, read_processors
+from policies.pi.processors import PaddedTokenizer, read_processors
 from rlinf_embodied.command_line import main
 
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "\n", "<fake_token_around_image>", "<global-img>")
@@ -76,7 +76,7 @@ def write_small(own: Options) -> Path:
             if parameter.ndim > 1:  # a narrow one would return nearly the same for everything
                 nn.init.normal_(parameter, std=parameter[0].numel() ** -0.5)
     files = {path.name: path.read_bytes() for path in backbone.iterdir()}
-    tokenizer = PromptTokenizer(backbone, made.max_length, made.longest)
+    tokenizer = PaddedTokenizer(backbone, made.max_length, made.longest)
     write_checkpoint(Checkpoint(folder, config, made, tokenizer, network, files), folder)
     print(f"written to {folder}")
     return folder

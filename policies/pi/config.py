@@ -7,7 +7,7 @@ backbones are below; others lie in the folder of the backbone: config.json of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +34,7 @@ _SMOLVLM = {  # what its config.json says, as far as it is read here
     | {"head_dim": 64, "rms_norm_eps": 1e-5, "vocab_size": 49280},
     "vision_config": dict(zip(_VISION, (768, 3072, 12, 12, 16), strict=True)) | {"image_size": 512},
 }
+_VISION_DEFAULTS = dict(zip(_VISION, (1152, 3072, 12, 16, 32), strict=True)) | {"image_size": 224}  # of transformers
 _MULTIPLE = 256  # of the intermediate size of SmolVLA's expert
 
 
@@ -94,6 +95,14 @@ class PiConfig:
         """Whether the expert's layer beside this one attends to the prefix alone."""
         every = self.self_attention_every
         return not (every > 0 and layer % every == 0)
+
+    def of_robot(self, state_dim: int | None, action_dim: int | None) -> PiConfig:
+        """Returns the config for another robot, as when LeRobot fine-tunes on its data; None: as it was."""
+        state, action = state_dim or self.state_dim, action_dim or self.action_dim
+        inputs = {**self.raw["input_features"], STATE: {"type": "STATE", "shape": [state]}}
+        outputs = {ACTION: {"type": "ACTION", "shape": [action]}}
+        raw = {**self.raw, "input_features": inputs, "output_features": outputs}
+        return replace(self, raw=raw, state_dim=state, action_dim=action)
 
 
 def read_config(path: Path, backbone: Path) -> PiConfig:
@@ -177,10 +186,10 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         )
     described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM
     text = cast("dict[str, Any]", described["text_config"])
-    vision = cast("dict[str, Any]", described["vision_config"])
+    vision = {**_VISION_DEFAULTS, **cast("dict[str, Any]", described["vision_config"])}
     for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
         _only(name, raw.get(name, False), False)
-    heads = text["num_attention_heads"], text["num_key_value_heads"]
+    heads = text["num_attention_heads"], text.get("num_key_value_heads") or text["num_attention_heads"]
     head_dim = text.get("head_dim") or text["hidden_size"] // heads[0]
     kept = raw["num_vlm_layers"] if raw["num_vlm_layers"] > 0 else text["num_hidden_layers"]
     depth = raw["num_expert_layers"] if raw["num_expert_layers"] > 0 else kept
@@ -202,8 +211,8 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         expert=TowerSizes(size, depth, mlp_dim, *heads, head_dim),
         vocabulary=text["vocab_size"],
         vision={name: vision[name] for name in (*_VISION, "image_size")},
-        norm_eps=text["rms_norm_eps"],
-        scale_factor=described["scale_factor"],
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        scale_factor=described.get("scale_factor", 2),
         self_attention_every=every,
         image_tokens=raw.get("add_image_special_tokens", False),
         train_state=raw.get("train_state_proj", True),

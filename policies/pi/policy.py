@@ -85,7 +85,9 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         checkpoint = read_checkpoint(folder, backbone, dtype)
         if statistics is not None:
             measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
-            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(measured))
+            made = checkpoint.processors.with_statistics(measured)
+            robot = checkpoint.config.of_robot(made.state.size, made.action.size)
+            checkpoint = replace(checkpoint, processors=made, config=robot)
         policy = cls.__new__(cls)
         policy._build(config, env, options, checkpoint)
         read_parts(folder, policy.module, bool(options.lora.rank))
@@ -226,16 +228,17 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
 
 def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:
     own, processors = checkpoint.config, checkpoint.processors
-    rule, action = f"the policy predicts chunks of {own.chunk} actions", f"set env.chunk={own.chunk}"
-    require(env.chunk == own.chunk, "env.chunk", env.chunk, rule, f"{action}; env.execute_steps are executed")
-    sizes = (
-        ("proprio", env.proprio_dim, own.state_dim, processors.state.size),
-        ("actions", env.action_dim, own.action_dim, processors.action.size),
-    )
-    for name, ours, theirs, measured in sizes:
-        rule = f"the policy in {checkpoint.folder} is of a robot with {theirs} of them, its statistics of {measured}"
-        fits = ours == theirs and measured in (None, ours)
-        require(fits, f"{env.task}: numbers in {name}", ours, rule, "use another env, folder or statistics")
+    rule = f"the policy predicts chunks of {own.chunk} actions, of which env.execute_steps are executed"
+    require(env.chunk == own.chunk, "env.chunk", env.chunk, rule, f"set env.chunk={own.chunk}")
+    for name, ours, theirs, scale, most in (
+        ("proprio", env.proprio_dim, own.state_dim, processors.state, own.max_state_dim),
+        ("actions", env.action_dim, own.action_dim, processors.action, own.max_action_dim),
+    ):
+        measured = f"its statistics are of {scale.size}, and at most {most} fit"
+        rule = f"the policy in {checkpoint.folder} is of a robot with {theirs}, {measured}"
+        fits = ours == theirs <= most and scale.size in (None, ours)
+        action = f"use another env or folder, or name its data as {OPTIONS}.statistics"
+        require(fits, f"{env.task}: numbers in {name}", ours, rule, action)
     rule = "training times are drawn of Beta(alpha, 1)"
     require(own.beta[1] == 1.0, "config.json: time_sampling_beta_beta", own.beta[1], rule, "use 1.0")
 

@@ -264,7 +264,11 @@ def test_names_of_other_versions_are_read(published, tmp_path, family: str) -> N
     ("env", "options", "message"),
     [
         (replace(ENV, chunk=5), {}, r"env.chunk is 5, but the policy predicts chunks of 4 actions: set env.chunk=4"),
-        (replace(ENV, action_dim=3), {}, r"PointReach-v0: numbers in actions is 3, but the policy in .* 2 of them"),
+        (
+            replace(ENV, action_dim=3),
+            {},
+            r"PointReach-v0: numbers in actions is 3, but the policy in .* is of a robot with 2,",
+        ),
         (
             ENV,
             {"cameras": {"wrist": "base_camera"}},
@@ -291,8 +295,11 @@ def test_statistics_of_a_dataset_take_the_place_of_the_folders(published, tmp_pa
     path.unlink()  # what was saved holds them
     again = PiPolicy.from_folder(tmp_path / "saved").checkpoint.processors
     torch.testing.assert_close(again.normalised_state(torch.full((1, 4), 3.0)), torch.ones(1, 4))
-    path.write_text(json.dumps({"observation.state": of(6, 2.0), "action": of(ACTION, 4.0)}))
-    with pytest.raises(ConfigError, match=r"numbers in proprio is 4, but .* its statistics of 6"):
+    path.write_text(json.dumps({"observation.state": of(6, 2.0), "action": of(3, 4.0)}))
+    other = env_spec("PointReach-v0", ROWS, CHUNK, 12, 3, 6, 9, 16, ("base_camera",))
+    policy_of(published("pi0"), env=other, statistics=str(path)).save(tmp_path / "of another robot")
+    assert PiPolicy.from_folder(tmp_path / "of another robot").checkpoint.config.action_dim == 3
+    with pytest.raises(ConfigError, match=r"numbers in proprio is 4, but .* its statistics are of 6"):
         policy_of(published("pi0"), statistics=str(path))
 
 
