@@ -263,7 +263,7 @@ def test_names_of_other_versions_are_read(published, tmp_path, family: str) -> N
 @pytest.mark.parametrize(
     ("env", "options", "message"),
     [
-        (replace(ENV, chunk=5), {}, r"env.chunk is 5, but the policy predicts chunks of 4 actions: set env.chunk=4"),
+        (replace(ENV, chunk=5), {}, r"env.chunk is 5, but the policy predicts chunks of 4 actions.*: set env.chunk=4"),
         (
             replace(ENV, action_dim=3),
             {},
