@@ -115,7 +115,7 @@ def mujoco(name: str, case: Case, own: Options) -> Iterator[dict[str, Arm]]:
         "mujoco": {"n_steps": case.steps // case.num_envs, "batch_size": MINIBATCH},
         "sac": {
             **{"train_freq": case.steps // case.num_envs, "gradient_steps": case.steps},
-            **{"batch_size": config.algorithm.batch_size, "learning_starts": WARM_UP * case.steps},
+            "learning_starts": WARM_UP * case.steps,
         },
     }
     with in_this_process(job.workflow(starting_folder(config, in_process=True)), plan) as executor:
