@@ -85,9 +85,10 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         checkpoint = read_checkpoint(folder, backbone, dtype)
         if statistics is not None:
             measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
-            made = checkpoint.processors.with_statistics(measured)
-            robot = checkpoint.config.of_robot(made.state.size, made.action.size)
-            checkpoint = replace(checkpoint, processors=made, config=robot)
+            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(measured))
+        if checkpoint.processors.are_unmeasured or statistics is not None:  # a base model is of no robot
+            robot = checkpoint.config.of_robot(env.proprio_dim, env.action_dim)
+            checkpoint = replace(checkpoint, config=robot)
         policy = cls.__new__(cls)
         policy._build(config, env, options, checkpoint)
         read_parts(folder, policy.module, bool(options.lora.rank))
@@ -163,7 +164,7 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
-        return actions.clamp(-1.0, 1.0)
+        return actions.clamp(-1.0, 1.0) if self.options.clip_actions else actions
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         if self.config.critic is Critic.privileged:
