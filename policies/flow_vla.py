@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -20,7 +20,7 @@ from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Features
+from rlinf_embodied.interfaces.policies import Features, PolicyOutput
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
@@ -84,9 +84,15 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def _velocity(self, features: Features) -> Velocity:
         return partial(self.module.head, self._hidden(features))
 
+    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
+        output = super().act(features, noise, temperature)
+        if not self.normalisation:
+            return output
+        return replace(output, actions=self.robot_actions(output.record["chain"][:, -1]))
+
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Adds the loss of helper targets, as of TinyVLA."""
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, actions)
+        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, self.network_actions(actions))
         return loss.sum() + self._helper_loss(pooled, targets)
