@@ -4,7 +4,7 @@ python experiments/plan.py profile=maniskill_openvla cluster=h100x64
 python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=runs/plan
 python experiments/plan.py profile=grpo_llm cluster=h100x8 max_staleness=1
 python experiments/plan.py model=openvla_7b
-python experiments/plan.py model=smolvla
+python experiments/plan.py model=pi05    # or pi0, smolvla
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
 With model=, no stage is planned: the command counts the memory that weights, gradients and optimizer take in training
@@ -102,13 +102,21 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
     from policies.checkpoint_folder import read_json
     from policies.openvla.config import config_of
     from policies.openvla.folder import empty_network
-    from policies.smolvla.network import meta_network
-    from policies.smolvla.shape import TYPE
+    from policies.pi.config import Family, read_config
+    from policies.pi.folder import BACKBONE
+    from policies.pi.network import new_network
 
-    raw = read_json(path, "give the config.json of an OpenVLA or a SmolVLA")
+    raw = read_json(path, "give the config.json of an OpenVLA, a pi0, pi0.5 or SmolVLA")
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
-    if raw.get("type") == TYPE:
-        return {name: meta_network(path, only).to(dtype) for name, only in (("expert", True), ("full", False))}
+    if raw.get("type") in set(Family):
+        flows: dict[str, nn.Module] = {}
+        for name in ("expert", "full"):
+            with torch.device("meta"):
+                flow = new_network(read_config(path, path.parent / BACKBONE)).requires_grad_(False)
+            for parameter in flow.trained(language=name == "full", vision=name == "full"):
+                parameter.requires_grad_(True)
+            flows[name] = flow.to(dtype)
+        return flows
     found: dict[str, nn.Module] = {"full": empty_network(config_of(raw, str(path))).to(dtype)}
     if memory.lora.rank:
         adapted = empty_network(config_of(raw, str(path))).to(dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -20,7 +20,7 @@ from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Features, PolicyOutput
+from rlinf_embodied.interfaces.policies import Features
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
@@ -84,11 +84,8 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def _velocity(self, features: Features) -> Velocity:
         return partial(self.module.head, self._hidden(features))
 
-    def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        output = super().act(features, noise, temperature)
-        if not self.normalisation:
-            return output
-        return replace(output, actions=self.robot_actions(output.record["chain"][:, -1]))
+    def _actions(self, features: Features, x: Tensor) -> Tensor:
+        return self.robot_actions(x) if self.normalisation else super()._actions(features, x)
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Adds the loss of helper targets, as of TinyVLA."""

@@ -55,12 +55,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_described(
-    folder: Path, env: EnvSpec | None, config: PolicyConfig | None, options_type: type, shape: Sequence[str]
+    folder: Path,
+    env: EnvSpec | None,
+    config: PolicyConfig | None,
+    options_type: type,
+    shape: Sequence[str],
+    adapted: Sequence[str] = ("freeze_vision",),
 ) -> tuple[PolicyConfig, EnvSpec]:
     """Returns how a folder's policy is used, and in what it acts: of a published one `config` and `env`.
 
-    Of one that was trained here `config` may change what decides no shape; `shape` names the options that do, beside
-    those of adapters.
+    Of one that was trained here `config` may change what decides no shape: `shape` names the options that do, and
+    `adapted` those that say where adapters are.
 
     Raises:
         CheckpointError: a published folder without `env` or `config`, or a policy of another shape than `config`.
@@ -80,7 +85,7 @@ def read_described(
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(f"{path} says no policy and env ({error!r}): {action}") from error
     theirs, ours = (typed(each.options, options_type, _OPTIONS) for each in (saved, config or saved))
-    names = (*shape, "freeze_vision") if theirs.lora.rank else shape  # which says where adapters are
+    names = (*shape, *adapted) if theirs.lora.rank else shape
     pairs = {f"{_OPTIONS}.{name}": (getattr(theirs, name), getattr(ours, name)) for name in names}
     for path_, (there, here) in (pairs | {"policy.critic": (saved.critic, (config or saved).critic)}).items():
         if there != here:
@@ -127,8 +132,9 @@ def write_parts(folder: Path, config: PolicyConfig, env: EnvSpec, module: nn.Mod
 
 def link_weights(source: Path, folder: Path) -> None:
     """Makes the weights of a folder those of another one, as links where the file system can."""
+    own = (CRITIC, ADAPTERS)
     for path in source.iterdir():
-        if path.name.endswith((".safetensors", ".pt", ".index.json")) and path.name not in (CRITIC, ADAPTERS):
+        if path.name.endswith((".safetensors", ".pt", ".index.json")) and not path.name.startswith(("policy_", *own)):
             (folder / path.name).unlink(missing_ok=True)
             try:
                 os.link(path, folder / path.name)

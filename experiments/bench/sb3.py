@@ -1,22 +1,26 @@
-"""Our PPO and Stable-Baselines3's on a MuJoCo task, and SB3's on our batched ManiSkill: env steps per second.
+"""Our PPO and SAC and Stable-Baselines3's on a MuJoCo task, SB3's PPO on our batched ManiSkill: env steps per second.
 
-python -m experiments.bench.sb3 [cases=mujoco,state,images] [rounds=5] [iterations=2] [compile=true]
+python -m experiments.bench.sb3 [cases=mujoco,sac,state,images] [rounds=5] [iterations=2] [compile=true] [sbx=true]
                                 [out=docs/results/sb3.json]
 
     mujoco         our PPO and SB3's train an actor and a critic of 2 x 64 tanh units on 2,048 env steps an iteration
                    of HalfCheetah-v5 with the settings of algorithm=ppo_mujoco (minibatches of 64, 10 epochs, Adam
                    3e-4), without standardised observations, on 8 rows; compile: see algorithm.compile
+    sac            the same of SAC: networks of 2 x 256, 64 env steps and 64 updates of 256 transitions an iteration
     state, images  SB3's PPO trains on PickCube through envs.sb3.make_sb3, and on ManiSkill's single CPU envs with
                    its CPUGymWrapper in SB3's DummyVecEnv: 512 env steps an iteration, minibatches of 128, 4 epochs, on
                    32 rows; on the state, or on one camera of 64 x 64 pixels and the robot's own state.  An episode
                    ends when the task is solved, or after 50 steps
 
+sbx=true adds SBX's PPO or SAC, SB3's in JAX, to mujoco and sac (pip install sbx-rl==0.28.0 first).
+
 Arms alternate in one process with one thread.  Seconds are of processor time, to which other work on the machine does
-not add.
+not add, and of wall time.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import time
@@ -29,13 +33,17 @@ from typing import Any
 import torch
 
 from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, alternate, chosen, ratios
-from experiments.bench.harness.trainings import COLLOCATED, in_this_process, iterations, starting_folder
+from experiments.bench.harness.trainings import in_this_process, iterations, starting_folder
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.errors import ConfigError
 
 HORIZON, CONTROL, PIXELS = 50, "pd_joint_delta_pos", 64  # of ManiSkill's rows
 MINIBATCH = 64  # env steps of PPO's minibatches on MuJoCo
+WARM_UP = 16  # iterations of SAC before its first update
+SHORT = {"stable_baselines3": "sb3"}
+GOALS = {("mujoco", "sbx"): 1.0, ("sac", "sbx"): 1.0}
 Arm = Callable[[], Timing]
 
 
@@ -47,6 +55,7 @@ class Options:
     rounds: int = 5
     iterations: int = 2  # of each arm in a round
     compile: bool = True
+    sbx: bool = False  # adds SBX's algorithm
     out: str = ""
 
 
@@ -63,57 +72,84 @@ class Case:
 
 CASES = {
     "mujoco": Case("HalfCheetah-v5", 8, 2048, 1.5, floor=1.0),
+    "sac": Case("HalfCheetah-v5", 8, 64, 1.5, floor=1.0),
     "state": Case("PickCube-v1", 32, 512, 1.8),
     "images": Case("PickCube-v1", 32, 512, 5.0),
 }
 
 
-# --------------------------------------------------------------------------------------------------------------- mujoco
-def our_config(case: Case, compile: bool) -> TrainConfig:
-    """Returns the training that SB3's defaults describe, its passes compiled or not."""
+# --------------------------------------------------------------------------------------------------------------- MuJoCo
+def our_config(name: str, case: Case, compile: bool) -> TrainConfig:
+    """Returns the training of "mujoco" or "sac" that SB3's defaults describe, its passes compiled or not."""
+    own = {
+        "mujoco": [
+            *("policy=actor_critic", "algorithm=ppo_mujoco", f"algorithm.num_minibatches={case.steps // MINIBATCH}"),
+            *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
+            *("algorithm.lr_end_fraction=1.0", "algorithm.value_clip=null", "algorithm.value_coef=1.0"),
+        ],
+        "sac": ["policy=soft_actor", "algorithm=sac", f"algorithm.warmup_steps={WARM_UP * case.steps}"],
+    }
     words = [
-        *("env=gymnasium", f"env.id={case.task}", f"env.num_envs={case.num_envs}", f"env.block_size={case.num_envs}"),
-        *(f"env.chunks_per_rollout={case.steps // case.num_envs}", "policy=actor_critic", "algorithm=ppo_mujoco"),
-        *("algorithm.lr_end_fraction=1.0", f"algorithm.num_minibatches={case.steps // MINIBATCH}", "cluster=serial"),
-        *("policy.options.normalize_observations=false", "policy.options.normalize_returns=false"),
-        *("algorithm.value_clip=null", "algorithm.value_coef=1.0"),  # as SB3 has them
-        *("run.exact=exact", f"algorithm.compile={str(compile).lower()}"),
+        *("env=gymnasium", f"env.id={case.task}", *own[name], "cluster=serial", "run.exact=exact"),
+        *(f"env.num_envs={case.num_envs}", f"env.block_size={case.num_envs}"),
+        *(f"env.chunks_per_rollout={case.steps // case.num_envs}", f"algorithm.compile={str(compile).lower()}"),
     ]
     config = compose_train(words)
     return replace(config, warm_start=replace(config.warm_start, cache_dir=tempfile.mkdtemp(prefix="sb3-")))
 
 
 @contextmanager
-def mujoco(case: Case, count: int, compile: bool) -> Iterator[dict[str, Arm]]:
-    """Yields `count` iterations of this project's PPO, and of SB3's with its defaults on rows in this process."""
+def mujoco(name: str, case: Case, own: Options) -> Iterator[dict[str, Arm]]:
+    """Yields iterations of this project's algorithm, and of each library's with its defaults on rows in this process.
+
+    Raises:
+        ConfigError: SBX is asked for and not installed.
+    """
     from stable_baselines3.common.env_util import make_vec_env
 
-    config = our_config(case, compile)
+    config = our_config(name, case, own.compile)
     job = EmbodiedJob(config)
-    with in_this_process(job.workflow(starting_folder(config, in_process=True)), COLLOCATED) as executor:
+    replay = ["replay on all"] if name == "sac" else []
+    plan = [{"items": ["env+policy on all", *replay, "actor on all"]}]
+    settings = {
+        "mujoco": {"n_steps": case.steps // case.num_envs, "batch_size": MINIBATCH},
+        "sac": {
+            **{"train_freq": case.steps // case.num_envs, "gradient_steps": case.steps},
+            "learning_starts": WARM_UP * case.steps,
+        },
+    }
+    with in_this_process(job.workflow(starting_folder(config, in_process=True)), plan) as executor:
         steps = iterations(job, executor, sys.maxsize)
+        arms = {"ours": lambda: sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(own.iterations))}
+        for library in ("stable_baselines3", *(["sbx"] if own.sbx else [])):
+            env, kind = make_vec_env(case.task, case.num_envs, seed=0), "SAC" if name == "sac" else "PPO"
+            model = _found(library, kind)("MlpPolicy", env, device="cpu", seed=0, **settings[name])
+            arms[SHORT.get(library, library)] = partial(_learn, model, own.iterations * case.steps)
+        for _ in range(-(-WARM_UP // own.iterations) if name == "sac" else 0):
+            for run in arms.values():
+                run()
+        yield {arm: partial(timed, run) for arm, run in arms.items()}
 
-        def ours() -> Timing:
-            start = time.process_time()
-            done = sum(int(next(steps)[1]["rollout/env_steps"]) for _ in range(count))
-            return Timing(time.process_time() - start, done)
 
-        env = make_vec_env(case.task, case.num_envs, seed=0)
-        yield {"ours": ours, "sb3": learning("MlpPolicy", env, case, count, batch_size=MINIBATCH)}
+def _found(library: str, kind: str) -> Any:
+    try:
+        return getattr(importlib.import_module(library), kind)
+    except ImportError as error:
+        raise ConfigError(f"sbx is true, but it cannot be imported ({error}): pip install sbx-rl==0.28.0") from error
 
 
-def learning(policy: str, env: Any, case: Case, count: int, **settings: Any) -> Arm:
-    """Returns what runs `count` iterations of SB3's PPO."""
-    from stable_baselines3 import PPO
+def _learn(model: Any, steps: int) -> int:
+    """Runs at least so many env steps of an algorithm of SB3's or SBX's and returns how many they were."""
+    before = model.num_timesteps
+    model.learn(steps, reset_num_timesteps=False)
+    return model.num_timesteps - before
 
-    model = PPO(policy, env, device="cpu", seed=0, n_steps=case.steps // case.num_envs, **settings)
 
-    def run() -> Timing:
-        start, before = time.process_time(), model.num_timesteps
-        model.learn(count * case.steps, reset_num_timesteps=False)
-        return Timing(time.process_time() - start, model.num_timesteps - before)
-
-    return run
+def timed(run: Callable[[], int]) -> Timing:
+    """Returns the processor seconds of what returns its number of env steps, with those of the wall clock."""
+    start, wall = time.process_time(), time.perf_counter()
+    steps = run()
+    return Timing(time.process_time() - start, steps, {"wall": time.perf_counter() - wall})
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill
@@ -155,13 +191,16 @@ def batched(task: str, num_envs: int, with_images: bool) -> Any:
 @contextmanager
 def maniskill(case: Case, count: int, with_images: bool) -> Iterator[dict[str, Arm]]:
     """Yields `count` iterations of SB3's PPO on stock envs and on ours."""
+    from stable_baselines3 import PPO
+
     policy = "MultiInputPolicy" if with_images else "MlpPolicy"
     settings = {"batch_size": 128, "n_epochs": 4, "gamma": 0.8, "gae_lambda": 0.9}
     with ExitStack() as opened:
         arms = {}
         for name, make in (("ours", batched), ("stock", stock)):
             env = opened.enter_context(closing(make(case.task, case.num_envs, with_images)))
-            arms[name] = learning(policy, env, case, count, **settings)
+            model = PPO(policy, env, device="cpu", seed=0, n_steps=case.steps // case.num_envs, **settings)
+            arms[name] = partial(timed, partial(_learn, model, count * case.steps))
         yield arms
 
 
@@ -170,20 +209,25 @@ def measure(run: Run[Options]) -> Report:
     """Alternates the arms, case by case; raises ConfigError for an unknown case."""
     own = run.options
     torch.set_num_threads(1)
-    rows, goals, content = [], [], {}
+    rows, goals, content, walls = [], [], {}, {}
     for name, case in chosen(own.cases, CASES).items():
-        work = case, own.iterations
-        with mujoco(*work, own.compile) if name == "mujoco" else maniskill(*work, name == "images") as arms:
+        gymnasium = name in ("mujoco", "sac")
+        with mujoco(name, case, own) if gymnasium else maniskill(case, own.iterations, name == "images") as arms:
             timings = alternate(arms, own.rounds, warm_up=1)
         speed = {arm: [timing.rate for timing in several] for arm, several in timings.items()}
+        wall = {arm: [timing.count / timing.parts["wall"] for timing in each] for arm, each in timings.items()}
         content[name] = {arm: Spread.of(values) for arm, values in speed.items()}
+        walls[name] = {arm: Spread.of(values) for arm, values in wall.items()}
         shown = f"{name}: {case.task}, {case.num_envs} rows"
-        rows += [(shown, arm, f"{Spread.of(values):.0f}") for arm, values in speed.items()]
-        (peer,) = speed.keys() - {"ours"}
-        goals.append(Goal(f"{name}: ours / {peer}", ratios(speed["ours"], speed[peer]), case.goal, case.floor))
-    table = Table(("case", "arm", "env steps/s of processor time, median (min-max)"), rows)
+        rows += [(shown, arm, f"{content[name][arm]:.0f}", f"{walls[name][arm]:.0f}") for arm in speed]
+        for peer in speed.keys() - {"ours"}:
+            goal = GOALS.get((name, peer), case.goal)
+            goals.append(Goal(f"{name}: ours / {peer}", ratios(speed["ours"], speed[peer]), goal, case.floor))
+            goals.append(Goal(f"{name}: ours / {peer}, wall time", ratios(wall["ours"], wall[peer]), goal, case.floor))
+    table = Table(("case", "arm", "env steps/s of processor time, median (min-max)", "of wall time"), rows)
     said = "\n".join(str(goal) for goal in goals)
-    return Report(content={"env_steps_per_s": content, "goals": goals}, text=f"{table}\n\n{said}")
+    found = {"env_steps_per_s": content, "env_steps_per_wall_s": walls, "goals": goals}
+    return Report(content=found, text=f"{table}\n\n{said}")
 
 
 BENCHMARK = Benchmark("sb3", Options, measure)

@@ -25,7 +25,8 @@ from policies.openvla.folder import Checkpoint, write_checkpoint
 from policies.openvla.images import PREPROCESSOR
 from policies.openvla.network import OpenVLA
 from policies.openvla.oft import OpenVLAOFT, ProprioProjector
-from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, TOKENIZER, prompt_for
+from policies.openvla.prompt import BOS_TOKEN, STOP_TOKEN, prompt_for
+from policies.prompt_tokenizer import TOKENIZER
 from rlinf_embodied.command_line import main
 
 _FIRST_WORD = 512  # ids of words; those below are left to signs

@@ -27,7 +27,7 @@ from policies.openvla.decoding import TokenDistribution, decode, predicting_stat
 from policies.openvla.folder import SHAPE, Checkpoint, read_checkpoint, with_oft, write_policy
 from policies.openvla.images import read_processor
 from policies.openvla.oft import OpenVLAOFT
-from policies.openvla.prompt import PromptTokenizer, TokenRows
+from policies.openvla.prompt import OpenVLATokenizer, TokenRows
 from policies.published_folder import read_described, read_parts
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
@@ -113,7 +113,7 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         self._proprio_range = range_of(statistics, key, "proprio", env.proprio_dim) if options.proprio else None
         self._tokens = ActionTokens(checkpoint.config.num_tokens, checkpoint.config.num_bins)
         self._processor = read_processor(checkpoint.folder, checkpoint.config)
-        self._tokenizer = PromptTokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
+        self._tokenizer = OpenVLATokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
             still = [towers] if options.freeze_vision else towers.unread()

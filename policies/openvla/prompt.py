@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
-from rlinf_embodied.errors import CheckpointError, ConfigError
+from policies.prompt_tokenizer import PromptTokenizer
+from rlinf_embodied.errors import ConfigError
 
-TOKENIZER = "tokenizer.json"
 BOS_TOKEN, STOP_TOKEN, EMPTY_TOKEN = 1, 2, 29871
 
 
@@ -54,23 +53,13 @@ def rows_of(prompts: Sequence[Sequence[int]], pad_token_id: int, width: int | No
     return TokenRows(torch.tensor(padded), torch.tensor(present))
 
 
-class PromptTokenizer:
-    """The tokenizer of a checkpoint folder, through tokenizer.json alone."""
+class OpenVLATokenizer(PromptTokenizer):
+    """The tokenizer of a checkpoint folder; prompts are rows of one width."""
 
     def __init__(self, folder: Path, pad_token_id: int) -> None:
-        """Reads it.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-        """
-        path, self._pad_token_id = folder / TOKENIZER, pad_token_id
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise CheckpointError(
-                f"{path}, which turns instructions into tokens, cannot be read ({error}): copy it again"
-            ) from error
+        super().__init__(folder, action="copy it again")
+        self._pad_token_id = pad_token_id
 
     def row(self, instruction: str, width: int) -> TokenRows:
         """Returns the prompt of an instruction as a row of `width`; see `rows_of` for errors."""
-        return rows_of([self._tokenizer.encode(prompt_for(instruction)).ids], self._pad_token_id, width)
+        return rows_of([self.ids(prompt_for(instruction))], self._pad_token_id, width)

@@ -7,12 +7,14 @@ backbones are below; others lie in the folder of the backbone: config.json of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, cast
 
 from policies.checkpoint_folder import read_json
+from rlinf_embodied.config import LoraSettings, Precision
+from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG, SIZES = "config.json", "sizes.json"
@@ -20,41 +22,19 @@ OPTIONS = "policy.options"  # in the config of a run
 WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
 STATE, ACTION = "observation.state", "action"
 
-_GEMMA = {  # width, depth, mlp_dim, num_heads, num_kv_heads, head_dim
-    "gemma_300m": (1024, 18, 4096, 8, 1, 256),
-    "gemma_2b": (2048, 18, 16384, 8, 1, 256),
-}
-_SIGLIP = {
-    "hidden_size": 1152,
-    "intermediate_size": 4304,
-    "num_hidden_layers": 27,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
+_VISION = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
+_TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_GEMMA = {"gemma_300m": (1024, 18, 4096, 8, 1, 256), "gemma_2b": (2048, 18, 16384, 8, 1, 256)}  # see TowerSizes
+_SIGLIP = dict(zip(_VISION, (1152, 4304, 27, 16, 14), strict=True))
 _PALIGEMMA_VOCABULARY = 257_152
-_SMOLVLM2_500M = {  # what config.json of HuggingFaceTB/SmolVLM2-500M-Video-Instruct says, as far as it is read here
-    "scale_factor": 4,
-    "text_config": {
-        "hidden_size": 960,
-        "intermediate_size": 2560,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 15,
-        "num_key_value_heads": 5,
-        "head_dim": 64,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": 49280,
-    },
-    "vision_config": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 512,
-        "patch_size": 16,
-    },
-}
 _SMOLVLM_NAME = "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
-_VISION = tuple(_SMOLVLM2_500M["vision_config"])
+_SMOLVLM = {  # what its config.json says, as far as it is read here
+    "scale_factor": 4,
+    "text_config": dict(zip(_TEXT, (960, 2560, 32, 15, 5), strict=True))
+    | {"head_dim": 64, "rms_norm_eps": 1e-5, "vocab_size": 49280},
+    "vision_config": dict(zip(_VISION, (768, 3072, 12, 12, 16), strict=True)) | {"image_size": 512},
+}
+_VISION_DEFAULTS = dict(zip(_VISION, (1152, 3072, 12, 16, 32), strict=True)) | {"image_size": 224}  # of transformers
 _MULTIPLE = 256  # of the intermediate size of SmolVLA's expert
 
 
@@ -116,14 +96,21 @@ class PiConfig:
         every = self.self_attention_every
         return not (every > 0 and layer % every == 0)
 
+    def of_robot(self, state_dim: int | None, action_dim: int | None) -> PiConfig:
+        """Returns the config for another robot, as when LeRobot fine-tunes on its data; None: as it was."""
+        state, action = state_dim or self.state_dim, action_dim or self.action_dim
+        inputs = {**self.raw["input_features"], STATE: {"type": "STATE", "shape": [state]}}
+        outputs = {ACTION: {"type": "ACTION", "shape": [action]}}
+        raw = {**self.raw, "input_features": inputs, "output_features": outputs}
+        return replace(self, raw=raw, state_dim=state, action_dim=action)
 
-def read_config(folder: Path, backbone: Path) -> PiConfig:
-    """Returns what config.json in a folder says, with the sizes of the backbone in another one.
+
+def read_config(path: Path, backbone: Path) -> PiConfig:
+    """Returns what a config.json says, with the sizes of the backbone in a folder.
 
     Raises:
         CheckpointError: a file is damaged, of another policy, or asks for what is not implemented.
     """
-    path = folder / CONFIG
     raw = read_json(path, WHOLE)
     kinds = [family.value for family in Family]
     if raw.get("type") not in kinds:
@@ -193,17 +180,16 @@ def _pi(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
 
 def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig:
     path = backbone / CONFIG
-    if not path.is_file() and raw["vlm_model_name"] != _SMOLVLM_NAME:
+    if not path.is_file() and (name := raw["vlm_model_name"]) != _SMOLVLM_NAME:
         raise CheckpointError(
-            f"{CONFIG}: vlm_model_name is {raw['vlm_model_name']!r}, whose sizes are not known: copy its config.json "
-            f"to {backbone}"
+            f"{CONFIG}: vlm_model_name is {name!r}, whose sizes are not known: copy its {CONFIG} to {backbone}"
         )
-    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM2_500M
+    described = read_json(path, WHOLE) if path.is_file() else _SMOLVLM
     text = cast("dict[str, Any]", described["text_config"])
-    vision = cast("dict[str, Any]", described["vision_config"])
+    vision = {**_VISION_DEFAULTS, **cast("dict[str, Any]", described["vision_config"])}
     for name in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
         _only(name, raw.get(name, False), False)
-    heads = text["num_attention_heads"], text["num_key_value_heads"]
+    heads = text["num_attention_heads"], text.get("num_key_value_heads") or text["num_attention_heads"]
     head_dim = text.get("head_dim") or text["hidden_size"] // heads[0]
     kept = raw["num_vlm_layers"] if raw["num_vlm_layers"] > 0 else text["num_hidden_layers"]
     depth = raw["num_expert_layers"] if raw["num_expert_layers"] > 0 else kept
@@ -216,6 +202,7 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
     size = int(text["hidden_size"] * raw["expert_width_multiplier"])
     mlp_dim = -(-4 * int(2 * size / 3) // _MULTIPLE) * _MULTIPLE
     columns, rows = raw["resize_imgs_with_padding"] or (vision["image_size"], vision["image_size"])
+    _only("resize_imgs_with_padding", columns, rows)
     return PiConfig(
         **_shared(raw, family),
         steps=raw["num_steps"],
@@ -223,9 +210,9 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
         text=TowerSizes(text["hidden_size"], kept, text["intermediate_size"], *heads, head_dim),
         expert=TowerSizes(size, depth, mlp_dim, *heads, head_dim),
         vocabulary=text["vocab_size"],
-        vision={name: vision[name] for name in _VISION},
-        norm_eps=text["rms_norm_eps"],
-        scale_factor=described["scale_factor"],
+        vision={name: vision[name] for name in (*_VISION, "image_size")},
+        norm_eps=text.get("rms_norm_eps", 1e-6),
+        scale_factor=described.get("scale_factor", 2),
         self_attention_every=every,
         image_tokens=raw.get("add_image_special_tokens", False),
         train_state=raw.get("train_state_proj", True),
@@ -235,3 +222,32 @@ def _smolvla(raw: Mapping[str, Any], family: Family, backbone: Path) -> PiConfig
 def _only(name: str, value: object, wanted: object) -> None:
     if value != wanted:
         raise CheckpointError(f"{CONFIG}: {name} is {value!r}, but only {wanted!r} can be read here: {WHOLE}")
+
+
+# ------------------------------------------------------------------------------------------------------- policy.options
+class Stochastic(StrEnum):
+    """Which steps of a chain RL makes stochastic, and scores."""
+
+    one = "one"  # drawn for each chunk: an update has one pass of the expert
+    all = "all"
+
+
+@dataclass(kw_only=True, slots=True)
+class PiOptions:
+    """How a folder's policy acts and what of it is trained."""
+
+    backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
+    statistics: str | None = None  # meta/stats.json of a LeRobot dataset, in place of the folder's own
+    cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
+    steps: int = 0  # K of a chain; 0: the folder's
+    stochastic_steps: Stochastic = Stochastic.one
+    expert_only: bool = True  # false: the language model is trained as well
+    freeze_vision: bool = True  # with expert_only=false
+    cache_prefix: bool = True  # keys and values of a frozen language model are kept with a rollout, instead of images
+    lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # of what would be trained
+    precision: Precision = Precision.float32  # of what is not trained
+    critic_hidden_size: int = 256
+
+    def __post_init__(self) -> None:
+        require_numbers(self, OPTIONS, "steps", low=0)
+        require_numbers(self, OPTIONS, "critic_hidden_size", low=1)

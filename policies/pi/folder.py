@@ -23,7 +23,7 @@ from policies.checkpoint_folder import write_json
 from policies.language_folder import weight_files
 from policies.pi.config import CONFIG, Family, PiConfig, read_config
 from policies.pi.network import FlowNetwork, keep_float32, new_network
-from policies.pi.processors import Processors, PromptTokenizer, read_processors, write_processors
+from policies.pi.processors import PaddedTokenizer, Processors, read_processors, write_processors
 from policies.published_folder import plain_weights, read_tensors
 from rlinf_embodied.errors import CheckpointError
 
@@ -41,7 +41,7 @@ class Checkpoint:
     folder: Path  # where it was read
     config: PiConfig
     processors: Processors
-    tokenizer: PromptTokenizer
+    tokenizer: PaddedTokenizer
     network: FlowNetwork  # with its weights, in eval mode, on the CPU
     backbone: Mapping[str, bytes] = field(default_factory=dict)  # its small files: they are written with the policy
 
@@ -59,9 +59,9 @@ def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dty
             another shape, or not finite.
     """
     place = backbone or folder / BACKBONE
-    config = read_config(folder, place)
+    config = read_config(folder / CONFIG, place)
     processors = read_processors(folder, config)
-    tokenizer = PromptTokenizer(place, processors.max_length, processors.longest)
+    tokenizer = PaddedTokenizer(place, processors.max_length, processors.longest)
     tensors: dict[str, Tensor] = {}
     for file in weight_files(folder):
         tensors |= read_tensors(file)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from policies.pi.config import Family, PiConfig, TowerSizes
 
 _ROPE_BASE = 10_000.0  # of all three, whatever the backbone's own config says
 _MASKED = -2.3819763e38  # what openpi adds: a row that sees nothing attends to everything alike, instead of NaN
+_Config = TypeVar("_Config", GemmaConfig, LlamaConfig)
 KeysValues = tuple[Tensor, Tensor]  # [B, key heads, L, head_dim] each, keys rotated
 
 
@@ -74,20 +75,16 @@ class AdaptiveNorm(nn.Module):
         return (normed * (1 + scale.float()) + shift.float()).type_as(x), gate.type_as(x)
 
 
-def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    return norm(x, condition) if isinstance(norm, AdaptiveNorm) else (norm(x), None)
+def _normed(norm: nn.Module, x: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor | float]:
+    return norm(x, condition) if isinstance(norm, AdaptiveNorm) else (norm(x), 1.0)
 
 
-def _joined(x: Tensor, branch: Tensor, gate: Tensor | None) -> Tensor:
-    return x + (branch if gate is None else branch * gate)
-
-
-def rotary(positions: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Returns cosines and sines [B, 1, L, head_dim] of positions [B, L]."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[:, None, :, None].float() / _ROPE_BASE**exponents
-    angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Returns heads [B, H, L, D] at positions [B, L]: halves are turned by position * 10000^(-2 i / D)."""
+    size = x.shape[-1]
+    exponents = torch.arange(0, size, 2, dtype=torch.float32, device=x.device) / size
+    angles = (positions[:, None, :, None].float() / _ROPE_BASE**exponents).repeat(1, 1, 1, 2)
+    return x * angles.cos().to(x.dtype) + rotate_half(x) * angles.sin().to(x.dtype)
 
 
 def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,29 +114,24 @@ class _Attends(nn.Module):
         attention = self.self_attn
         normed, gate = _normed(self.input_layernorm, x, condition)
         normed = normed.to(attention.q_proj.weight.dtype)
-        turns = rotary(positions, attention.head_dim)
-        query = self._turned(self._heads(attention.q_proj(normed)), turns)
-        keys, values = self._attended(normed, before, turns)
+        query = rotated(self._heads(attention.q_proj(normed)), positions)
+        keys, values = self._attended(normed, before, positions)
         mask = torch.where(sees[:, None], 0.0, _MASKED).to(query.dtype)
         found = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
-        x = _joined(x, attention.o_proj(found.transpose(1, 2).flatten(2)), gate)
+        x = x + gate * attention.o_proj(found.transpose(1, 2).flatten(2))
         normed, gate = _normed(self.post_attention_layernorm, x, condition)
-        return _joined(x, self.mlp(normed.to(attention.q_proj.weight.dtype)), gate), (keys, values)
+        return x + gate * self.mlp(normed.to(attention.q_proj.weight.dtype)), (keys, values)
 
-    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
-        keys = self._turned(self._heads(self.self_attn.k_proj(normed)), turns)
+    def _attended(self, normed: Tensor, before: KeysValues | None, positions: Tensor) -> KeysValues:
+        keys = rotated(self._heads(self.self_attn.k_proj(normed)), positions)
         values = self._heads(self.self_attn.v_proj(normed))
-        return (
-            (keys, values) if before is None else (torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2))
-        )
+        if before is None:
+            return keys, values
+        earlier = [part.to(keys.dtype) for part in before]
+        return torch.cat([earlier[0], keys], 2), torch.cat([earlier[1], values], 2)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.self_attn.head_dim)).transpose(1, 2)
-
-    @staticmethod
-    def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        cos, sin = (part.to(x.dtype) for part in turns)
-        return x * cos + rotate_half(x) * sin
 
 
 class GemmaLayer(_Attends, GemmaDecoderLayer):
@@ -168,12 +160,11 @@ class CrossLayer(LlamaLayer):
         self.self_attn.k_proj = nn.Linear(size, size, bias=False)
         self.self_attn.v_proj = nn.Linear(size, size, bias=False)
 
-    def _attended(self, normed: Tensor, before: KeysValues | None, turns: tuple[Tensor, Tensor]) -> KeysValues:
+    def _attended(self, normed: Tensor, before: KeysValues | None, positions: Tensor) -> KeysValues:
         assert before is not None, "a layer that attends to the prefix alone was handed none"
         attention = self.self_attn
         keys, values = (x.transpose(1, 2).flatten(2).to(attention.k_proj.weight.dtype) for x in before)
-        dtype = attention.q_proj.weight.dtype
-        return self._heads(attention.k_proj(keys)).to(dtype), self._heads(attention.v_proj(values)).to(dtype)
+        return self._heads(attention.k_proj(keys)), self._heads(attention.v_proj(values))
 
 
 class Tower(nn.Module):
@@ -201,20 +192,8 @@ class Tower(nn.Module):
         return Prefix(found, whole, self.norm(x))
 
 
-def _gemma(sizes: TowerSizes, eps: float) -> GemmaConfig:
-    return GemmaConfig(
-        hidden_size=sizes.width,
-        intermediate_size=sizes.mlp_dim,
-        num_attention_heads=sizes.num_heads,
-        num_key_value_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
-        hidden_act="gelu_pytorch_tanh",
-        rms_norm_eps=eps,
-    )
-
-
-def _llama(sizes: TowerSizes, eps: float) -> LlamaConfig:
-    return LlamaConfig(
+def _sized(kind: type[_Config], sizes: TowerSizes, eps: float) -> _Config:
+    return kind(
         hidden_size=sizes.width,
         intermediate_size=sizes.mlp_dim,
         num_attention_heads=sizes.num_heads,
@@ -222,14 +201,28 @@ def _llama(sizes: TowerSizes, eps: float) -> LlamaConfig:
         head_dim=sizes.head_dim,
         rms_norm_eps=eps,
     )
+
+
+def _below(root: str, *names_and_modules: Sequence[Any]) -> nn.ModuleDict:
+    """Returns modules of dotted names below a root as nested ones; names and modules alternate."""
+    made = nn.ModuleDict()
+    for names, modules in zip(names_and_modules[::2], names_and_modules[1::2], strict=True):
+        for name, module in zip(names, modules, strict=True):
+            *places, last = name.removeprefix(f"{root}.").split(".")
+            place = made
+            for each in places:
+                place[each] = place[each] if each in place else nn.ModuleDict()
+                place = cast(nn.ModuleDict, place[each])
+            place[last] = module
+    return made
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
 class FlowNetwork(nn.Module):
     """What the three families share; see `Pi0` and `SmolVLA`."""
 
-    paligemma_with_expert: Any
-    vlm_with_expert: Any
+    _parts: ClassVar[tuple[str, str, str, str]]  # names of language model, expert, vision tower and its projector
+    _unused: ClassVar[tuple[str, ...]]  # names of what is published, but never computed with
 
     def __init__(self, config: PiConfig) -> None:
         super().__init__()
@@ -240,16 +233,16 @@ class FlowNetwork(nn.Module):
     @property
     def text(self) -> Tower:
         """The language model."""
-        raise NotImplementedError
+        return cast(Tower, self.get_submodule(self._parts[0]))
 
     @property
     def expert(self) -> Tower:
-        raise NotImplementedError
+        return cast(Tower, self.get_submodule(self._parts[1]))
 
     @property
-    def vision(self) -> list[nn.Module]:
+    def vision(self) -> list[Any]:
         """The vision tower, and what projects to the width of the language model."""
-        raise NotImplementedError
+        return [self.get_submodule(name) for name in self._parts[2:]]
 
     def look(self, images: Tensor) -> Tensor:
         """Returns the tokens [B, T, width] of images [B, 3, H, W] in [-1, 1], of the size that the config names."""
@@ -326,16 +319,13 @@ class FlowNetwork(nn.Module):
         Left out is what no gradient reaches: output layers, and the language model behind its last keys and values.
         """
         last = self.text.layers[-1]
-        idle = [*self._unused(), self.text.norm, last.mlp, last.post_attention_layernorm]
+        idle = [*map(self.get_submodule, self._unused), self.text.norm, last.mlp, last.post_attention_layernorm]
         idle += [last.self_attn.q_proj, last.self_attn.o_proj]
+        idle += [] if self.config.train_state else [self.get_submodule("state_proj")]
         idle += [] if language else [self.text]
         idle += [] if vision else self.vision
         without = {id(parameter) for part in idle for parameter in part.parameters()}
         return [parameter for parameter in self.parameters() if id(parameter) not in without]
-
-    def _unused(self) -> list[nn.Module]:
-        """Returns the modules that are published, but never computed with."""
-        raise NotImplementedError
 
     def renew_buffers(self) -> None:
         """Computes what no file holds, after the network was built on the meta device and its weights put in."""
@@ -348,54 +338,35 @@ class FlowNetwork(nn.Module):
 class Pi0(FlowNetwork):
     """PaliGemma and an expert of Gemma's layers: pi0, and pi0.5, whose time conditions the expert's norms."""
 
+    _parts = (
+        "paligemma_with_expert.paligemma.model.language_model",
+        "paligemma_with_expert.gemma_expert.model",
+        "paligemma_with_expert.paligemma.model.vision_tower.vision_model",
+        "paligemma_with_expert.paligemma.model.multi_modal_projector.linear",
+    )
+    _unused = ("paligemma_with_expert.paligemma.lm_head", "paligemma_with_expert.gemma_expert.lm_head")
+
     def __init__(self, config: PiConfig) -> None:
         super().__init__(config)
-        text, expert = _gemma(config.text, config.norm_eps), _gemma(config.expert, config.norm_eps)
-        width, adaptive = config.expert.width, config.family is Family.pi05
-        make = AdaptiveGemmaLayer if adaptive else GemmaLayer
-        layers = [make(expert, number) for number in range(config.expert.depth)]
-        norm = AdaptiveNorm(width, config.norm_eps) if adaptive else GemmaRMSNorm(width, config.norm_eps)
-        sizes: dict[str, Any] = {**config.vision, "vision_use_head": False, "attn_implementation": "sdpa"}
-        vision = SiglipVisionConfig(**sizes)
+        eps, width, adaptive = config.norm_eps, config.expert.width, config.family is Family.pi05
+        text, expert = _sized(GemmaConfig, config.text, eps), _sized(GemmaConfig, config.expert, eps)
+        make, norm = (AdaptiveGemmaLayer, AdaptiveNorm) if adaptive else (GemmaLayer, GemmaRMSNorm)
         read = [GemmaLayer(text, number) for number in range(config.text.depth)]
-        model = {
-            "vision_tower": nn.ModuleDict({"vision_model": SiglipVisionModel(vision)}),
-            "multi_modal_projector": nn.ModuleDict(
-                {"linear": nn.Linear(config.vision["hidden_size"], config.text.width)}
-            ),
-            "language_model": Tower(read, GemmaRMSNorm(config.text.width, config.norm_eps), config.vocabulary),
-        }
-        head = lambda sizes: nn.Linear(sizes.width, config.vocabulary, bias=False)  # noqa: E731
-        self.paligemma_with_expert = nn.ModuleDict(
-            {
-                "paligemma": nn.ModuleDict({"model": nn.ModuleDict(model), "lm_head": head(config.text)}),
-                "gemma_expert": nn.ModuleDict({"model": Tower(layers, norm), "lm_head": head(config.expert)}),
-            }
+        act = [make(expert, number) for number in range(config.expert.depth)]
+        sizes: dict[str, Any] = {**config.vision, "vision_use_head": False, "attn_implementation": "sdpa"}
+        parts = (
+            Tower(read, GemmaRMSNorm(config.text.width, eps), config.vocabulary),
+            Tower(act, norm(width, eps)),
+            SiglipVisionModel(SiglipVisionConfig(**sizes)),
+            nn.Linear(config.vision["hidden_size"], config.text.width),
         )
+        heads = [nn.Linear(size.width, config.vocabulary, bias=False) for size in (config.text, config.expert)]
+        self.paligemma_with_expert = _below("paligemma_with_expert", self._parts, parts, self._unused, heads)
         if adaptive:
             self.time_mlp_in, self.time_mlp_out = nn.Linear(width, width), nn.Linear(width, width)
         else:
             self.state_proj = nn.Linear(config.max_state_dim, width)
             self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
-
-    @property
-    def _model(self) -> Any:
-        return self.paligemma_with_expert["paligemma"]["model"]
-
-    @property
-    def text(self) -> Tower:
-        return self._model["language_model"]
-
-    @property
-    def expert(self) -> Tower:
-        return self.paligemma_with_expert["gemma_expert"]["model"]
-
-    @property
-    def vision(self) -> list[nn.Module]:
-        return [self._model["vision_tower"]["vision_model"], self._model["multi_modal_projector"]["linear"]]
-
-    def _unused(self) -> list[nn.Module]:
-        return [part["lm_head"] for part in self.paligemma_with_expert.values()]
 
     def prefix(self, context: Prefix, state: Tensor) -> Prefix:
         return context if self.config.family is Family.pi05 else replace(context, state=state)
@@ -416,50 +387,34 @@ class Pi0(FlowNetwork):
 class SmolVLA(FlowNetwork):
     """The first layers of SmolVLM2 and a narrower expert of Llama's layers."""
 
+    _parts = (
+        "vlm_with_expert.vlm.model.text_model",
+        "vlm_with_expert.lm_expert",
+        "vlm_with_expert.vlm.model.vision_model",
+        "vlm_with_expert.vlm.model.connector",
+    )
+    _unused = ("vlm_with_expert.vlm.lm_head",)
+
     def __init__(self, config: PiConfig, special_tokens: tuple[int, int] | None = None) -> None:
         """Takes the ids of the tokens around an image and of a whole image, where the config wants them."""
         super().__init__(config)
-        self.special_tokens = special_tokens
-        text, expert = _llama(config.text, config.norm_eps), _llama(config.expert, config.norm_eps)
+        self.special_tokens, eps, width = special_tokens, config.norm_eps, config.expert.width
+        text, expert = _sized(LlamaConfig, config.text, eps), _sized(LlamaConfig, config.expert, eps)
         vision = {**config.vision, "attn_implementation": "sdpa"}
         whole = SmolVLMConfig(text_config=text, vision_config=vision, scale_factor=config.scale_factor)
-        beside, width = enumerate(config.expert_at), config.expert.width
-        layers = [(CrossLayer if config.crosses(place) else LlamaLayer)(expert, k) for k, place in beside]
         read = [LlamaLayer(text, number) for number in range(config.text.depth)]
-        model = {
-            "vision_model": SmolVLMVisionTransformer(cast("Any", whole.vision_config)),
-            "connector": SmolVLMConnector(whole),
-            "text_model": Tower(read, LlamaRMSNorm(config.text.width, config.norm_eps), config.vocabulary),
-        }
-        head = nn.Linear(config.text.width, config.vocabulary, bias=False)
-        self.vlm_with_expert = nn.ModuleDict(
-            {
-                "vlm": nn.ModuleDict({"model": nn.ModuleDict(model), "lm_head": head}),
-                "lm_expert": Tower(layers, LlamaRMSNorm(width, config.norm_eps)),
-            }
+        beside = enumerate(config.expert_at)
+        act = [(CrossLayer if config.crosses(place) else LlamaLayer)(expert, number) for number, place in beside]
+        parts = (
+            Tower(read, LlamaRMSNorm(config.text.width, eps), config.vocabulary),
+            Tower(act, LlamaRMSNorm(width, eps)),
+            SmolVLMVisionTransformer(cast("Any", whole.vision_config)),
+            SmolVLMConnector(whole),
         )
+        head = nn.Linear(config.text.width, config.vocabulary, bias=False)
+        self.vlm_with_expert = _below("vlm_with_expert", self._parts, parts, self._unused, [head])
         self.state_proj = nn.Linear(config.max_state_dim, config.text.width)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
-
-    @property
-    def _model(self) -> Any:
-        return self.vlm_with_expert["vlm"]["model"]
-
-    @property
-    def text(self) -> Tower:
-        return self._model["text_model"]
-
-    @property
-    def expert(self) -> Tower:
-        return self.vlm_with_expert["lm_expert"]
-
-    @property
-    def vision(self) -> list[nn.Module]:
-        return [self._model["vision_model"], self._model["connector"]]
-
-    def _unused(self) -> list[nn.Module]:
-        fixed = [] if self.config.train_state else [self.state_proj]
-        return [self.vlm_with_expert["vlm"]["lm_head"], *fixed]
 
     def sequence(
         self, seen: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor
@@ -469,18 +424,19 @@ class SmolVLA(FlowNetwork):
         if self.special_tokens is None:
             return super().sequence(scaled, shown, ids, present)
         around, whole = self.special_tokens
-        parts, masks = [], []
-        for tokens, mask in zip(scaled, shown, strict=True):
-            for special in ([around, whole], None, [around]):
-                if special is None:
-                    part, valid = tokens, mask[:, None].expand(tokens.shape[:2])
-                else:
-                    number = torch.tensor(special, device=ids.device).expand(len(ids), -1)
-                    part = F.embedding(number, self.text.embed_tokens.weight)
-                    valid = torch.ones_like(number, dtype=torch.bool)
-                parts.append(part)
-                masks.append(valid)
+        first, last = (self._special(numbers, len(ids)) for numbers in ([around, whole], [around]))
+        always = [torch.ones_like(part[..., 0], dtype=torch.bool) for part in (first, last)]
+        parts = [part for tokens in scaled for part in (first, tokens, last)]
+        masks = [
+            part
+            for tokens, mask in zip(scaled, shown, strict=True)
+            for part in (always[0], mask[:, None].expand(tokens.shape[:2]), always[1])
+        ]
         return torch.cat([*parts, self.embed(ids)], 1), torch.cat([*masks, present], 1)
+
+    def _special(self, numbers: list[int], rows: int) -> Tensor:
+        weight = self.text.embed_tokens.weight
+        return weight[torch.tensor(numbers, device=weight.device)].expand(rows, -1, -1)
 
     def prefix(self, context: Prefix, state: Tensor) -> Prefix:
         token = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None]

@@ -10,40 +10,32 @@ they are normalised, and pi0.5's prompt holds the normalised state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from policies.checkpoint_folder import read_json, write_json
-from policies.pi.config import ACTION, STATE, WHOLE, Family, PiConfig
-from policies.published_folder import read_tensors
+from policies.lerobot_processors import POST, PRE, read_normalisation, read_steps, write_steps
+from policies.pi.config import ACTION, STATE, Family, PiConfig
+from policies.prompt_tokenizer import PromptTokenizer
 from rlinf_embodied.data.normalisation import Normalisation, NormMode
-from rlinf_embodied.errors import CheckpointError, DataError
+from rlinf_embodied.data.relative_actions import RelativeActions
+from rlinf_embodied.errors import CheckpointError
 
-_PRE, _POST = "policy_preprocessor", "policy_postprocessor"
-_TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
-_BACKBONES = {
-    Family.pi0: "google/paligemma-3b-pt-224",
-    Family.pi05: "google/paligemma-3b-pt-224",
-    Family.smolvla: "HuggingFaceTB/SmolVLM2-500M-Video-Instruct",
+_BACKBONE = "copy the files of the backbone's tokenizer there, or name their folder as policy.options.backbone"
+_PALIGEMMA, _SMOLVLM = "google/paligemma-3b-pt-224", "HuggingFaceTB/SmolVLM2-500M-Video-Instruct"
+_OF_FAMILY = {  # the step that makes prompts, and the backbone whose tokenizer reads them
+    Family.pi0: ("pi0_new_line_processor", _PALIGEMMA),
+    Family.pi05: ("pi05_prepare_state_tokenizer_processor_step", _PALIGEMMA),
+    Family.smolvla: ("smolvla_new_line_processor", _SMOLVLM),
 }
-_PROMPT_STEP = {
-    Family.pi0: "pi0_new_line_processor",
-    Family.pi05: "pi05_prepare_state_tokenizer_processor_step",
-    Family.smolvla: "smolvla_new_line_processor",
-}
-_KNOWN = {
-    *("rename_observations_processor", "to_batch_processor", "device_processor", "tokenizer_processor"),
-    *("relative_actions_processor", "absolute_actions_processor", "normalizer_processor", "unnormalizer_processor"),
-    *_PROMPT_STEP.values(),
-}
+_SHARED = {"device_processor", "rename_observations_processor", "to_batch_processor", "tokenizer_processor"}
+_SHARED |= {"normalizer_processor", "relative_actions_processor"}
+_KNOWN_AFTER = {"device_processor", "unnormalizer_processor", "absolute_actions_processor"}
 _STATE_EDGES = np.linspace(-1, 1, 256 + 1)[:-1]  # of the digits in pi0.5's prompt
 
 
@@ -66,51 +58,24 @@ def resized(images: Tensor, size: tuple[int, int], centred: bool) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- prompts
-class PromptTokenizer:
-    """The tokenizer of a backbone, through tokenizer.json alone; rows are padded on the right."""
+class PaddedTokenizer(PromptTokenizer):
+    """The tokenizer of a backbone; rows are padded on the right."""
 
     def __init__(self, folder: Path, max_length: int, longest: bool) -> None:
-        """Reads it.
-
-        Args:
-            folder: of the backbone.
-            max_length: of a prompt in tokens; further ones are cut off.
-            longest: rows are as long as the longest of them, instead of max_length.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-        """
-        path, self.max_length, self._longest = folder / _TOKENIZER, max_length, longest
-        try:
-            self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more specific
-            raise CheckpointError(
-                f"{path}, which turns instructions into tokens, cannot be read ({error}): copy the files of the "
-                "backbone's tokenizer there, or name their folder as policy.options.backbone"
-            ) from error
-        self._tokenizer.no_padding()
-        self._tokenizer.enable_truncation(max_length)
-        described = read_json(folder / _TOKENIZER_CONFIG, WHOLE) if (folder / _TOKENIZER_CONFIG).is_file() else {}
-        self._described = described
-        self._pad = self._number("pad_token", "<pad>")
-
-    def _number(self, name: str, otherwise: str) -> int:
-        token = self._described.get(name, otherwise)
-        number = self._tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
-        if number is None:
-            raise CheckpointError(f"{name} is {token!r}, but {_TOKENIZER} has no such token: copy both files again")
-        return number
+        """Reads it; rows have max_length tokens or, with `longest`, as many as the longest of them."""
+        super().__init__(folder, max_length, _BACKBONE)
+        self._max_length, self._longest, self._pad = max_length, longest, self.special("pad_token", "<pad>")
 
     @property
     def image_tokens(self) -> tuple[int, int]:
         """The ids of the tokens around an image and of a whole image, of SmolVLM's tokenizer."""
-        around = self._number("fake_image_token", "<fake_token_around_image>")
-        return around, self._number("global_image_token", "<global-img>")
+        around = self.special("fake_image_token", "<fake_token_around_image>")
+        return around, self.special("global_image_token", "<global-img>")
 
-    def __call__(self, prompts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]."""
-        rows = [self._tokenizer.encode(prompt).ids for prompt in prompts]
-        length = max(map(len, rows)) if self._longest else self.max_length
+    def __call__(self, prompts: Sequence[str], fixed: bool = False) -> tuple[Tensor, Tensor]:
+        """Returns ids int64 [B, L] and which of them are no padding, bool [B, L]; if `fixed`, L is max_length."""
+        rows = [self.ids(prompt) for prompt in prompts]
+        length = max(map(len, rows)) if self._longest and not fixed else self._max_length
         padded = [ids + [self._pad] * (length - len(ids)) for ids in rows]
         present = [[True] * len(ids) + [False] * (length - len(ids)) for ids in rows]
         return torch.tensor(padded, dtype=torch.long), torch.tensor(present)
@@ -127,32 +92,13 @@ def prompt_for(family: Family, task: str, state: Tensor) -> str:
 
 # ---------------------------------------------------------------------------------------------------- state and actions
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeActions:
-    """Whether actions are differences to the state, and of which joints."""
-
-    enabled: bool = False
-    exclude_joints: tuple[str, ...] = ("gripper",)  # parts of names, in any case
-    action_names: tuple[str, ...] | None = None  # None: no joint is excluded
-
-    def offset(self, state: Tensor, dim: int) -> Tensor:
-        """Returns what to add to relative actions [B, C, dim] of a state [B, D]: [B, 1, dim]."""
-        masked = [True] * dim
-        if self.exclude_joints and self.action_names is not None:
-            words = [word.lower() for word in self.exclude_joints if word]
-            masked = [not any(word in name.lower() for word in words) for name in self.action_names]
-        mask = torch.tensor(masked[:dim], dtype=state.dtype, device=state.device)
-        length = min(len(mask), state.shape[1])
-        return F.pad(state[:, :length] * mask[:length], (0, dim - length))[:, None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Processors:
     """What the files of a folder say; state and actions are in the units of the data, float32."""
 
     family: Family
     state: Normalisation
     action: Normalisation
-    relative: RelativeActions = RelativeActions()
+    relative: RelativeActions = field(default_factory=RelativeActions)
     max_length: int = 48  # tokens of a prompt
     longest: bool = False  # whether rows are padded to the longest one only
     tokenizer_name: str = ""
@@ -181,14 +127,15 @@ class Processors:
         """Returns the processors with other statistics: meta/stats.json of a LeRobot dataset.
 
         Raises:
-            CheckpointError: they lack state or actions, or are of another robot.
+            CheckpointError: they lack state or actions.
+            DataError: they lack what the modes need.
         """
         made = {}
         for name, old in ((STATE, self.state), (ACTION, self.action)):
             if name not in statistics:
                 raise CheckpointError(f"the statistics have no {name!r}: give meta/stats.json of a LeRobot dataset")
             kinds = {kind: torch.tensor(value, dtype=torch.float32) for kind, value in statistics[name].items()}
-            made[name] = _checked(lambda old=old, kinds=kinds: replace(old, statistics=kinds))
+            made[name] = replace(old, statistics=kinds)
         return replace(self, state=made[STATE], action=made[ACTION])
 
 
@@ -200,24 +147,18 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
         CheckpointError: a file is missing or damaged, or has a step that is unknown here.
     """
     found = _defaults(config)
-    if not (folder / f"{_PRE}.json").is_file():
+    if not (folder / f"{PRE}.json").is_file():
         return found
-    steps = {**_steps(folder, _PRE), **{f"post {k}": v for k, v in _steps(folder, _POST).items()}}
-    wrong = [name for name in steps if name.removeprefix("post ") not in _KNOWN]
-    if wrong:
-        raise CheckpointError(f"{folder}: its processors have the steps {wrong}, which are not known here: {WHOLE}")
+    steps = read_steps(folder, PRE, _SHARED | {_OF_FAMILY[config.family][0]})
+    after = read_steps(folder, POST, _KNOWN_AFTER)
     try:
-        token, relative = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
-        names = relative.get("action_names")
+        token, joints = steps["tokenizer_processor"], steps.get("relative_actions_processor", {})
+        names = joints.get("exclude_joints"), joints.get("action_names")
         return replace(
             found,
-            state=_normalisation(folder, steps["normalizer_processor"], STATE),
-            action=_normalisation(folder, steps["post unnormalizer_processor"], ACTION),
-            relative=RelativeActions(
-                enabled=relative.get("enabled", False),
-                exclude_joints=tuple(relative.get("exclude_joints") or ()),
-                action_names=None if names is None else tuple(names),
-            ),
+            state=read_normalisation(folder, steps["normalizer_processor"], STATE, "STATE"),
+            action=read_normalisation(folder, after["unnormalizer_processor"], ACTION, "ACTION"),
+            relative=RelativeActions.of(joints.get("enabled", False), *names),
             max_length=token["max_length"],
             longest=token["padding"] == "longest",
             tokenizer_name=token.get("tokenizer_name") or "",
@@ -230,44 +171,16 @@ def read_processors(folder: Path, config: PiConfig) -> Processors:
 def _defaults(config: PiConfig) -> Processors:
     raw = config.raw
     modes = {kind: NormMode(value) for kind, value in raw["normalization_mapping"].items()}
-    names = raw.get("action_feature_names")
-    relative = RelativeActions(
-        enabled=raw.get("use_relative_actions", False),
-        exclude_joints=tuple(raw.get("relative_exclude_joints", ("gripper",))),
-        action_names=None if names is None else tuple(names),
-    )
+    joints = raw.get("relative_exclude_joints", ("gripper",))
     return Processors(
         family=config.family,
         state=Normalisation(STATE, modes.get("STATE", NormMode.identity)),
         action=Normalisation(ACTION, modes.get("ACTION", NormMode.identity)),
-        relative=relative,
+        relative=RelativeActions.of(raw.get("use_relative_actions", False), joints, raw.get("action_feature_names")),
         max_length=raw["tokenizer_max_length"],
         longest=config.family is Family.smolvla and raw.get("pad_language_to") == "longest",
-        tokenizer_name=_BACKBONES[config.family],
+        tokenizer_name=_OF_FAMILY[config.family][1],
     )
-
-
-def _steps(folder: Path, name: str) -> dict[str, dict[str, Any]]:
-    listed = read_json(folder / f"{name}.json", WHOLE).get("steps", [])
-    return {
-        step["registry_name"]: {**step.get("config", {}), "file": step.get("state_file")}
-        for step in listed
-        if isinstance(step, dict) and "registry_name" in step
-    }
-
-
-def _normalisation(folder: Path, step: Mapping[str, Any], name: str) -> Normalisation:
-    tensors = read_tensors(folder / step["file"]) if step["file"] else {}
-    statistics = {key.removeprefix(f"{name}."): t.float() for key, t in tensors.items() if key.startswith(f"{name}.")}
-    mode = NormMode(step["norm_map"].get("STATE" if name == STATE else "ACTION", "IDENTITY"))
-    return _checked(lambda: Normalisation(name, mode, statistics, step["eps"]))
-
-
-def _checked(make: Any) -> Normalisation:
-    try:
-        return make()
-    except DataError as error:
-        raise CheckpointError(str(error)) from error
 
 
 def write_processors(folder: Path, config: PiConfig, processors: Processors) -> None:
@@ -276,12 +189,6 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
     features = {**raw["input_features"], **raw["output_features"]}
     norm_map = {**raw["normalization_mapping"], "STATE": own.state.mode.value, "ACTION": own.action.mode.value}
     scaled = lambda names: {"eps": own.state.eps, "features": names, "norm_map": norm_map}  # noqa: E731
-    relative = own.relative
-    joints = {
-        "enabled": relative.enabled,
-        "exclude_joints": list(relative.exclude_joints),
-        "action_names": None if relative.action_names is None else list(relative.action_names),
-    }
     device = ("device_processor", {"device": "cpu", "float_dtype": None})
     token = {
         "max_length": own.max_length,
@@ -291,26 +198,17 @@ def write_processors(folder: Path, config: PiConfig, processors: Processors) -> 
         "truncation": True,
         "tokenizer_name": own.tokenizer_name,
     }
-    prompt = (_PROMPT_STEP[own.family], {})
+    prompt = (_OF_FAMILY[own.family][0], {})
     tokens, normalise = ("tokenizer_processor", token), ("normalizer_processor", scaled(features))
-    turn = [] if own.family is Family.smolvla else [("relative_actions_processor", joints)]
-    back = [] if own.family is Family.smolvla else [("absolute_actions_processor", {"enabled": relative.enabled})]
+    turn = [] if own.family is Family.smolvla else [("relative_actions_processor", asdict(own.relative))]
+    back = [] if own.family is Family.smolvla else [("absolute_actions_processor", {"enabled": own.relative.enabled})]
     start = [("rename_observations_processor", {"rename_map": dict(own.rename)}), ("to_batch_processor", {})]
     ordered = [*turn, normalise, prompt, tokens, device]
     if own.family is not Family.pi05:
         ordered = [prompt, tokens, device, *turn, normalise]
     statistics = {
-        f"{part.name}.{kind}": tensor.contiguous()
-        for part in (own.state, own.action)
-        for kind, tensor in part.statistics.items()
+        f"{part.name}.{kind}": tensor for part in (own.state, own.action) for kind, tensor in part.statistics.items()
     }
     unnormalise = ("unnormalizer_processor", scaled({ACTION: features[ACTION]}))
-    for name, steps in ((_PRE, [*start, *ordered]), (_POST, [unnormalise, *back, device])):
-        listed = []
-        for number, (step, settings) in enumerate(steps):
-            listed.append({"registry_name": step, "config": settings})
-            if step.endswith("normalizer_processor"):
-                file = f"{name}_step_{number}_{step}.safetensors"
-                save_file(statistics, folder / file)
-                listed[-1]["state_file"] = file
-        write_json(folder / f"{name}.json", {"name": name, "steps": listed})
+    write_steps(folder, PRE, [*start, *ordered], statistics)
+    write_steps(folder, POST, [unnormalise, *back, device], statistics)

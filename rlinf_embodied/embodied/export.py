@@ -98,13 +98,19 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     loaded, executed = load_policy(trained.policy, folder, "cpu").policy, trained.env.executed
     policy = computed_in(trained.precision, loaded, trained.policy, "cpu")
     chunk: list[Tensor] = []
+    kind, number = policy.spec.greedy_noise, -1
+    level = trained.policy.temperature if kind is None else 0.0
 
     @torch.no_grad()
     def act(step: int, shown: Observation) -> Tensor:
+        nonlocal number
         if step == 0:
+            number += 1
             require_fitting(folder, shown)
         if step % executed == 0:
-            chunk[:] = policy.act(policy.encode(shown), None, trained.policy.temperature).actions.unbind(1)
+            rows = range(len(shown))
+            noise = None if kind is None else kind.draw(config.run.seed, "export", rows, number, step)
+            chunk[:] = policy.act(policy.encode(shown), noise, level).actions.unbind(1)
         return chunk[step % executed]  # in [-1, 1], or in the units that the policy learned from
 
     return act

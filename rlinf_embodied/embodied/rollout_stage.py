@@ -23,7 +23,7 @@ from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Policy, PolicyOutput
+from rlinf_embodied.interfaces.policies import Evaluation, Features, Noise, Policy, PolicyOutput
 from rlinf_embodied.learning.weights import SharedPolicy, WeightsUser
 from rlinf_embodied.randomness import uniform
 from rlinf_embodied.runtime.host import Output, StageContext, StepContext
@@ -126,24 +126,27 @@ class RolloutStage(WeightsUser[Policy]):
             self._fits = True
         features = policy.encode(observation.to(self._device))
         greedy = config.greedy and (config.greedy_rounds is None or step_context.round < config.greedy_rounds)
-        noise = None if greedy else torch.cat([self._noise(step_context, block) for block in blocks])
-        output = policy.act(features, noise, config.policy.temperature)
+        kind, temperature = policy.spec.noise, config.policy.temperature
+        if greedy and (kind := policy.spec.greedy_noise) is not None:
+            temperature = 0.0
+        noise = None if kind is None else torch.cat([self._noise(step_context, block, kind) for block in blocks])
+        output = policy.act(features, noise, temperature)
         if config.evaluates and step_context.chunk_step == step_context.round == 0:
-            self._mixing = max(self._mixing, self._change_alone(observation, noise, output.actions))
+            self._mixing = max(self._mixing, self._change_alone(observation, noise, temperature, output.actions))
         for number, block in enumerate(blocks if config.records else ()):
             rows = slice(number * config.env.block_size, (number + 1) * config.env.block_size)
             self._rollouts[block].features.append({name: value[rows] for name, value in features.items()})
             self._rollouts[block].outputs.append(output.rows(rows))
         return dict(zip(blocks, output.actions.split(config.env.block_size), strict=True))
 
-    def _change_alone(self, observation: Observation, noise: Tensor | None, actions: Tensor) -> float:
+    def _change_alone(
+        self, observation: Observation, noise: Tensor | None, temperature: float, actions: Tensor
+    ) -> float:
         """Returns by how much two rows' actions change at most where all rows of the call are copies of theirs."""
         n, changes = len(observation), [0.0]
         for row in {n // 2, n - 1} if n > 1 else ():
             features = self._policy.encode(observation.rows([row] * n).to(self._device))
-            again = self._policy.act(
-                features, None if noise is None else noise[[row] * n], self._config.policy.temperature
-            )
+            again = self._policy.act(features, None if noise is None else noise[[row] * n], temperature)
             changes.append(float((again.actions[row] - actions[row]).abs().max()))
         return max(changes)
 
@@ -159,7 +162,7 @@ class RolloutStage(WeightsUser[Policy]):
         drawn = uniform(self._config.seed, "uniform action", ids, *when, shape=(spec.chunk, spec.action_dim))
         return torch.from_numpy(drawn * 2 - 1).to(self._device)
 
-    def _noise(self, step_context: StepContext, block: int) -> Tensor:
+    def _noise(self, step_context: StepContext, block: int, kind: Noise) -> Tensor:
         """Returns the noise of a chunk-step [B, ...], keyed by row, iteration, round and chunk-step, or by episode."""
         rollout, step, size = self._rollouts[block], step_context.chunk_step, self._config.env.block_size
         place = step - rollout.noise_from
@@ -168,7 +171,8 @@ class RolloutStage(WeightsUser[Policy]):
             keys = (ids, step_context.iteration, step_context.round, steps)
             if self._config.evaluates:
                 keys = (step_context.round * self._config.env.num_envs + ids, steps)
-            drawn = self._repeated(self._policy.spec.noise.draw(self._config.seed, self._purpose, *keys), keys)
+            drawn = kind.draw(self._config.seed, self._purpose, *keys)
+            drawn = self._repeated(drawn, keys) if kind is self._policy.spec.noise else drawn
             rollout.noise, rollout.noise_from, place = drawn.to(self._device), step, 0
         return rollout.noise[place]
 

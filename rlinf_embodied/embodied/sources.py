@@ -20,7 +20,7 @@ from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.data.rlds import DESCRIPTION, RldsDataset
 from rlinf_embodied.data.statistics import Statistics, combine, vector_statistics
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.plug_ins import env_options
+from rlinf_embodied.plug_ins import env_options, load_target
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
 
@@ -61,7 +61,8 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     named, given, files = "warm_start.demonstrations", start.demonstrations, [start.demonstrations]
     if config.algorithm.uses_demonstrations and config.files:
         named, given, files = "data", config.data, config.files
-    bounded = config.policy.normalise_actions is None
+    policy = config.policy  # one that others published normalises by the statistics of its folder
+    bounded = policy.normalise_actions is None and not getattr(load_target(policy._target_), "reads_published", False)
     found = tuple(_file(place, env, named, bounded) for place in files if place is not None)
     if not found:
         return (DemonstrationSource(Kind.expert, start.num_demos),)

@@ -63,7 +63,7 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         make = lambda folder: _make_cloned(folder, config, session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)
     needs = config.algorithm.needs_success
-    settings = {"measures": not cloned, "needs_success": needs, "sources": _measured(config, published)}
+    settings = {"measures": not cloned, "needs_success": needs, "sources": _measured(config)}
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, **settings)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
@@ -74,12 +74,10 @@ def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
-def _measured(config: TrainConfig, published: bool = False) -> tuple[DemonstrationSource, ...]:
+def _measured(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     """Returns the files by whose statistics a new policy normalises, if it does."""
     policy = config.policy
-    normalises = policy.normalise_actions is not None or policy.normalise_state is not None
-    fine_tunes = published and config.algorithm.learns_from is Source.demonstrations
-    return sources_of(config) if normalises or fine_tunes else ()
+    return sources_of(config) if policy.normalise_actions is not None or policy.normalise_state is not None else ()
 
 
 def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Cluster) -> Path:

@@ -62,6 +62,7 @@ class PolicySpec:
     action_dim: int  # A
     choices: int  # K per action, each with a log-prob: A where every dimension is a token
     noise: Noise  # that `act` is handed
+    greedy_noise: Noise | None = None  # that greedy actions begin with: `act` is handed it with temperature 0
 
 
 def token_spec(config: PolicyConfig, env: EnvSpec) -> PolicySpec:
@@ -114,7 +115,7 @@ class Policy(Protocol):
         ...
 
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
-        """Turns `noise` [B, *spec.noise.shape] into choices; None is greedy."""
+        """Turns `noise` [B, *spec.noise.shape] into choices; None is greedy, and so is spec.greedy_noise at 0."""
         ...
 
     def evaluate(

@@ -107,16 +107,18 @@ def block_sums(
 
     The parameters have D entries in all; `differentiate` makes a pass with its gradient.
     """
-    size = sum(p.numel() for p in parameters)
-    total = torch.zeros(size + 1 + num_statistics, device=parameters[0].device)
+    size, total = sum(p.numel() for p in parameters), None
+    nothing = lambda: torch.zeros(size + 1 + num_statistics, device=parameters[0].device)  # noqa: E731
     for one in passes:
         if one.trains:
-            total += differentiate(one.run, parameters)
+            found = differentiate(one.run, parameters)
+            total = found if total is None else total.add_(found)
         else:
+            total = nothing() if total is None else total
             with torch.no_grad():
                 total[size:] += _counted(one.run())
         report_progress()
-    return total
+    return nothing() if total is None else total
 
 
 def _counted(part: LossSums) -> Tensor:

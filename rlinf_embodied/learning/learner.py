@@ -110,10 +110,8 @@ class Learner:
             return found
         if early_stop is not None and early_stop(found):
             return replace(found, stopped=True)
-        gradient = total[: self._size].div_(weight)  # no second vector
-        if not gradient.any():
-            return found
-        return replace(found, norm=self._optimizer.step(gradient, only))
+        norm = self._optimizer.step(total[: self._size].div_(weight), only)  # no second vector
+        return replace(found, norm=norm or None)
 
     def publish(self) -> None:
         """Makes the weights that other stages read those of now: here they are the same."""

@@ -76,7 +76,8 @@ class FlatOptimizer:
     def step(self, gradient: Tensor, only: Collection[str] | None = None) -> float:
         """Makes one step, of all groups or of `only` some neighbours, and returns the gradient's norm before clipping.
 
-        The gradient is float32 [D], in the order of the parameters; it is clipped in place.
+        No step is made where the norm is 0.  The gradient is float32 [D], in the order of the parameters; it is
+        clipped in place.
 
         Raises:
             ObjectiveError: the gradient is NaN or infinite; nothing was changed.
@@ -87,6 +88,8 @@ class FlatOptimizer:
         stepping, bound = gradient[own[0].span.start : own[-1].span.stop], own[0].settings.max_grad_norm
         norm = float(torch.linalg.vector_norm(stepping, dtype=torch.float64))
         require_finite(norm)
+        if norm == 0:
+            return norm
         if norm > bound:
             stepping.mul_(bound / norm)
         for name, group in groups.items():

@@ -19,7 +19,7 @@ from policies.openvla.decoding import TokenDistribution, decode
 from policies.openvla.folder import read_checkpoint
 from policies.openvla.images import read_processor
 from policies.openvla.policy import OpenVLAPolicy
-from policies.openvla.prompt import PromptTokenizer
+from policies.openvla.prompt import OpenVLATokenizer
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import Critic, PolicyConfig, TrainConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError, ObjectiveError
@@ -74,7 +74,7 @@ def test_its_greedy_action_is_that_of_the_checkpoint_alone(published) -> None:
     observation = shown(size=36)
     actions = policy.act(policy.encode(observation), None, 1.0).actions
     checkpoint = read_checkpoint(published)
-    processor, tokenizer = read_processor(published, checkpoint.config), PromptTokenizer(published, 32000)
+    processor, tokenizer = read_processor(published, checkpoint.config), OpenVLATokenizer(published, 32000)
     for row, text in enumerate(observation.instruction):
         squared = torch.from_numpy(processor.squared(stacked(observation)[row, 0].numpy()))
         prompt, pixels = tokenizer.row(text, 24), processor.normalised(squared[None, None])

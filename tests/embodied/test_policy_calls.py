@@ -49,8 +49,8 @@ def test_actions_of_a_chunk_may_repeat_noise() -> None:
         config = tiny(f"policy.noise_repeat={repeat}", "env.num_envs=64", "env.block_size=64")
         stage = RolloutStage(training_workflow(config, str(clone(config))).stages["policy"].config)  # pyright: ignore
         stage.setup(solo_context((0,), "cpu"))
-        stage._rollouts[0] = _Rollout()
-        drawn[repeat] = torch.cat([stage._noise(StepContext(0, chunk_step=step), 0) for step in range(16)])
+        stage._rollouts[0], kind = _Rollout(), stage._policy.spec.noise
+        drawn[repeat] = torch.cat([stage._noise(StepContext(0, chunk_step=step), 0, kind) for step in range(16)])
     none, half, whole = (drawn[repeat] for repeat in (0.0, 0.5, 1.0))
     assert torch.equal(whole, none[:, :1].expand_as(none))
     same = (half[:, 1:] == half[:, :-1]).float().mean()

@@ -25,8 +25,9 @@ from torch.nn import functional as F
 from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.folder import read_checkpoint, write_checkpoint
 from policies.pi.network import FlowNetwork, Prefix, new_network, placed
-from policies.pi.processors import Processors, RelativeActions, prompt_for, resized
+from policies.pi.processors import Processors, prompt_for, resized
 from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.data.relative_actions import RelativeActions
 
 ORACLES = Path(os.environ.get("RLINF_LEROBOT_ORACLES", REPOSITORY / "tests" / "oracles" / "lerobot"))
 LIMIT = 1e-4  # of a difference divided by the largest golden value, or by 1; integers must be equal
@@ -238,7 +239,7 @@ def test_names_and_shapes_at_full_size_are_those_of_the_reference(name, tmp_path
     raw["output_features"] = {"action": {"type": "ACTION", "shape": [7]}}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with torch.device("meta"):
-        network = new_network(read_config(tmp_path, tmp_path / "no backbone"))
+        network = new_network(read_config(tmp_path / "config.json", tmp_path / "no backbone"))
     shapes = {f"model.{key}": list(tensor.shape) for key, tensor in network.state_dict().items()}
     known = json.loads((full / f"{name}_keys.json").read_text())
     assert shapes == known["shapes"]
@@ -276,12 +277,16 @@ def test_relative_actions_are_those_of_the_reference() -> None:
     actions, offset = goldens["relative.action"], relative.offset(goldens["relative.state"], len(names))
     near(actions - offset, goldens["relative.relative"])
     near(actions - offset + offset, goldens["relative.back"])
+    wanted = goldens["relative.short_mask"]
+    number = 1 + max(d for d in range(len(names)) if not torch.equal(wanted[..., d], actions[..., d]))
+    short = RelativeActions(enabled=True, exclude_joints=joints, action_names=names[:number])
+    near(actions - short.offset(goldens["relative.state"], len(names)), wanted)
 
 
 @pytest.mark.parametrize(("name", "state_mode"), [("pi0", NormMode.mean_std), ("pi05", NormMode.quantiles)])
 def test_relative_actions_pass_through_both_processors(name, state_mode, tmp_path) -> None:
     facts, goldens = plain_functions()
-    config = read_config(ORACLES / name / "checkpoint", backbone_of(name, tmp_path / "backbone"))
+    config = read_config(ORACLES / name / "checkpoint" / "config.json", backbone_of(name, tmp_path / "backbone"))
     own = facts["pipeline_state_stats"]
     kinds = {kind: torch.tensor(value) for kind, value in own.items()}
     names, joints = facts["relative"]["action_names"], facts["relative"]["exclude_joints"]

@@ -28,9 +28,8 @@ from tests.policy_contract import require_contract, value_of
 ROWS = 6
 PICK = env_spec("PickCube-v1", ROWS, 5, 50, 7, 34, 50, 64, ("base_camera",))
 EXAMPLE = Path(__file__).resolve().parents[2] / "experiments/examples/own_policy.yaml"
-SMOLVLA = Path(__file__).with_name("smolvla_toy.yaml")
 KINDS = ["tiny_vla", "flow_vla", "state", "actor_critic", "soft_actor"]
-KINDS += [pytest.param(str(path), id=path.stem) for path in (SMOLVLA, EXAMPLE)]
+KINDS += [pytest.param(str(EXAMPLE), id=EXAMPLE.stem)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,0 +1,259 @@
+"""pi0, pi0.5 and SmolVLA behind the `Policy` protocol: chunks flow out of noise (policies/flow.py).
+
+images, instruction --processors--> [-1, 1] and ids --language model--> keys and values --\\
+state --normalise--> ------------------------------------------------ (or in the prompt) --expert--> velocity
+chain of [C, 32] --first A dimensions, un-normalise, add the state (relative actions), clip--> [-1, 1] of the env
+
+A chunk has as many actions as the folder's, of which env.execute_steps are executed.  A critic on observations reads
+the expert's hidden states of a chunk of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Normal
+from torch.nn import functional as F
+
+from policies.adapters import inject_adapters
+from policies.checkpoint_folder import read_json, seeded
+from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
+from policies.flow import ActsByFlow, Flow, Velocity
+from policies.pi.config import OPTIONS, WHOLE, Family, PiOptions, Stochastic
+from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
+from policies.pi.network import Prefix
+from policies.pi.processors import resized
+from policies.published_folder import FILE, link_weights, read_described, read_parts, write_parts
+from policies.vision import image_features, require_seen
+from rlinf_embodied.config import Critic, PolicyConfig, Precision
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.options import typed
+from rlinf_embodied.interfaces.policies import Distribution, Features, ImitationPolicy, Noise
+
+_CAMERA = "observation.images."
+_IMAGE = "images."  # as `image_features` names them
+_IS_PAD = "action_is_pad"
+
+
+class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
+    """Features: "proprio" [B, P], and "keys" and "values" [B, layers, heads, L, D] with "valid" [B, L] of the prefix.
+
+    Or, where the language model is trained or nothing is cached, "ids" and "present" [B, L], and the images.
+    """
+
+    reads_published = True
+    proprio_jitter = 0.0  # the state is in the data's own units
+    options_type = PiOptions
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Refuses: there is no network without a folder.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"policy.name is {config.name!r}, which begins with the network of a folder: give a folder in LeRobot's "
+            "layout as warm_start.checkpoint=<dir>; experiments/examples/small_pi.py makes a small one with random "
+            "weights"
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> PiPolicy:
+        """See Policy; published folders need `env` and `config`.
+
+        Raises:
+            CheckpointError: the folder is damaged or of another policy, see policies/pi/folder.py.
+            ConfigError: options that are unknown, or do not fit the folder or the env.
+        """
+        config, env = read_described(folder, env, config, PiOptions, ("lora",), ("expert_only", "freeze_vision"))
+        options = typed(config.options, PiOptions, OPTIONS)
+        require_seen(config, env)
+        path = folder / FILE  # a folder that was trained here holds what its options named
+        kept = read_json(path, WHOLE)["policy"]["options"] if path.is_file() else {}
+        backbone, statistics = (
+            Path(given).expanduser() if given is not None and given != kept.get(name) else None
+            for name, given in (("backbone", options.backbone), ("statistics", options.statistics))
+        )
+        dtype = torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
+        checkpoint = read_checkpoint(folder, backbone, dtype)
+        if statistics is not None:
+            measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
+            made = checkpoint.processors.with_statistics(measured)
+            robot = checkpoint.config.of_robot(made.state.size, made.action.size)
+            checkpoint = replace(checkpoint, processors=made, config=robot)
+        policy = cls.__new__(cls)
+        policy._build(config, env, options, checkpoint)
+        read_parts(folder, policy.module, bool(options.lora.rank))
+        return policy
+
+    def _build(self, config: PolicyConfig, env: EnvSpec, options: PiOptions, checkpoint: Checkpoint) -> None:
+        self.config, self.env, self.options, self.checkpoint = config, env, options, checkpoint
+        own, network = checkpoint.config, checkpoint.network
+        _require_fitting(env, checkpoint)
+        self._cameras = _matched(checkpoint, env, options)
+        steps, one = options.steps or own.steps, options.stochastic_steps is Stochastic.one
+        self.flow = Flow(env.chunk, env.action_dim, steps, own.max_action_dim, env.executed, one)
+        start = Noise((1, *self.flow.shape), Distribution.normal)
+        self.spec = replace(self.flow.spec(config.name), greedy_noise=start)
+        self.imitation_noise = self.flow.imitation_noise()
+        trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
+        if options.lora.rank:
+            kept = {id(p) for p in trained}
+            still = [m for m in network.modules() if not any(id(p) in kept for p in m.parameters())]
+            inject_adapters(network, options.lora, 0, f"{OPTIONS}.lora", without_gradient=still)
+        else:
+            network.requires_grad_(False)
+            for parameter in trained:
+                parameter.requires_grad_(True)
+                parameter.data = parameter.data.float()
+        with seeded(0, "critic"):
+            privileged = config.critic is Critic.privileged
+            critic = ValueHead(env.privileged_dim if privileged else own.expert.width, options.critic_hidden_size)
+        scale = Standardise(env.privileged_dim if privileged else 0)
+        self.module: Any = nn.ModuleDict({"model": network, "critic": critic, "privileged_scale": scale}).eval()
+
+    # ------------------------------------------------------------------------------------------------------ inference
+    def encode(self, observation: Observation) -> Features:
+        """Returns what the expert reads of a frozen language model, or what the language model reads."""
+        processors, proprio = self.checkpoint.processors, observation.proprio
+        prompts = processors.prompts(observation.instruction, processors.normalised_state(proprio))
+        ids, present = (part.to(proprio.device) for part in self.checkpoint.tokenizer(prompts, fixed=True))
+        features = {"proprio": proprio, "ids": ids, "present": present, **image_features(observation)}
+        if not (self.options.expert_only and self.options.cache_prefix):
+            return features
+        with torch.no_grad():
+            context = self._context(features)
+        keys, values = (torch.stack(parts, 1) for parts in zip(*context.layers, strict=True))
+        return {"proprio": proprio, "keys": keys, "values": values, "valid": context.valid}
+
+    def _context(self, features: Features) -> Prefix:
+        if "keys" in features:
+            layers = list(zip(features["keys"].unbind(1), features["values"].unbind(1), strict=True))
+            return Prefix(layers, features["valid"])
+        own, ids = self.checkpoint.config, features["ids"]
+        images, shown, present = [], [], torch.ones(len(ids), dtype=torch.bool, device=ids.device)
+        for camera in own.cameras:
+            if camera in self._cameras:
+                pixels = features[_IMAGE + self._cameras[camera]].permute(0, 3, 1, 2).float() / 255.0
+                images.append(resized(pixels, own.image_size, centred=own.family is not Family.smolvla))
+                shown.append(present)
+        missing = len(own.cameras) - len(images)
+        missing = min(missing, own.empty_cameras) if own.family is Family.smolvla else missing
+        images += [torch.full_like(images[0], -1.0)] * missing
+        shown += [torch.zeros_like(present)] * missing
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.options.expert_only):
+            return self.module.model.context(images, shown, ids, features["present"])
+
+    def _prefix(self, features: Features) -> Prefix:
+        state = self.checkpoint.processors.normalised_state(features["proprio"])
+        padded = F.pad(state, (0, self.checkpoint.config.max_state_dim - state.shape[1]))
+        return self.module.model.prefix(self._context(features), padded)
+
+    def _velocity(self, features: Features) -> Velocity:
+        """Returns the velocity from noise (0) to actions (1)."""
+        model, prefix = self.module.model, self._prefix(features)
+        return lambda x, time: -model.velocity(prefix, x, (1.0 - time.double()).float())
+
+    def _actions(self, features: Features, x: Tensor) -> Tensor:
+        actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
+        return actions.clamp(-1.0, 1.0)
+
+    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
+        if self.config.critic is Critic.privileged:
+            assert privileged is not None, "a privileged critic was handed no privileged state"
+            return self.module.critic(self.module.privileged_scale(privileged))
+        return self.module.critic(self.value_features(features)[HIDDEN])
+
+    @torch.no_grad()
+    def value_features(self, features: Features) -> Features:
+        if HIDDEN in features:
+            return features
+        empty = torch.zeros(len(features["proprio"]), *self.flow.shape, device=features["proprio"].device)
+        return {HIDDEN: self.module.model.hidden(self._prefix(features), empty, empty[:, 0, 0])}
+
+    # ------------------------------------------------------------------------------------------------------- training
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """Returns what of the network is trained: the expert, the language model and vision if asked, or adapters."""
+        return [p for p in self.module.model.parameters() if p.requires_grad]
+
+    def value_parameters(self) -> list[nn.Parameter]:
+        return list(self.module.critic.parameters())
+
+    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
+        """Returns B times |v - (noise - actions)|^2, a mean over real dimensions and the C steps (scalar).
+
+        x_t = t noise + (1 - t) actions at Beta-distributed t.  SmolVLA's mean is over steps within the episode:
+        targets["action_is_pad"] is bool [B, C]; pi0 and pi0.5 take none out, as LeRobot.
+
+        Args:
+            features: see the class.
+            actions: of the env, float32 [B, C, A].
+            targets: "noise" [B, C * D + 1]: noise, and what decides t.
+        """
+        own, noise = self.checkpoint.config, targets["noise"][:, :-1].unflatten(1, self.flow.shape)
+        wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
+        wanted = F.pad(wanted, (0, own.max_action_dim - actions.shape[2]))
+        (alpha, _), (scale, offset) = own.beta, own.time_range
+        time = Normal(0.0, 1.0).cdf(targets["noise"][:, -1]) ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
+        return len(actions) * self._loss(features, wanted, noise, time, targets.get(_IS_PAD))
+
+    def _loss(self, features: Features, wanted: Tensor, noise: Tensor, time: Tensor, is_pad: Tensor | None) -> Tensor:
+        """Returns the loss of a batch as LeRobot has it (scalar): of normalised actions and noise [B, C, D], t [B]."""
+        x = torch.lerp(wanted, noise, time[:, None, None])
+        error = noise - wanted - self.module.model.velocity(self._prefix(features), x, time)
+        losses = error[..., : self.env.action_dim].square().mean(2)
+        if is_pad is None or self.checkpoint.config.family is not Family.smolvla:
+            return losses.mean()
+        return (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
+
+    # ---------------------------------------------------------------------------------------------------------- files
+    def save(self, folder: Path) -> None:
+        """Writes LeRobot's layout with what this project adds; weights below adapters are links to where they lie."""
+        checkpoint, lora = self.checkpoint, self.options.lora
+        folder.mkdir(parents=True, exist_ok=True)
+        if lora.rank and checkpoint.folder.is_dir():
+            link_weights(checkpoint.folder, folder)
+            write_described(checkpoint, folder)
+        else:
+            write_checkpoint(checkpoint, folder)
+        write_parts(folder, self.config, self.env, self.module, lora)
+
+
+def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:
+    own, processors = checkpoint.config, checkpoint.processors
+    rule = f"the policy predicts chunks of {own.chunk} actions, of which env.execute_steps are executed"
+    require(env.chunk == own.chunk, "env.chunk", env.chunk, rule, f"set env.chunk={own.chunk}")
+    for name, ours, theirs, scale, most in (
+        ("proprio", env.proprio_dim, own.state_dim, processors.state, own.max_state_dim),
+        ("actions", env.action_dim, own.action_dim, processors.action, own.max_action_dim),
+    ):
+        measured = f"its statistics are of {scale.size}, and at most {most} fit"
+        rule = f"the policy in {checkpoint.folder} is of a robot with {theirs}, {measured}"
+        fits = ours == theirs <= most and scale.size in (None, ours)
+        action = f"use another env or folder, or name its data as {OPTIONS}.statistics"
+        require(fits, f"{env.task}: numbers in {name}", ours, rule, action)
+    rule = "training times are drawn of Beta(alpha, 1)"
+    require(own.beta[1] == 1.0, "config.json: time_sampling_beta_beta", own.beta[1], rule, "use 1.0")
+
+
+def _matched(checkpoint: Checkpoint, env: EnvSpec, options: PiOptions) -> dict[str, str]:
+    """Returns the env's camera for each of the policy's that has one."""
+    theirs = [name for name in checkpoint.config.cameras if "empty_camera_" not in name]
+    rename = checkpoint.processors.rename
+    found = {_CAMERA + name.removeprefix(_CAMERA): camera for name, camera in options.cameras.items()}
+    if not found:
+        found = {rename.get(_CAMERA + camera, _CAMERA + camera): camera for camera in env.cameras}
+        if not set(found) & set(theirs):
+            found = dict(zip(theirs, env.cameras, strict=False))
+    action = f"map the policy's cameras to the env's: {OPTIONS}.cameras={{<policy's>: <env's>}}"
+    rule = f"the policy sees {', '.join(name.removeprefix(_CAMERA) for name in theirs)}"
+    fits = set(found) <= set(theirs) and set(found.values()) == set(env.cameras)
+    require(fits, "env.cameras", list(env.cameras), rule, action)
+    return found
