@@ -85,9 +85,10 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         checkpoint = read_checkpoint(folder, backbone, dtype)
         if statistics is not None:
             measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
-            made = checkpoint.processors.with_statistics(measured)
-            robot = checkpoint.config.of_robot(made.state.size, made.action.size)
-            checkpoint = replace(checkpoint, processors=made, config=robot)
+            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(measured))
+        if checkpoint.processors.are_unmeasured or statistics is not None:  # a base model is of no robot
+            robot = checkpoint.config.of_robot(env.proprio_dim, env.action_dim)
+            checkpoint = replace(checkpoint, config=robot)
         policy = cls.__new__(cls)
         policy._build(config, env, options, checkpoint)
         read_parts(folder, policy.module, bool(options.lora.rank))
@@ -163,7 +164,7 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
-        return actions.clamp(-1.0, 1.0)
+        return actions.clamp(-1.0, 1.0) if self.options.clip_actions else actions
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         if self.config.critic is Critic.privileged:
@@ -187,31 +188,22 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         return list(self.module.critic.parameters())
 
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns B times |v - (noise - actions)|^2, a mean over real dimensions and the C steps (scalar).
+        """Returns B times |v - (noise - actions)|^2, a mean over real dimensions and steps (scalar).
 
-        x_t = t noise + (1 - t) actions at Beta-distributed t.  SmolVLA's mean is over steps within the episode:
-        targets["action_is_pad"] is bool [B, C]; pi0 and pi0.5 take none out, as LeRobot.
-
-        Args:
-            features: see the class.
-            actions: of the env, float32 [B, C, A].
-            targets: "noise" [B, C * D + 1]: noise, and what decides t.
+        x_t = t noise + (1 - t) actions at Beta-distributed t; targets["noise"] [B, C * D + 1] is the noise and what
+        decides t.  SmolVLA leaves out steps beyond the episode's end, bool [B, C] targets["action_is_pad"], as LeRobot.
         """
         own, noise = self.checkpoint.config, targets["noise"][:, :-1].unflatten(1, self.flow.shape)
         wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
         wanted = F.pad(wanted, (0, own.max_action_dim - actions.shape[2]))
         (alpha, _), (scale, offset) = own.beta, own.time_range
         time = Normal(0.0, 1.0).cdf(targets["noise"][:, -1]) ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
-        return len(actions) * self._loss(features, wanted, noise, time, targets.get(_IS_PAD))
-
-    def _loss(self, features: Features, wanted: Tensor, noise: Tensor, time: Tensor, is_pad: Tensor | None) -> Tensor:
-        """Returns the loss of a batch as LeRobot has it (scalar): of normalised actions and noise [B, C, D], t [B]."""
         x = torch.lerp(wanted, noise, time[:, None, None])
         error = noise - wanted - self.module.model.velocity(self._prefix(features), x, time)
-        losses = error[..., : self.env.action_dim].square().mean(2)
-        if is_pad is None or self.checkpoint.config.family is not Family.smolvla:
-            return losses.mean()
-        return (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
+        losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(_IS_PAD)
+        if is_pad is None or own.family is not Family.smolvla:
+            return losses.mean(1).sum()
+        return len(actions) * (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
 
     # ---------------------------------------------------------------------------------------------------------- files
     def save(self, folder: Path) -> None:

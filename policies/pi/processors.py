@@ -104,6 +104,11 @@ class Processors:
     tokenizer_name: str = ""
     rename: Mapping[str, str] = field(default_factory=dict)  # of a dataset's features to the policy's
 
+    @property
+    def are_unmeasured(self) -> bool:
+        """Whether statistics are missing that the modes ask for, as in base models."""
+        return any(part.mode is not NormMode.identity and part.size is None for part in (self.state, self.action))
+
     def normalised_state(self, state: Tensor) -> Tensor:
         """Returns what the network reads of a state [B, D]."""
         return self.state.forward(state)

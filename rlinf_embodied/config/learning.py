@@ -81,7 +81,7 @@ class WarmStartConfig(FineTuningPhases):
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot folder
     from_scratch: bool = False  # a new policy
     num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
-    region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
+    speeds: list[float] = field(default_factory=lambda: [1.0])  # of the expert's hand, by episode, 1: the fastest
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts for this many steps only
     cache_gb: float = 4.0  # of a worker, for decoded images of datasets, and again for cached features
@@ -97,8 +97,7 @@ class WarmStartConfig(FineTuningPhases):
         self.require_phases("warm_start")
         require_numbers(self, "warm_start", "noise_steps", "cache_gb", low=0)
         require_numbers(self, "warm_start", "decoders", low=1)
-        region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
-        known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
-        require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
+        holds, rule = self.speeds and all(0 < speed <= 1 for speed in self.speeds), "each is above 0 and at most 1"
+        require(bool(holds), "warm_start.speeds", self.speeds, rule, "use [1.0]")
         holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
         require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")

@@ -98,24 +98,18 @@ def test_a_block_without_any_success_is_an_error_of_the_expert() -> None:
         stage.prepare(StepContext(0))
 
 
-def test_demonstrations_of_a_region_begin_there_and_those_that_did_before_are_the_same() -> None:
-    def starts(*overrides: str) -> list[list[float]]:
-        return [
-            part.object_positions[0].tolist()
-            for part in shown(collected(tiny("warm_start.noise=[0.0]", *overrides))[0])
-        ]
+def test_slow_experts_need_longer_and_their_episodes_are_whole() -> None:
+    def episodes(*overrides: str) -> list[Demonstrations]:
+        return shown(collected(tiny("warm_start.noise=[0.0]", *overrides))[0])
 
-    everywhere, corner = starts(), starts("warm_start.region=[0.0,1.0,-1.0,0.2]")
-    inside = [x >= 0.0 and y <= 0.2 for x, y, _ in everywhere]
-    assert 0 < sum(inside) < len(everywhere) == len(corner)
-    assert all(x >= 0.0 and y <= 0.2 for x, y, _ in corner)
-    assert [p for p, holds in zip(everywhere, inside, strict=True) if holds] == [
-        p for p, holds in zip(corner, inside, strict=True) if holds
-    ]
-    with pytest.raises(
-        SimulatorError, match=r"warm_start.region is \[3.0, 4.0, 0.0, 1.0\], but .* use a larger region"
-    ):
-        collected(tiny("warm_start.region=[3.0,4.0,0.0,1.0]"))
+    fast, slow = episodes(), episodes("warm_start.speeds=[1.0,0.25]")
+    assert len(fast) == len(slow)  # whoever is slow may take more steps than env.horizon
+    unchanged = [torch.equal(one.actions, other.actions) for one, other in zip(fast, slow, strict=True)]
+    assert sum(unchanged) == len(fast) / 2
+    for one, other, same in zip(fast, slow, unchanged, strict=True):
+        assert torch.equal(one.observation.proprio[0], other.observation.proprio[0])
+        assert same or float(other.actions.abs().max()) == 0.25
+    assert sum(map(len, slow)) > 1.5 * sum(map(len, fast))
 
 
 def test_inputs_are_standardised_by_the_demonstrations() -> None:
