@@ -68,8 +68,8 @@ class Chunks(Protocol):
         """The simulator's state at the beginning of every chunk, float32 [M, Q]; None where no simulator ran."""
         ...
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
-        """Returns these chunks, in this order."""
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
+        """Returns these chunks, in this order, with or without their images."""
         ...
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
@@ -112,10 +112,11 @@ class Demonstrations:
     def privileged(self) -> Tensor | None:
         return self.observation.privileged
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
         index = index.tolist() if isinstance(index, Tensor) else list(index)
         pick = lambda column: None if column is None else column[index]  # noqa: E731
-        observation, actions = self.observation.rows(index), self.actions[index]
+        observation, actions = self.observation if images else self.observation.without_images(), self.actions[index]
+        observation = observation.rows(index)
         return Demonstrations(observation, actions, pick(self.object_positions), pick(self.is_pad), self.source)
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
@@ -159,8 +160,8 @@ class _Several:
                 yield part, wanted[at] - first, at
             first += len(part)
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
-        found = [(part.rows(own), at) for part, own, at in self._split(index)]
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
+        found = [(part.rows(own, images), at) for part, own, at in self._split(index)]
         order = torch.cat([at for _, at in found]).argsort()
         return Demonstrations.concatenate([part for part, _ in found]).rows(order)
 
@@ -399,19 +400,23 @@ class FineTuning(_Imitating):
         return {b: torch.cat([pooled(part) for part in _parts(shown)]) for b, shown in data.items()}
 
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
-        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index)
+        cached = None if whole else self._features.get(block)
+        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index, images=cached is None)
         shape = tuple(part.proprio.shape[1:])
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         targets |= part.targets(self._device, helpers=whole)
         if whole:
             observation = part.observation.to(self._device)
-            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+            features = self._policy.encode_trainable(observation)
+            if self._jitter and "proprio" not in features:
+                features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+        elif cached is not None:
+            features = {name: value[index] for name, value in cached.items()}
         else:
-            cached = self._features.get(block)
-            features = {n: v[index] for n, v in cached.items()} if cached else self._encoded(part.observation)
-            if "proprio" in features:
-                features["proprio"] = features["proprio"] + jitter
+            features = self._encoded(part.observation)
+        if "proprio" in features:
+            features["proprio"] = features["proprio"] + jitter
         return self._loss(features, part.actions.to(self._device), targets)
 
     @torch.no_grad()
