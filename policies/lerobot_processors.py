@@ -11,7 +11,8 @@ from torch import Tensor
 
 from policies.checkpoint_folder import read_json, write_json
 from policies.published_folder import read_tensors
-from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.config import NormMode
+from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.errors import CheckpointError
 
 PRE, POST = "policy_preprocessor", "policy_postprocessor"
