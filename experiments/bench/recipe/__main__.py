@@ -36,7 +36,7 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2]
-_SLOW = ["warm_start.num_demos=240", "warm_start.speeds=[0.1,0.15,0.2,0.3]"]  # as in configs/run/demo.yaml
+_SLOW = ["warm_start.num_demos=240", "warm_start.speeds=[0.12,0.16,0.22,0.32]"]  # as in configs/run/demo.yaml
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
     "table": ["env=maniskill_pick", "algorithm=ppo_finetune", "run.num_iterations=36", "run.until_success=0.995"],
