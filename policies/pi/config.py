@@ -15,12 +15,12 @@ from typing import Any, cast
 from policies.checkpoint_folder import read_json
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require_numbers
+from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG, SIZES = "config.json", "sizes.json"
 OPTIONS = "policy.options"  # in the config of a run
 WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
-STATE, ACTION = "observation.state", "action"
 
 _VISION = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
 _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -96,9 +96,8 @@ class PiConfig:
         every = self.self_attention_every
         return not (every > 0 and layer % every == 0)
 
-    def of_robot(self, state_dim: int | None, action_dim: int | None) -> PiConfig:
-        """Returns the config for another robot, as when LeRobot fine-tunes on its data; None: as it was."""
-        state, action = state_dim or self.state_dim, action_dim or self.action_dim
+    def of_robot(self, state: int, action: int) -> PiConfig:
+        """Returns the config for a robot of so many numbers, as when LeRobot fine-tunes on its data."""
         inputs = {**self.raw["input_features"], STATE: {"type": "STATE", "shape": [state]}}
         outputs = {ACTION: {"type": "ACTION", "shape": [action]}}
         raw = {**self.raw, "input_features": inputs, "output_features": outputs}
@@ -237,8 +236,8 @@ class PiOptions:
     """How a folder's policy acts and what of it is trained."""
 
     backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
-    statistics: str | None = None  # meta/stats.json of a LeRobot dataset, in place of the folder's own
     cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
+    clip_actions: bool = True  # to [-1, 1]; false for an env that takes actions in the units of the data
     steps: int = 0  # K of a chain; 0: the folder's
     stochastic_steps: Stochastic = Stochastic.one
     expert_only: bool = True  # false: the language model is trained as well

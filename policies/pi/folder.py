@@ -47,12 +47,10 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path, backbone: Path | None = None, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Returns what a folder holds.
+    """Returns what a folder in LeRobot's layout holds.
 
-    Args:
-        folder: in LeRobot's layout.
-        backbone: where tokenizer and sizes of the backbone are, if not in the folder's own part.
-        dtype: of the weights; with bfloat16 norms, vision and the outer projections stay float32.
+    `backbone` is where tokenizer and sizes of the backbone are, if not in the folder's own part.  With a `dtype` of
+    bfloat16 norms, vision and the outer projections stay float32.
 
     Raises:
         CheckpointError: a file is missing or damaged, the folder is of another policy, a tensor is missing, unknown, of

@@ -88,11 +88,10 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def placed(valid: Tensor, before: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns what is valid now, bool [B, P + L], and positions [B, L] and sight [B, L, P + L] of the new tokens.
+    """Returns what is valid now, bool [B, P + L], and positions [B, L] and sight [B, L, P + L] of new tokens.
 
-    Args:
-        valid: bool [B, L], of the new tokens: padding takes no position, and neither sees nor is seen.
-        before: bool [B, P], of earlier ones.
+    `valid` [B, L] tells which of these are no padding, which takes no position, and neither sees nor is seen; `before`
+    [B, P] is what was valid earlier.
     """
     whole = valid if before is None else torch.cat([before, valid], 1)
     positions = (whole.long().cumsum(1) - 1)[:, -valid.shape[1] :]
@@ -222,6 +221,8 @@ class FlowNetwork(nn.Module):
     """What the three families share; see `Pi0` and `SmolVLA`."""
 
     _parts: ClassVar[tuple[str, str, str, str]]  # names of language model, expert, vision tower and its projector
+    action_time_mlp_in: Any
+    action_time_mlp_out: Any
     _unused: ClassVar[tuple[str, ...]]  # names of what is published, but never computed with
 
     def __init__(self, config: PiConfig) -> None:
@@ -260,14 +261,17 @@ class FlowNetwork(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Returns the embeddings [B, P, width] of cameras and text, and which of them are valid, bool [B, P].
 
-        Args:
-            seen: what `look` says of each camera, in order, those that are missing last.
-            shown: bool [B] for each camera.
-            ids: of the prompt, int64 [B, L].
-            present: bool [B, L], false at padding.
+        `seen` is what `look` says of each camera, those that are missing last, and `shown` bool [B] of each; `ids` are
+        those of the prompt, int64 [B, L], and `present` is false at padding, bool [B, L].
         """
         masks = [mask[:, None].expand(tokens.shape[:2]) for tokens, mask in zip(seen, shown, strict=True)]
-        return torch.cat([*seen, self.embed(ids)], 1), torch.cat([*masks, present], 1)
+        parts = [*self._surrounded(list(zip(seen, masks, strict=True))), (self.embed(ids), present)]
+        embeddings, valid = zip(*parts, strict=True)
+        return torch.cat(embeddings, 1), torch.cat(valid, 1)
+
+    def _surrounded(self, images: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Returns the tokens of images and their masks as they enter the language model."""
+        return images
 
     def context(self, images: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor) -> Prefix:
         """Returns what the language model makes of images and prompt: what a frozen one needs to compute only once."""
@@ -283,6 +287,11 @@ class FlowNetwork(nn.Module):
         fractions = torch.linspace(0.0, 1.0, width // 2, dtype=torch.float64, device=time.device)
         angles = time.double()[:, None] * (2 * math.pi / (shortest * (longest / shortest) ** fractions))
         return torch.cat([angles.sin(), angles.cos()], 1).float()
+
+    def _timed(self, actions: Tensor, time: Tensor) -> Tensor:
+        """Returns embedded actions [B, C, width] with that of their time [B, width]."""
+        both = torch.cat([actions, time[:, None].expand_as(actions)], 2)
+        return self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
 
     def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
         """Returns what enters the expert of chunks x [B, C, max_action_dim] at times [B]."""
@@ -318,9 +327,10 @@ class FlowNetwork(nn.Module):
 
         Left out is what no gradient reaches: output layers, and the language model behind its last keys and values.
         """
-        last = self.text.layers[-1]
-        idle = [*map(self.get_submodule, self._unused), self.text.norm, last.mlp, last.post_attention_layernorm]
-        idle += [last.self_attn.q_proj, last.self_attn.o_proj]
+        place, layers = self.config.expert_at[-1], self.text.layers
+        last = layers[place]
+        idle = [*map(self.get_submodule, self._unused), self.text.norm, *layers[place + 1 :]]
+        idle += [last.mlp, last.post_attention_layernorm, last.self_attn.q_proj, last.self_attn.o_proj]
         idle += [] if self.config.train_state else [self.get_submodule("state_proj")]
         idle += [] if language else [self.text]
         idle += [] if vision else self.vision
@@ -376,8 +386,7 @@ class Pi0(FlowNetwork):
         if self.config.family is Family.pi05:
             condition = F.silu(self.time_mlp_out(F.silu(self.time_mlp_in(time))))
             return Suffix(actions, torch.ones(length, length, dtype=torch.bool, device=x.device), condition)
-        both = torch.cat([actions, time[:, None].expand_as(actions)], 2)
-        actions = self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both)))
+        actions = self._timed(actions, time)
         sees = torch.ones(length + 1, length + 1, dtype=torch.bool, device=x.device)
         sees[0, 1:] = False  # the state does not see the actions
         assert prefix.state is not None, "pi0 reads the state with the actions"
@@ -416,37 +425,26 @@ class SmolVLA(FlowNetwork):
         self.state_proj = nn.Linear(config.max_state_dim, config.text.width)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * width, width), nn.Linear(width, width)
 
-    def sequence(
-        self, seen: Sequence[Tensor], shown: Sequence[Tensor], ids: Tensor, present: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """As of the others, but image tokens are scaled, too; special tokens are not, and are valid in any case."""
-        scaled = [tokens * math.sqrt(tokens.shape[2]) for tokens in seen]
+    def _surrounded(self, images: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Image tokens are scaled; the special tokens around them are not, and are valid in any case."""
+        scaled = [(tokens * math.sqrt(tokens.shape[2]), mask) for tokens, mask in images]
         if self.special_tokens is None:
-            return super().sequence(scaled, shown, ids, present)
+            return scaled
+        weight, rows = self.text.embed_tokens.weight, len(images[0][1])
         around, whole = self.special_tokens
-        first, last = (self._special(numbers, len(ids)) for numbers in ([around, whole], [around]))
-        always = [torch.ones_like(part[..., 0], dtype=torch.bool) for part in (first, last)]
-        parts = [part for tokens in scaled for part in (first, tokens, last)]
-        masks = [
-            part
-            for tokens, mask in zip(scaled, shown, strict=True)
-            for part in (always[0], mask[:, None].expand(tokens.shape[:2]), always[1])
-        ]
-        return torch.cat([*parts, self.embed(ids)], 1), torch.cat([*masks, present], 1)
-
-    def _special(self, numbers: list[int], rows: int) -> Tensor:
-        weight = self.text.embed_tokens.weight
-        return weight[torch.tensor(numbers, device=weight.device)].expand(rows, -1, -1)
+        first, last = (
+            (weight[numbers].expand(rows, -1, -1), images[0][1].new_ones(rows, len(numbers)))
+            for numbers in ([around, whole], [around])
+        )
+        return [part for image in scaled for part in (first, image, last)]
 
     def prefix(self, context: Prefix, state: Tensor) -> Prefix:
         token = self.state_proj(state.to(self.state_proj.weight.dtype))[:, None]
         return self.text.read(token, torch.ones_like(context.valid[:, :1]), context)
 
     def suffix(self, prefix: Prefix, x: Tensor, time: Tensor) -> Suffix:
-        actions, length = self.action_in_proj(x), x.shape[1]
-        both = torch.cat([actions, self.time_embedding(time)[:, None].expand_as(actions)], 2)
-        causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
-        return Suffix(self.action_time_mlp_out(F.silu(self.action_time_mlp_in(both))), causal)
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        return Suffix(self._timed(self.action_in_proj(x), self.time_embedding(time)), causal)
 
 
 def new_network(config: PiConfig, special_tokens: tuple[int, int] | None = None) -> FlowNetwork:

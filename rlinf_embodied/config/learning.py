@@ -17,6 +17,16 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+class NormMode(StrEnum):
+    """How a feature is normalised (data/normalisation.py); the values are LeRobot's."""
+
+    mean_std = "MEAN_STD"
+    min_max = "MIN_MAX"
+    quantiles = "QUANTILES"
+    quantile10 = "QUANTILE10"
+    identity = "IDENTITY"
+
+
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
     """A policy: what all of them have; the rest is in `options`, a dataclass in the policy's own module."""
@@ -26,9 +36,15 @@ class PolicyConfig:
     critic: Critic = Critic.privileged
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
     noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the one before it
+    # by statistics of the files that a new policy learns from; null: actions lie in [-1, 1], states are standardised.
+    # tiny_vla says values in [-1, 1]: with mean_std it cannot choose actions beyond one standard deviation
+    normalise_actions: NormMode | None = None
+    normalise_state: NormMode | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
+        for name in ("normalise_actions", "normalise_state"):  # a file holds the value
+            setattr(self, name, None if (mode := getattr(self, name)) is None else NormMode(mode))
         require_numbers(self, "policy", "temperature", low=0, above=True)
         require_numbers(self, "policy", "noise_repeat", high=1)
 
@@ -65,7 +81,7 @@ class WarmStartConfig(FineTuningPhases):
     demonstrations: str | None = None  # clone these: a ManiSkill trajectory file (.h5), or a LeRobot folder
     from_scratch: bool = False  # a new policy
     num_demos: int = 480  # of PickCube 480 give 99 % success, 240 give 87 to 96 % (docs/results/recipe.md)
-    region: list[float] | None = None  # demonstrations begin with the object here: x from, x to, y from, y to, metres
+    speeds: list[float] = field(default_factory=lambda: [1.0])  # of the expert's hand, by episode, 1: the fastest
     noise: list[float] = field(default_factory=lambda: [0.0, 0.05, 0.1, 0.3])  # of the expert's actions, by episode
     noise_steps: int = 15  # the largest noise lasts for this many steps only
     cache_gb: float = 4.0  # of a worker, for decoded images of datasets, and again for cached features
@@ -81,8 +97,7 @@ class WarmStartConfig(FineTuningPhases):
         self.require_phases("warm_start")
         require_numbers(self, "warm_start", "noise_steps", "cache_gb", low=0)
         require_numbers(self, "warm_start", "decoders", low=1)
-        region, rule = self.region, "it is a rectangle on the table: x from, x to, y from, y to, in metres"
-        known = region is None or (len(region) == 4 and region[0] < region[1] and region[2] < region[3])
-        require(known, "warm_start.region", region, rule, "use [-0.1,0.1,0,0.1], or null for the whole table")
+        holds, rule = self.speeds and all(0 < speed <= 1 for speed in self.speeds), "each is above 0 and at most 1"
+        require(bool(holds), "warm_start.speeds", self.speeds, rule, "use [1.0]")
         holds, rule = self.noise and min(self.noise) >= 0, "it holds at least one level, and none is negative"
         require(bool(holds), "warm_start.noise", self.noise, rule, "use [0.0]")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,21 +21,22 @@ from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.embodied.env_stage import Controller
 from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, open_dataset, require_actions
-from rlinf_embodied.errors import DataError, SimulatorError
+from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
 from rlinf_embodied.telemetry.progress import report_progress
 
 ROWS = 16  # env rows per worker while demonstrating
-_MOST_STARTS = 200  # draws of an initial state until the object lies in warm_start.region
 
 
-def for_demonstrations(env: EnvConfig) -> EnvConfig:
+def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:
     """Returns the env section for whole episodes, one per row, whose chunks are executed to their end.
 
-    Nothing is perturbed: RL is to cope with a world that demonstrations did not show.
+    Nothing is perturbed: RL is to cope with a world that demonstrations did not show.  The slower the slowest expert
+    is, the longer may an episode be.
     """
-    env = replace(env, perturb=PerturbConfig())
+    horizon = env.horizon if slowest == 1 else math.ceil(env.horizon / slowest / env.chunk) * env.chunk
+    env = replace(env, perturb=PerturbConfig(), horizon=horizon)
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 
@@ -73,7 +75,8 @@ def demonstrator(
 
     def recorded(number: int) -> RecordedChunks:
         frames = dataset.frames(number)
-        require_actions(source.where, f"episode {number}", dataset.columns[ACTION][frames.start : frames.stop])
+        actions = dataset.columns[ACTION][frames.start : frames.stop]
+        require_actions(source.where, f"episode {number}", actions, source.bounded)
         return RecordedChunks(dataset, np.array(frames), spec, cache)
 
     return lambda numbers: [recorded(number) for number in numbers]
@@ -123,47 +126,31 @@ def run_episodes(
 
 
 def _expert(env: VectorEnv, start: WarmStartConfig, seed: int, numbers: Sequence[int]) -> list[Demonstrations | None]:
-    """The scripted expert: noisy actions are executed, clean ones are the labels."""
+    """The scripted expert at a speed: noisy actions are executed, clean ones are the labels."""
+    levels, rows = len(start.noise), len(numbers)
+    speeds = torch.tensor([start.speeds[number // levels % len(start.speeds)] for number in numbers])[:, None]
 
     def controller(chunk_step: int, shown: Observation, labels: list[Tensor]) -> Callable[[int], Tensor]:
         def act(substep: int) -> Tensor:
             clean = env.expert_actions().clamp(-1.0, 1.0)
+            moved = min(3, clean.shape[1])  # where the hand goes is limited and disturbed, not how it turns or grips
+            limit = speeds.to(clean)
+            clean[:rows, :moved] = clean[:rows, :moved].clamp(-limit, limit)
             labels.append(clean)
             step = chunk_step * env.spec.chunk + substep
             noise = torch.zeros_like(clean)
-            moved = min(3, clean.shape[1])  # where the hand goes is disturbed, not how it turns or grips
             drawn = normal(seed, "demonstration", list(numbers), step, shape=(moved,))
-            chosen = [start.noise[number % len(start.noise)] for number in numbers]
-            if step >= start.noise_steps and len(start.noise) > 1:  # the largest one disturbs beginnings
+            chosen = [start.noise[number % levels] for number in numbers]
+            if step >= start.noise_steps and levels > 1:  # the largest one disturbs beginnings
                 chosen = [0.0 if level == max(start.noise) else level for level in chosen]
-            levels = torch.tensor(chosen).to(noise)[:, None]
-            noise[: len(numbers), :moved] = torch.from_numpy(drawn).to(noise) * levels
+            noise[:rows, :moved] = torch.from_numpy(drawn).to(noise) * torch.tensor(chosen).to(noise)[:, None]
             return (clean + noise).clamp(-1.0, 1.0)
 
         return act
 
-    found = run_episodes(env, _reset(env, start.region, seed, numbers), controller, len(numbers))
+    seeds = [int(reset_seed(seed, -1, number)) for number in numbers]
+    found = run_episodes(env, env.reset(seeds, list(range(rows))), controller, rows)
     return [part if solved else None for solved, part in found]
-
-
-def _reset(env: VectorEnv, region: Sequence[float] | None, seed: int, numbers: Sequence[int]) -> Observation:
-    """Starts an episode per row; where a region is given, restarts it until the object lies in it."""
-    again = list(range(len(numbers)))
-    for attempt in range(_MOST_STARTS):
-        seeds = [reset_seed(seed, -1, numbers[row], *([attempt] if attempt else [])) for row in again]
-        observation = env.reset([int(one) for one in seeds], again)
-        places = env.object_positions()
-        if region is None or places is None:
-            return observation
-        x, y = places[: len(numbers), 0], places[: len(numbers), 1]
-        inside = (x >= region[0]) & (x <= region[1]) & (y >= region[2]) & (y <= region[3])
-        again = (~inside).nonzero()[:, 0].tolist()
-        if not again:
-            return observation
-    raise SimulatorError(
-        f"warm_start.region is {region}, but the object of {env.spec.task} did not start there in {_MOST_STARTS} "
-        "draws: use a larger region, in metres"
-    )
 
 
 def _replay(

@@ -102,7 +102,8 @@ class DemonstratedLearner(PolicyLearner):
     def open_sources(self, step_context: StepContext) -> int:
         """Builds the simulator and opens the sources; returns how many rounds `collect` has to be called for."""
         config, kinds = self._config, {source.kind for source in self._config.sources}
-        start, env = config.start, for_demonstrations(config.model.env)
+        start = config.start
+        env = for_demonstrations(config.model.env, min(start.speeds))
         cache = FrameCache(start.cache_gb * 1e9, start.decoders)
         alone = env if Kind.expert in kinds else replace(env, chunk=1)
         self._env: VectorEnv = make_env(alone, ROWS if kinds & {Kind.expert, Kind.maniskill} else 1, self.device)
@@ -171,6 +172,7 @@ class FineTuningLearner(DemonstratedLearner):
         super().setup(context)
         self._made.fresh = self._config.start.checkpoint is None
         self._made.max_feature_bytes = self._config.start.cache_gb * 1e9
+        self._made.weights = [source.weight for source in self._config.sources if source.weight is not None]
 
     def prepare(self, step_context: StepContext) -> None:
         """Measures the demonstrations where the policy is new.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
+from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
 from rlinf_embodied.embodied.warm_start import fine_tuning_of, starting_policy
 from rlinf_embodied.errors import ConfigError, DataError, SimulatorError
@@ -42,8 +44,7 @@ def from_files(path: Path, *overrides: str) -> TrainConfig:
 def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
     """Runs all rounds of a warm start in one worker; returns the stage and the sums of its answers."""
     tuned, one = fine_tuning_of(config), cluster(1)
-    new = replace(tuned, warm_start=replace(config.warm_start, demonstrations=None, from_scratch=True))
-    folder = starting_policy(new, SerialSession(), one, lambda *progress: None)
+    folder = starting_policy(tuned, SerialSession(), one, lambda *progress: None)
     stage = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), str(folder)))
     stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
     answers = [stage.collect(StepContext(number)) for number in range(stage.open_sources(StepContext(0)))]
@@ -97,24 +98,18 @@ def test_a_block_without_any_success_is_an_error_of_the_expert() -> None:
         stage.prepare(StepContext(0))
 
 
-def test_demonstrations_of_a_region_begin_there_and_those_that_did_before_are_the_same() -> None:
-    def starts(*overrides: str) -> list[list[float]]:
-        return [
-            part.object_positions[0].tolist()
-            for part in shown(collected(tiny("warm_start.noise=[0.0]", *overrides))[0])
-        ]
+def test_slow_experts_need_longer_and_their_episodes_are_whole() -> None:
+    def episodes(*overrides: str) -> list[Demonstrations]:
+        return shown(collected(tiny("warm_start.noise=[0.0]", *overrides))[0])
 
-    everywhere, corner = starts(), starts("warm_start.region=[0.0,1.0,-1.0,0.2]")
-    inside = [x >= 0.0 and y <= 0.2 for x, y, _ in everywhere]
-    assert 0 < sum(inside) < len(everywhere) == len(corner)
-    assert all(x >= 0.0 and y <= 0.2 for x, y, _ in corner)
-    assert [p for p, holds in zip(everywhere, inside, strict=True) if holds] == [
-        p for p, holds in zip(corner, inside, strict=True) if holds
-    ]
-    with pytest.raises(
-        SimulatorError, match=r"warm_start.region is \[3.0, 4.0, 0.0, 1.0\], but .* use a larger region"
-    ):
-        collected(tiny("warm_start.region=[3.0,4.0,0.0,1.0]"))
+    fast, slow = episodes(), episodes("warm_start.speeds=[1.0,0.25]")
+    assert len(fast) == len(slow)  # whoever is slow may take more steps than env.horizon
+    unchanged = [torch.equal(one.actions, other.actions) for one, other in zip(fast, slow, strict=True)]
+    assert sum(unchanged) == len(fast) / 2
+    for one, other, same in zip(fast, slow, unchanged, strict=True):
+        assert torch.equal(one.observation.proprio[0], other.observation.proprio[0])
+        assert same or float(other.actions.abs().max()) == 0.25
+    assert sum(map(len, slow)) > 1.5 * sum(map(len, fast))
 
 
 def test_inputs_are_standardised_by_the_demonstrations() -> None:
@@ -149,8 +144,8 @@ def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task
     ("change", "error", "words"),
     [
         ({"task": "PushCube-v1"}, ConfigError, "recorded with 'PushCube-v1': use that"),
-        ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
-        ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
+        ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* finite"),
+        ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* set policy.normalise_actions"),
         ({"number": 3}, DataError, "holds 3 episodes, .* record more"),
         ({"steps": 13}, ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=13"),
     ],
@@ -240,6 +235,34 @@ def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=words):
             collected(from_files(dataset(tmp_path / name, tiny(), **change)))
+
+
+@pytest.mark.parametrize("policy", ["tiny_vla", "flow_vla"])
+def test_actions_and_states_in_degrees_are_learned_and_chosen(tmp_path: Path, policy: str) -> None:
+    degrees = {"actions": lambda a: a * 90, "state": lambda a: np.linspace(-180, 180, 4 * len(a)).reshape(-1, 4)}
+    folder = dataset(tmp_path / "set", tiny(), **degrees)
+    with pytest.raises(DataError, match=r"is -?\d+.*lie in \[-1, 1\]: .* set policy.normalise_actions=min_max"):
+        collected(from_files(folder))
+    settings = [f"policy={policy}", "policy.normalise_actions=min_max", "policy.normalise_state=quantiles"]
+    config = from_files(folder, "policy.critic=observation", "warm_start.epochs=8", *settings)
+    stage, _ = collected(config)
+    stage.prepare(StepContext(0))
+    losses = [stage.run(StepContext(epoch), {}).report["losses/imitation_loss"] for epoch in range(8)]
+    assert losses[-1] < losses[0]
+    stage.save_policy(StepContext(0), str(tmp_path / "saved"))
+    again = load_policy(config.policy, str(tmp_path / "saved"), "cpu").policy
+    part = stage._data[0].rows([0, 1, 2])
+    for made in (stage.shared.policy, again):
+        chosen = made.act(made.encode(part.observation), None, 1.0).actions
+        assert 5 < chosen.abs().max() <= 200
+    assert torch.equal(
+        made.encode(part.observation)["proprio"], stage.shared.policy.encode(part.observation)["proprio"]
+    )
+    written = json.loads((tmp_path / "saved/policy_postprocessor.json").read_text())["steps"][0]
+    assert (written["registry_name"], written["config"]["norm_map"]["ACTION"]) == ("unnormalizer_processor", "MIN_MAX")
+    recorded = from_files(write_recording(tmp_path / "demos.h5", point_episodes(config.env, 8)), *settings[1:])
+    with pytest.raises(ConfigError, match=r"policy.normalise_state is 'quantiles', but the data has no observ"):
+        starting_policy(recorded, SerialSession(), cluster(1), lambda *progress: None)
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill

@@ -36,10 +36,11 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2]
+_SLOW = ["warm_start.num_demos=240", "warm_start.speeds=[0.12,0.16,0.22,0.32]"]  # as in configs/run/demo.yaml
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
     "table": ["env=maniskill_pick", "algorithm=ppo_finetune", "run.num_iterations=36", "run.until_success=0.995"],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", "warm_start.region=[-1,1,0.07,1]"],
+    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", *_SLOW],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 # Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
@@ -91,7 +92,7 @@ def commands(
         return [script("train_vla.py", folder, *RECIPES[recipe], *held_out, *alone, *overrides)]
     task = ["env=maniskill", f"env.task={TAUGHT[recipe]}", "env.options.robot=panda_wristcam"]
     teacher, data = folder / "teacher", folder / "demonstrations"
-    tuned = ["algorithm=ppo_finetune", "run=demo", "warm_start.region=null", f"warm_start.demonstrations={data}"]
+    tuned = ["algorithm=ppo_finetune", "run=demo", f"warm_start.demonstrations={data}"]
     checkpoint = f"checkpoint={teacher}/checkpoints/latest"
     return [
         script("train_vla.py", teacher, *task, "policy=state", "algorithm=ppo_dense", *held_out, *alone),
