@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from policies.checkpoint_folder import KeptInFolder, read_json, write_json
+from policies.checkpoint_folder import KeptInFolder
 from policies.critic import Standardises
+from policies.lerobot_processors import NORMALISE, POST, PRE, UNNORMALISE, read_normalisation, read_steps, write_steps
 from rlinf_embodied.config import NormMode, PolicyConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.normalisation import Normalisation
@@ -21,7 +20,6 @@ from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.errors import CheckpointError, DataError
 from rlinf_embodied.interfaces.envs import EnvSpec
 
-_PRE, _POST = ("policy_preprocessor", "normalizer_processor"), ("policy_postprocessor", "unnormalizer_processor")
 _KINDS = {STATE: "STATE", ACTION: "ACTION"}
 
 
@@ -89,24 +87,19 @@ def _write(folder: Path, normalisation: Mapping[str, Normalisation], env: EnvSpe
     norm_map = {_KINDS[name]: NormMode.identity.value for name in _KINDS}
     norm_map |= {_KINDS[part.name]: part.mode.value for part in made} | {"VISUAL": NormMode.identity.value}
     shapes = {STATE: [env.proprio_dim // env.history], ACTION: [env.action_dim]}
-    statistics = {f"{part.name}.{kind}": t.contiguous() for part in made for kind, t in part.statistics.items()}
-    for (name, step), features in ((_PRE, (STATE, ACTION)), (_POST, (ACTION,))):
+    statistics = {f"{part.name}.{kind}": tensor for part in made for kind, tensor in part.statistics.items()}
+    for name, step, features in ((PRE, NORMALISE, (STATE, ACTION)), (POST, UNNORMALISE, (ACTION,))):
         described = {feature: {"type": _KINDS[feature], "shape": shapes[feature]} for feature in features}
-        file, settings = f"{name}_step_0_{step}.safetensors", {"eps": 1e-8, "features": described, "norm_map": norm_map}
-        save_file(statistics, folder / file)
-        steps = [{"registry_name": step, "config": settings, "state_file": file}]
-        write_json(folder / f"{name}.json", {"name": name, "steps": steps})
+        settings = {"eps": 1e-8, "features": described, "norm_map": norm_map}
+        write_steps(folder, name, [(step, settings)], statistics)
 
 
 def _read(folder: Path) -> dict[str, Normalisation]:
-    path, found = folder / f"{_PRE[0]}.json", {}
     try:
-        (step,) = read_json(path, "give another checkpoint folder")["steps"]
-        tensors = load_file(folder / step["state_file"])
-        for name, kind in _KINDS.items():
-            values = {key.removeprefix(f"{name}."): t for key, t in tensors.items() if key.startswith(f"{name}.")}
-            if values:
-                found[name] = Normalisation(name, NormMode(step["config"]["norm_map"][kind]), values)
-    except (KeyError, TypeError, ValueError, OSError, SafetensorError, DataError) as error:
-        raise CheckpointError(f"{path} cannot be used ({error!r}): give another checkpoint folder") from error
-    return found
+        step = read_steps(folder, PRE, {NORMALISE})[NORMALISE]
+        found = [read_normalisation(folder, step, name, kind) for name, kind in _KINDS.items()]
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        raise CheckpointError(
+            f"{folder}: {PRE}.json cannot be used ({error!r}): give another checkpoint folder"
+        ) from error
+    return {part.name: part for part in found if part.statistics}

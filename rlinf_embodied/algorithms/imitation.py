@@ -33,8 +33,8 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import Fitted, minibatches
-from rlinf_embodied.randomness import normal
+from rlinf_embodied.learning.update import Fitted, Shuffle, cut, minibatches
+from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
@@ -56,6 +56,11 @@ class Chunks(Protocol):
     @classmethod
     def concatenate(cls, parts: Sequence[Any]) -> Self:
         """Returns the chunks of one source in several parts, in order."""
+        ...
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        """The number of chunks of each source, in order."""
         ...
 
     @property
@@ -105,6 +110,10 @@ class Demonstrations:
         )
 
     @property
+    def lengths(self) -> dict[int, int]:
+        return {self.source: len(self)}
+
+    @property
     def proprio(self) -> Tensor:
         return self.observation.proprio
 
@@ -141,6 +150,10 @@ class _Several:
     @classmethod
     def concatenate(cls, parts: Sequence[Chunks]) -> _Several:
         return cls(parts)
+
+    @property
+    def lengths(self) -> dict[int, int]:
+        return {part.source: len(part) for part in self.parts}
 
     @property
     def proprio(self) -> Tensor:
@@ -312,12 +325,14 @@ class FineTuning(_Imitating):
     """An iteration is an epoch; each of the two phases has an optimizer.
 
     `fresh`: whether the policy is new, so that its inputs are standardised by the demonstrations.
+    `weights`: of the sources, whose chunks an epoch then draws in these proportions; (): every chunk once.
     `max_feature_bytes`: of a worker's frozen features; where they take more they are computed in every epoch.
     """
 
     algorithm: SFTConfig
     fresh = True
     max_feature_bytes = math.inf
+    weights: Sequence[float] = ()
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -370,12 +385,41 @@ class FineTuning(_Imitating):
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
         passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
-        batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
+        if self.weights:
+            pieces = {block: cut(order, number) for block, order in self._mixture(shuffle, data).items()}
+            batches = ({block: piece[k] for block, piece in pieces.items()} for k in range(number))
+        else:
+            batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
         for k, rows in enumerate(batches if self._features else _announced(batches, data)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
         rate = {"losses/updates": float(number), "charts/learning_rate": learner.lr}
         return {"losses/imitation_loss": fitted.loss} | rate
+
+    def _mixture(self, shuffle: Shuffle, data: Mapping[int, Chunks]) -> dict[int, np.ndarray]:
+        """Returns the chunks of an epoch in their order, by block: as many as there are, of each source by its weight.
+
+        A block has a source's share in proportion to the source's chunks that it holds; it goes through these in one
+        random order after the other.
+        """
+        seed, purpose, epoch = shuffle
+        sources, weights = range(len(self.weights)), np.asarray(self.weights)
+        own = {b: torch.tensor([float(part.lengths.get(s, 0)) for s in sources]) for b, part in data.items()}
+        totals = np.sum([counts.numpy() for counts in self.training.reducer.gather_blocks(own).values()], 0)
+        shares = np.where(totals > 0, weights, 0.0)
+        number_of = totals.sum() * shares / shares.sum() / np.maximum(totals, 1.0)  # draws per chunk of a source
+        orders = {}
+        for block, part in data.items():
+            drawn, first = [], 0
+            for source, size in part.lengths.items():
+                wanted = round(number_of[source] * size)
+                key = (seed, f"{purpose}/mixture", epoch, block, source)
+                rounds = [permutation(*key, k, size=size) for k in range(-(-wanted // size))]
+                drawn.append(first + np.concatenate([*rounds, np.zeros(0, np.int64)])[:wanted])
+                first += size
+            together = np.concatenate(drawn).astype(np.int64)
+            orders[block] = together[permutation(seed, purpose, epoch, block, size=len(together))]
+        return orders
 
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Chunks]) -> None:

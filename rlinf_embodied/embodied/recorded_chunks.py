@@ -35,6 +35,10 @@ class RecordedChunks:
         return cls(first.dataset, frames, first.spec, first.cache, first.source)
 
     @property
+    def lengths(self) -> dict[int, int]:
+        return {self.source: len(self)}
+
+    @property
     def proprio(self) -> Tensor:
         return torch.from_numpy(self.dataset.state[self._seen(self.frames)]).flatten(1)
 

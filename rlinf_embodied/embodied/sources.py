@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
@@ -43,6 +43,7 @@ class DemonstrationSource:
     digest: str = ""  # SHA-256 of what the files hold; of a dataset's large ones, of name, size and time
     named: str = ""  # the config path that gave it, for errors
     bounded: bool = True  # whether actions must lie in [-1, 1]
+    weight: float | None = None  # its share of what an epoch draws; None: every chunk is drawn once
 
     @property
     def where(self) -> str:
@@ -63,7 +64,12 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
         named, given, files = "data", config.data, config.files
     policy = config.policy  # one that others published normalises by the statistics of its folder
     bounded = policy.normalise_actions is None and not getattr(load_target(policy._target_), "reads_published", False)
-    found = tuple(_file(place, env, named, bounded) for place in files if place is not None)
+    placed = [_weighted(place) for place in files if place is not None]
+    if any(weight is not None for _, weight in placed):
+        rule = "all paths have a weight above 0, as <path>:<weight>, or none has"
+        holds = config.algorithm.learns_from is Source.demonstrations and all((w or 0) > 0 for _, w in placed)
+        require(holds, named, given, f"weights are for algorithm=sft, and {rule}", "give every path a weight, or none")
+    found = tuple(replace(_file(place, env, named, bounded), weight=weight) for place, weight in placed)
     if not found:
         return (DemonstrationSource(Kind.expert, start.num_demos),)
     if (number := sum(source.num_episodes for source in found)) < NUM_DATA_BLOCKS:
@@ -72,6 +78,15 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
             "demonstrations needs at least one: record more"
         )
     return found
+
+
+def _weighted(place: str) -> tuple[str, float | None]:
+    """Returns a path and its weight, of <path>:<weight>."""
+    path, _, number = place.rpartition(":")
+    try:
+        return (path, float(number)) if path else (place, None)
+    except ValueError:  # a path may hold a colon
+        return place, None
 
 
 def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> DemonstrationSource:
