@@ -36,7 +36,7 @@ def picture(path: str) -> np.ndarray:
     return np.array(Image.open(ORACLES / path).convert("RGB"))
 
 
-def on_libero(name: str, tmp_path: Path, pictures: dict[str, list[np.ndarray]], proprio: np.ndarray, words: list[str]):
+def on_libero(name: str, tmp_path: Path, pictures: dict[str, list[np.ndarray]], words: list[str]):
     """The env, of whose task k the cameras show the k-th pictures, and the preset's policy of an oracle's folder."""
     goldens, facts = (ORACLES / name / "golden" / file for file in ("golden.safetensors", "golden.json"))
     cases = json.loads(facts.read_text())["cases"]
@@ -46,9 +46,6 @@ def on_libero(name: str, tmp_path: Path, pictures: dict[str, list[np.ndarray]], 
             assert pictures[camera][self.start.task].shape == (size, size, 3)
             turned = pictures[camera][self.start.task][::-1, ::-1]  # as the benchmark returns it
             return turned[::-1]  # upright
-
-        def state(self) -> dict[str, np.ndarray]:
-            return {**super().state(), "proprio": proprio.astype(np.float32)}
 
     class Suite(StandIn):
         def scene(self, task: int) -> Showing:
@@ -66,7 +63,7 @@ def on_libero(name: str, tmp_path: Path, pictures: dict[str, list[np.ndarray]], 
         [range(rows)],
         [Local(Rows(adapter, config.env.cameras, config.env.obs_size))],
     )
-    env = EpisodeEnv(config.env, sim, lambda: sim.tasks)
+    env = EpisodeEnv(config.env, sim, lambda: sim.tasks, render_final=False)
     folder = expanded(ORACLES / name / "checkpoint", tmp_path / name)
     (folder / "tokenizer.json").write_bytes((toys.write_source(tmp_path / "toy") / "tokenizer.json").read_bytes())
     policy = OpenVLAPolicy.from_folder(folder, env.spec, config.policy)
@@ -82,7 +79,7 @@ def to_libero(actions: torch.Tensor) -> torch.Tensor:
 def test_a_token_policy_acts_as_in_simplevla_rl(tmp_path) -> None:
     shown = {AGENT: [picture(f"openvla_oft_discrete/golden/rl_image{k}.png") for k in range(2)]}
     words = [*DISCRETE, *PLAIN, "env.obs_size=224"]
-    env, policy, goldens, texts = on_libero("openvla_oft_discrete", tmp_path, shown, np.zeros(8), words)
+    env, policy, goldens, texts = on_libero("openvla_oft_discrete", tmp_path, shown, words)
     for text, ids in zip(texts, goldens["simplevla.input_ids"], strict=True):
         policy._prompts[text] = rows_of([ids[ids != 32000].tolist()], 32000, 48)
     actions = policy.act(policy.encode(env.reset([0, 1])), None, 1.0).actions
@@ -90,24 +87,20 @@ def test_a_token_policy_acts_as_in_simplevla_rl(tmp_path) -> None:
 
 
 def test_an_l1_policy_with_two_cameras_acts_as_in_openvla_oft(tmp_path) -> None:
-    sizes = {
-        AGENT: picture("openvla_oft_l1/golden/case0_image0.png"),
-        WRIST: picture("openvla_oft_l1/golden/case0_image1.png"),
-    }
-    env, policy, goldens, texts = on_libero(
-        "openvla_oft_l1", tmp_path, {name: [sizes[AGENT]] for name in CAMERAS}, np.zeros(8), PLAIN
-    )
+    shown = {name: picture(f"openvla_oft_l1/golden/case0_image{k}.png") for k, name in enumerate(CAMERAS)}
+    rendered = {name: [shown[AGENT]] for name in CAMERAS}
+    env, policy, goldens, texts = on_libero("openvla_oft_l1", tmp_path, rendered, PLAIN)
     seen = env.reset([0])
     policy._prompts[texts[0]] = rows_of(goldens["case0.input_ids_processor"].tolist(), 32000, 48)
-    images = {name: torch.from_numpy(image)[None] for name, image in sizes.items()}  # the oracle's have two sizes
-    seen = replace(seen, images=images, states={"proprio": goldens["case0.proprio_raw_f64"][None].float()})
+    images = {name: torch.from_numpy(image)[None] for name, image in shown.items()}  # the oracle's have two sizes
+    seen = replace(seen, images=images).with_proprio(goldens["case0.proprio_raw_f64"][None].float())
     actions = policy.act(policy.encode(seen), None, 1.0).actions
     torch.testing.assert_close(actions[0].double(), to_libero(goldens["case0.actions_f64"]), atol=LIMIT, rtol=0)
 
 
 def test_images_go_through_what_the_authors_evaluation_does_to_them(tmp_path) -> None:
     agent, wrist = picture("image_ops/image.png"), picture("openvla_oft_l1/golden/case0_image0.png")
-    env, policy, _, _ = on_libero("openvla_oft_l1", tmp_path, {AGENT: [agent], WRIST: [wrist]}, np.zeros(8), [])
+    env, policy, _, _ = on_libero("openvla_oft_l1", tmp_path, {AGENT: [agent], WRIST: [wrist]}, [])
     images = policy.encode(env.reset([0]))["images"][0]
     assert images.shape == (2, 224, 224, 3)
     assert hashlib.sha256(images[0].numpy().tobytes()).hexdigest() == CROPPED
