@@ -84,9 +84,12 @@ class FlowVLA(ActsByFlow, TinyVLA):
     def _velocity(self, features: Features) -> Velocity:
         return partial(self.module.head, self._hidden(features))
 
+    def _actions(self, features: Features, x: Tensor) -> Tensor:
+        return self.robot_actions(x) if self.normalisation else super()._actions(features, x)
+
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Adds the loss of helper targets, as of TinyVLA."""
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, actions)
+        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, self.network_actions(actions))
         return loss.sum() + self._helper_loss(pooled, targets)

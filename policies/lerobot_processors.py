@@ -11,12 +11,13 @@ from torch import Tensor
 
 from policies.checkpoint_folder import read_json, write_json
 from policies.published_folder import read_tensors
-from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.config import NormMode
+from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.errors import CheckpointError
 
 PRE, POST = "policy_preprocessor", "policy_postprocessor"
 Step = tuple[str, Mapping[str, Any]]  # the name of its class in LeRobot's registry, and its settings
-_NORMALISERS = ("normalizer_processor", "unnormalizer_processor")  # which have statistics
+NORMALISE, UNNORMALISE = "normalizer_processor", "unnormalizer_processor"  # which have statistics
 
 
 def read_steps(folder: Path, name: str, known: set[str]) -> dict[str, dict[str, Any]]:
@@ -54,7 +55,7 @@ def write_steps(folder: Path, name: str, steps: Sequence[Step], statistics: Mapp
     listed: list[dict[str, Any]] = []
     for number, (step, settings) in enumerate(steps):
         listed.append({"registry_name": step, "config": settings})
-        if step in _NORMALISERS:
+        if step in (NORMALISE, UNNORMALISE):
             listed[-1]["state_file"] = f"{name}_step_{number}_{step}.safetensors"
             save_file({key: value.contiguous() for key, value in statistics.items()}, folder / listed[-1]["state_file"])
     write_json(folder / f"{name}.json", {"name": name, "steps": listed})

@@ -146,7 +146,7 @@ class TinyVLA(VisionPolicy):
         logits = self._logits(self._hidden(features))
         tokens = logits.argmax(-1) if noise is None else sample_tokens(logits, noise, temperature)
         places = tokens.to(torch.float32) if noise is not None else mean_near_mode(logits, _REACH)
-        actions = places * (2.0 / (self.options.num_bins - 1)) - 1.0
+        actions = self.robot_actions(places * (2.0 / (self.options.num_bins - 1)) - 1.0)
         return PolicyOutput(actions, {"tokens": tokens}, token_log_probs(logits, tokens, temperature))
 
     def evaluate(
@@ -178,13 +178,13 @@ class TinyVLA(VisionPolicy):
 
         Args:
             features: of B rows; those of `encode_trainable` let the stem learn, those of `encode_frozen` do not.
-            actions: float32 [B, C, A] in [-1, 1].
+            actions: float32 [B, C, A] in [-1, 1], or in the units of the data.
             targets: helper targets, and which actions are padding.
         """
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
         log_probs = self._logits(hidden).log_softmax(-1)
-        loss = mean_of_rows(-(self._soft_labels(actions) * log_probs).sum(-1), targets).sum()
+        loss = mean_of_rows(-(self._soft_labels(self.network_actions(actions)) * log_probs).sum(-1), targets).sum()
         return loss + self._helper_loss(pooled, targets) if "object_position" in targets else loss
 
     def _helper_loss(self, pooled: Tensor, targets: Mapping[str, Tensor]) -> Tensor:

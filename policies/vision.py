@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import KeptInFolder
-from policies.critic import HIDDEN, Standardises
+from policies.critic import HIDDEN
+from policies.data_units import InDataUnits
 from policies.tokenizer import WordTokenizer
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require
@@ -53,7 +53,7 @@ def of_cameras(features: Features, beginning: str = IMAGES) -> list[Tensor]:
     return [value for name, value in features.items() if name.startswith(beginning)]
 
 
-class VisionPolicy(KeptInFolder, Standardises, ImitationPolicy):
+class VisionPolicy(InDataUnits, ImitationPolicy):
     """What policies share whose eyes may be frozen and whose value head is `module.value`.
 
     Features: "proprio" [B, P], "tokens" int64 [B, L], and what the eyes made of the images (frozen), or the raw
@@ -83,7 +83,7 @@ class VisionPolicy(KeptInFolder, Standardises, ImitationPolicy):
 
     def _without_images(self, observation: Observation) -> Features:
         tokens = self._tokenizer(observation.instruction).to(observation.proprio.device)
-        return {"proprio": observation.proprio, "tokens": tokens}
+        return {"proprio": self.network_state(observation.proprio), "tokens": tokens}
 
     def value(self, features: Features, privileged: Tensor | None) -> Tensor:
         """Returns V before each action, float32 [B, C]; `privileged` is [B, C, Q].

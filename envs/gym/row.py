@@ -32,6 +32,7 @@ class GymnasiumOptions(ForeignOptions):
 
     history_free: bool | None = None  # is an episode a function of seed and actions?  None: true for Gymnasium's own
     success: bool | None = None  # whether `info` has is_success or success; None: decided by the first step
+    physical_actions: bool = False  # actions are in the units of the action space, not [-1, 1] mapped to its bounds
     python: str = ""  # of another environment: <key> for .venv-<key>, or a path
     make: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
 
@@ -71,7 +72,7 @@ class Gymnasium(Adapter):
         """Makes the first row, and steps it once to learn whether `info` reports success."""
         self._size = size if cameras else FILM_SIZE
         first = self._made = Row(self.task, self.options.make, self._size)
-        self._code = first.action
+        self._code = first.action.physical() if self.options.physical_actions else first.action
         if first.code.is_image and not first.code.dim and not cameras:
             raise SimulatorError(f"env.task is {self.task!r}, which observes only an image: set env.cameras=[{CAMERA}]")
         if cameras and not first.code.is_image and not first.draws:

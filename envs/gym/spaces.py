@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
 
 @dataclass(frozen=True, slots=True)
 class ActionCode:
-    """Maps a vector in [-1, 1] to an action."""
+    """Maps a vector in [-1, 1], or in the space's units, to an action."""
 
     dim: int  # A
     categorical: bool  # the action is the number of the largest entry, plus `start`
@@ -23,6 +24,7 @@ class ActionCode:
     dtype: np.typing.DTypeLike = np.float32
     centre: np.ndarray | float = 0.0  # of the bounds, [A]
     half: np.ndarray | float = 1.0  # half their distance, [A]
+    is_physical: bool = False  # whether vectors are in the space's units
 
     @classmethod
     def of(cls, space: spaces.Space, task: str) -> ActionCode:
@@ -42,11 +44,19 @@ class ActionCode:
         low, high = (bound.astype(np.float64).reshape(-1) for bound in (space.low, space.high))
         return cls(low.size, False, 0, space.shape, space.dtype, (high + low) / 2, (high - low) / 2)
 
+    def physical(self) -> ActionCode:
+        """Returns the code of a Box for vectors in its own units."""
+        require(not self.categorical, "env.options.physical_actions", True, "its actions are choices", "leave it out")
+        return replace(self, is_physical=True)
+
     def decode(self, actions: np.ndarray) -> np.ndarray | list[int]:
-        """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1]."""
+        """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1], or to the bounds."""
         if self.categorical:
             return (self.start + actions.argmax(1)).tolist()
-        scaled = self.centre + self.half * actions.clip(-1.0, 1.0)
+        if self.is_physical:
+            scaled = actions.clip(self.centre - self.half, self.centre + self.half)
+        else:
+            scaled = self.centre + self.half * actions.clip(-1.0, 1.0)
         return scaled.astype(self.dtype).reshape(-1, *self.shape)
 
 

@@ -14,6 +14,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 
@@ -67,7 +68,8 @@ def write_small(own: Options) -> Path:
     sizes = {name: len(kinds["mean"]) for name, kinds in statistics.items()}
     write_json(folder / CONFIG, _described(own, sizes["observation.state"], sizes["action"]))
     config = read_config(folder / CONFIG, backbone)
-    made = read_processors(folder, config).with_statistics(statistics)
+    tensors = {name: {k: torch.tensor(v).float() for k, v in kinds.items()} for name, kinds in statistics.items()}
+    made = read_processors(folder, config).with_statistics(tensors, {})
     with seeded(own.seed):
         network = new_network(config)
         for parameter in network.trained(

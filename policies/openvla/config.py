@@ -114,6 +114,13 @@ class Gripper(StrEnum):
     inverted = "inverted"  # of data in which 1 opens, for envs in which -1 opens (LIBERO): -1 above 0.5, else 1
 
 
+class Resize(StrEnum):
+    """How a camera's image gets the size that the towers see."""
+
+    bicubic = "bicubic"  # by the folder's image processor
+    jpeg_lanczos = "jpeg_lanczos"  # JPEG round trip, then Lanczos, as in the authors' evaluations on LIBERO
+
+
 @dataclass(kw_only=True, slots=True)
 class OpenVLAOptions:
     """How a folder's policy acts and what of it is trained."""
@@ -121,6 +128,8 @@ class OpenVLAOptions:
     decoding: Decoding = Decoding.autoregressive
     unnorm_key: str | None = None  # the data set whose statistics scale actions; None where there is only one
     gripper: Gripper = Gripper.as_it_is
+    resize: Resize = Resize.bicubic
+    crop_area: float = 1.0  # share of the resized image that is kept, around its centre; authors' evaluations: 0.9
     head: Head = Head.discrete  # l1 can be evaluated only
     proprio: bool = False  # whether the robot's own state is a token
     stop_token: bool = True  # whether a parallel sequence ends in it, as in the reference
@@ -138,3 +147,4 @@ class OpenVLAOptions:
             require(parallel or value == plain, f"{OPTIONS}.{name}", value, rule, "set decoding=parallel")
         require(self.prompt_length >= 4, f"{OPTIONS}.prompt_length", self.prompt_length, "a prompt is longer", "use 48")
         require_numbers(self, OPTIONS, "critic_hidden_size", low=1)
+        require_numbers(self, OPTIONS, "crop_area", above=True, high=1)

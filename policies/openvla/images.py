@@ -1,4 +1,4 @@
-"""Images as what the towers see: resized, then normalised twice, for DINOv2 and for SigLIP, stacked on channels."""
+"""Images as the towers see them: resized, cropped, then normalised twice, for DINOv2 and SigLIP, on six channels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from policies.checkpoint_folder import read_json
-from policies.openvla.config import WHOLE, OpenVLAConfig
+from policies.openvla.config import WHOLE, OpenVLAConfig, Resize
+from policies.openvla.tensorflow_images import center_crop, jpeg_round_trip, lanczos_resize
 from rlinf_embodied.errors import CheckpointError
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -22,16 +23,27 @@ _STRATEGY = "resize-naive"  # as in openvla-7b
 
 @dataclass(frozen=True, slots=True)
 class ImageProcessor:
-    """What preprocessor_config.json says."""
+    """What preprocessor_config.json says, and what an evaluation does before it."""
 
     image_size: int  # pixels per side S
     means: Tensor  # of each tower and channel, float32 [2, 3], for values in [0, 1]
     stds: Tensor  # likewise
+    resize: Resize = Resize.bicubic
+    crop_area: float = 1.0  # share of the resized image that is kept, around its centre
+
+    def keeps(self, height: int, width: int) -> bool:
+        """Whether images of this size are what the towers see."""
+        plain = self.resize is Resize.bicubic and self.crop_area == 1
+        return plain and height == width == self.image_size
 
     def squared(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Returns an image, uint8 [H, W, 3], squashed to [S, S, 3]."""
-        shown, size = Image.fromarray(image), (self.image_size, self.image_size)
-        return np.array(shown if shown.size == size else shown.resize(size, Image.Resampling.BICUBIC))
+        """Returns an image, uint8 [H, W, 3], as [S, S, 3]: squashed, then cropped and enlarged again."""
+        size = self.image_size
+        if self.resize is Resize.jpeg_lanczos:
+            image = lanczos_resize(jpeg_round_trip(image), size)
+        elif image.shape[:2] != (size, size):
+            image = np.array(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC))
+        return image if self.crop_area == 1 else center_crop(image, self.crop_area)
 
     def normalised(self, images: Tensor) -> Tensor:
         """Returns pixel values, float32 [B, K * 6, S, S], of squared images, uint8 [B, K, S, S, 3], on their device."""

@@ -1,6 +1,6 @@
 """OpenVLA and OpenVLA-OFT behind the `Policy` protocol.
 
-images of K cameras --image processor--> [B, K, S, S, 3] --normalise--> pixel values --network--> hidden [B, N, D]
+images of K cameras --resize, crop--> [B, K, S, S, 3] --normalise--> pixel values --network--> hidden [B, N, D]
 instruction --prompt, fixed width--> ids [B, L]                                                       |
                                                                  tokens of actions <--action columns--+--> values
 tokens --bins--> [-1, 1] --range of the data set--> the robot's action --gripper, clip--> [-1, 1] of the env
@@ -12,6 +12,7 @@ token, and shares the network with the policy.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,7 +113,8 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         self.range = range_of(statistics, key, dim=env.action_dim)
         self._proprio_range = range_of(statistics, key, "proprio", env.proprio_dim) if options.proprio else None
         self._tokens = ActionTokens(checkpoint.config.num_tokens, checkpoint.config.num_bins)
-        self._processor = read_processor(checkpoint.folder, checkpoint.config)
+        processor = read_processor(checkpoint.folder, checkpoint.config)
+        self._processor = replace(processor, resize=options.resize, crop_area=options.crop_area)
         self._tokenizer = OpenVLATokenizer(checkpoint.folder, checkpoint.config.pad_token_id)
         self._prompts: dict[str, TokenRows] = {}
         if options.lora.rank:
@@ -149,9 +151,8 @@ class OpenVLAPolicy(Standardises, ImitationPolicy):
         return features
 
     def _squared(self, images: Tensor) -> Tensor:
-        """Returns a camera's images [B, H, W, 3] as [B, S, S, 3], as the folder's image processor does it."""
-        size = self._processor.image_size
-        if images.shape[1:3] == (size, size):
+        """Returns a camera's images [B, H, W, 3] as [B, S, S, 3]."""
+        if self._processor.keeps(*images.shape[1:3]):
             return images
         squared = np.stack([self._processor.squared(image) for image in images.cpu().numpy()])
         return torch.from_numpy(squared).to(images.device)

@@ -15,12 +15,12 @@ from typing import Any, cast
 from policies.checkpoint_folder import read_json
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require_numbers
+from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.errors import CheckpointError
 
 CONFIG, SIZES = "config.json", "sizes.json"
 OPTIONS = "policy.options"  # in the config of a run
 WHOLE = "give a complete folder of a pi0, pi05 or smolvla in LeRobot's layout"
-STATE, ACTION = "observation.state", "action"
 
 _VISION = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "patch_size")
 _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -236,7 +236,6 @@ class PiOptions:
     """How a folder's policy acts and what of it is trained."""
 
     backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
-    statistics: str | None = None  # meta/stats.json of a LeRobot dataset, in place of the folder's own
     cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
     clip_actions: bool = True  # to [-1, 1]; false for an env that takes actions in the units of the data
     steps: int = 0  # K of a chain; 0: the folder's

@@ -221,6 +221,8 @@ class FlowNetwork(nn.Module):
     """What the three families share; see `Pi0` and `SmolVLA`."""
 
     _parts: ClassVar[tuple[str, str, str, str]]  # names of language model, expert, vision tower and its projector
+    action_time_mlp_in: Any
+    action_time_mlp_out: Any
     _unused: ClassVar[tuple[str, ...]]  # names of what is published, but never computed with
 
     def __init__(self, config: PiConfig) -> None:

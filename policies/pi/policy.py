@@ -24,7 +24,7 @@ from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json, seeded
 from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
 from policies.flow import ActsByFlow, Flow, Velocity
-from policies.pi.config import OPTIONS, WHOLE, Family, PiOptions, Stochastic
+from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions, Stochastic
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
@@ -32,14 +32,14 @@ from policies.published_folder import FILE, link_weights, read_described, read_p
 from policies.vision import image_features, require_seen
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import Distribution, Features, ImitationPolicy, Noise
+from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Distribution, Features, ImitationPolicy, Noise
 
 _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
-_IS_PAD = "action_is_pad"
 
 
 class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
@@ -75,18 +75,12 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         config, env = read_described(folder, env, config, PiOptions, ("lora",), ("expert_only", "freeze_vision"))
         options = typed(config.options, PiOptions, OPTIONS)
         require_seen(config, env)
-        path = folder / FILE  # a folder that was trained here holds what its options named
-        kept = read_json(path, WHOLE)["policy"]["options"] if path.is_file() else {}
-        backbone, statistics = (
-            Path(given).expanduser() if given is not None and given != kept.get(name) else None
-            for name, given in (("backbone", options.backbone), ("statistics", options.statistics))
-        )
+        path, backbone = folder / FILE, options.backbone
+        if path.is_file() and backbone == read_json(path, WHOLE)["policy"]["options"].get("backbone"):
+            backbone = None  # a folder that was trained here holds it
         dtype = torch.bfloat16 if options.precision is Precision.bfloat16 else torch.float32
-        checkpoint = read_checkpoint(folder, backbone, dtype)
-        if statistics is not None:
-            measured = read_json(statistics, "give meta/stats.json of a LeRobot dataset")
-            checkpoint = replace(checkpoint, processors=checkpoint.processors.with_statistics(measured))
-        if checkpoint.processors.are_unmeasured or statistics is not None:  # a base model is of no robot
+        checkpoint = read_checkpoint(folder, None if backbone is None else Path(backbone).expanduser(), dtype)
+        if checkpoint.processors.are_unmeasured:  # a base model is of no robot
             robot = checkpoint.config.of_robot(env.proprio_dim, env.action_dim)
             checkpoint = replace(checkpoint, config=robot)
         policy = cls.__new__(cls)
@@ -187,6 +181,29 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.module.critic.parameters())
 
+    @property
+    def normalisation(self) -> Mapping[str, Normalisation]:
+        """How state and actions are normalised."""
+        return {part.name: part for part in (self.checkpoint.processors.state, self.checkpoint.processors.action)}
+
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes a dataset's statistics in place of the folder's, as LeRobot does; policy.normalise_* change the modes.
+
+        Raises:
+            ConfigError: they are of another robot than the env's, or a base model gets none of its state or actions.
+            DataError: they lack what a mode needs.
+        """
+        wanted = {STATE: self.config.normalise_state, ACTION: self.config.normalise_actions}
+        processors = self.checkpoint.processors.with_statistics(statistics, wanted)
+        modes = {"STATE": processors.state.mode.value, "ACTION": processors.action.mode.value}
+        raw = self.checkpoint.config.raw
+        raw = {**raw, "normalization_mapping": {**raw["normalization_mapping"], **modes}}
+        config = replace(self.checkpoint.config, raw=raw)
+        self.checkpoint = replace(self.checkpoint, processors=processors, config=config)
+        rule = "a base model has no statistics, and the data has none of its state or actions"
+        require(not processors.are_unmeasured, "data", sorted(statistics), rule, "use a LeRobot dataset")
+        _require_fitting(self.env, self.checkpoint)
+
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
         """Returns B times |v - (noise - actions)|^2, a mean over real dimensions and steps (scalar).
 
@@ -200,7 +217,7 @@ class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
         time = Normal(0.0, 1.0).cdf(targets["noise"][:, -1]) ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
         x = torch.lerp(wanted, noise, time[:, None, None])
         error = noise - wanted - self.module.model.velocity(self._prefix(features), x, time)
-        losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(_IS_PAD)
+        losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(ACTION_IS_PAD)
         if is_pad is None or own.family is not Family.smolvla:
             return losses.mean(1).sum()
         return len(actions) * (losses * ~is_pad).sum() / (~is_pad).sum().clamp(min=1)
@@ -229,7 +246,7 @@ def _require_fitting(env: EnvSpec, checkpoint: Checkpoint) -> None:
         measured = f"its statistics are of {scale.size}, and at most {most} fit"
         rule = f"the policy in {checkpoint.folder} is of a robot with {theirs}, {measured}"
         fits = ours == theirs <= most and scale.size in (None, ours)
-        action = f"use another env or folder, or name its data as {OPTIONS}.statistics"
+        action = "use another env, folder or dataset"
         require(fits, f"{env.task}: numbers in {name}", ours, rule, action)
     rule = "training times are drawn of Beta(alpha, 1)"
     require(own.beta[1] == 1.0, "config.json: time_sampling_beta_beta", own.beta[1], rule, "use 1.0")

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,8 @@ from torch.nn import functional as F
 from policies.lerobot_processors import POST, PRE, read_normalisation, read_steps, write_steps
 from policies.pi.config import ACTION, STATE, Family, PiConfig
 from policies.prompt_tokenizer import PromptTokenizer
-from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.config import NormMode
+from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.data.relative_actions import RelativeActions
 from rlinf_embodied.errors import CheckpointError
 
@@ -128,20 +128,15 @@ class Processors:
         """Returns the texts of B instructions and normalised states [B, D]."""
         return [prompt_for(self.family, task, row) for task, row in zip(tasks, normalised_state, strict=True)]
 
-    def with_statistics(self, statistics: Mapping[str, Mapping[str, Any]]) -> Processors:
-        """Returns the processors with other statistics: meta/stats.json of a LeRobot dataset.
-
-        Raises:
-            CheckpointError: they lack state or actions.
-            DataError: they lack what the modes need.
-        """
-        made = {}
-        for name, old in ((STATE, self.state), (ACTION, self.action)):
-            if name not in statistics:
-                raise CheckpointError(f"the statistics have no {name!r}: give meta/stats.json of a LeRobot dataset")
-            kinds = {kind: torch.tensor(value, dtype=torch.float32) for kind, value in statistics[name].items()}
-            made[name] = replace(old, statistics=kinds)
-        return replace(self, state=made[STATE], action=made[ACTION])
+    def with_statistics(
+        self, statistics: Mapping[str, Mapping[str, Tensor]], modes: Mapping[str, NormMode | None]
+    ) -> Processors:
+        """Returns the processors with other statistics, and modes, of the features that are named."""
+        state, action = (
+            Normalisation(part.name, modes.get(part.name) or part.mode, statistics.get(part.name, part.statistics))
+            for part in (self.state, self.action)
+        )
+        return replace(self, state=state, action=action)
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

@@ -33,8 +33,8 @@ from rlinf_embodied.learning.gradients import LossSums, Pass
 from rlinf_embodied.learning.learner import Learner
 from rlinf_embodied.learning.optimizer import one_cycle
 from rlinf_embodied.learning.reduce import Reducer
-from rlinf_embodied.learning.update import Fitted, minibatches
-from rlinf_embodied.randomness import normal
+from rlinf_embodied.learning.update import Fitted, Shuffle, cut, minibatches
+from rlinf_embodied.randomness import normal, permutation
 from rlinf_embodied.runtime.host import StepContext
 
 _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimizer"  # in a checkpoint
@@ -59,6 +59,11 @@ class Chunks(Protocol):
         ...
 
     @property
+    def lengths(self) -> dict[int, int]:
+        """The number of chunks of each source, in order."""
+        ...
+
+    @property
     def proprio(self) -> Tensor:
         """Proprioception at the beginning of every chunk, float32 [M, P]."""
         ...
@@ -68,8 +73,8 @@ class Chunks(Protocol):
         """The simulator's state at the beginning of every chunk, float32 [M, Q]; None where no simulator ran."""
         ...
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
-        """Returns these chunks, in this order."""
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
+        """Returns these chunks, in this order, with or without their images."""
         ...
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
@@ -105,6 +110,10 @@ class Demonstrations:
         )
 
     @property
+    def lengths(self) -> dict[int, int]:
+        return {self.source: len(self)}
+
+    @property
     def proprio(self) -> Tensor:
         return self.observation.proprio
 
@@ -112,10 +121,11 @@ class Demonstrations:
     def privileged(self) -> Tensor | None:
         return self.observation.privileged
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
         index = index.tolist() if isinstance(index, Tensor) else list(index)
         pick = lambda column: None if column is None else column[index]  # noqa: E731
-        observation, actions = self.observation.rows(index), self.actions[index]
+        observation, actions = self.observation if images else self.observation.without_images(), self.actions[index]
+        observation = observation.rows(index)
         return Demonstrations(observation, actions, pick(self.object_positions), pick(self.is_pad), self.source)
 
     def prefetch(self, index: Sequence[int] | Tensor) -> None:
@@ -142,6 +152,10 @@ class _Several:
         return cls(parts)
 
     @property
+    def lengths(self) -> dict[int, int]:
+        return {part.source: len(part) for part in self.parts}
+
+    @property
     def proprio(self) -> Tensor:
         return torch.cat([part.proprio for part in self.parts])
 
@@ -159,8 +173,8 @@ class _Several:
                 yield part, wanted[at] - first, at
             first += len(part)
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
-        found = [(part.rows(own), at) for part, own, at in self._split(index)]
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
+        found = [(part.rows(own, images), at) for part, own, at in self._split(index)]
         order = torch.cat([at for _, at in found]).argsort()
         return Demonstrations.concatenate([part for part, _ in found]).rows(order)
 
@@ -311,12 +325,14 @@ class FineTuning(_Imitating):
     """An iteration is an epoch; each of the two phases has an optimizer.
 
     `fresh`: whether the policy is new, so that its inputs are standardised by the demonstrations.
+    `weights`: of the sources, whose chunks an epoch then draws in these proportions; (): every chunk once.
     `max_feature_bytes`: of a worker's frozen features; where they take more they are computed in every epoch.
     """
 
     algorithm: SFTConfig
     fresh = True
     max_feature_bytes = math.inf
+    weights: Sequence[float] = ()
 
     def __init__(self, training: Training) -> None:
         super().__init__(training)
@@ -369,12 +385,41 @@ class FineTuning(_Imitating):
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
         passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
-        batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
+        if self.weights:
+            pieces = {block: cut(order, number) for block, order in self._mixture(shuffle, data).items()}
+            batches = ({block: piece[k] for block, piece in pieces.items()} for k in range(number))
+        else:
+            batches = minibatches(shuffle, {block: len(part) for block, part in data.items()}, number)
         for k, rows in enumerate(batches if self._features else _announced(batches, data)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
         rate = {"losses/updates": float(number), "charts/learning_rate": learner.lr}
         return {"losses/imitation_loss": fitted.loss} | rate
+
+    def _mixture(self, shuffle: Shuffle, data: Mapping[int, Chunks]) -> dict[int, np.ndarray]:
+        """Returns the chunks of an epoch in their order, by block: as many as there are, of each source by its weight.
+
+        A block has a source's share in proportion to the source's chunks that it holds; it goes through these in one
+        random order after the other.
+        """
+        seed, purpose, epoch = shuffle
+        sources, weights = range(len(self.weights)), np.asarray(self.weights)
+        own = {b: torch.tensor([float(part.lengths.get(s, 0)) for s in sources]) for b, part in data.items()}
+        totals = np.sum([counts.numpy() for counts in self.training.reducer.gather_blocks(own).values()], 0)
+        shares = np.where(totals > 0, weights, 0.0)
+        number_of = totals.sum() * shares / shares.sum() / np.maximum(totals, 1.0)  # draws per chunk of a source
+        orders = {}
+        for block, part in data.items():
+            drawn, first = [], 0
+            for source, size in part.lengths.items():
+                wanted = round(number_of[source] * size)
+                key = (seed, f"{purpose}/mixture", epoch, block, source)
+                rounds = [permutation(*key, k, size=size) for k in range(-(-wanted // size))]
+                drawn.append(first + np.concatenate([*rounds, np.zeros(0, np.int64)])[:wanted])
+                first += size
+            together = np.concatenate(drawn).astype(np.int64)
+            orders[block] = together[permutation(seed, purpose, epoch, block, size=len(together))]
+        return orders
 
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Chunks]) -> None:
@@ -399,19 +444,23 @@ class FineTuning(_Imitating):
         return {b: torch.cat([pooled(part) for part in _parts(shown)]) for b, shown in data.items()}
 
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
-        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index)
+        cached = None if whole else self._features.get(block)
+        targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index, images=cached is None)
         shape = tuple(part.proprio.shape[1:])
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         targets |= part.targets(self._device, helpers=whole)
         if whole:
             observation = part.observation.to(self._device)
-            features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+            features = self._policy.encode_trainable(observation)
+            if self._jitter and "proprio" not in features:
+                features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+        elif cached is not None:
+            features = {name: value[index] for name, value in cached.items()}
         else:
-            cached = self._features.get(block)
-            features = {n: v[index] for n, v in cached.items()} if cached else self._encoded(part.observation)
-            if "proprio" in features:
-                features["proprio"] = features["proprio"] + jitter
+            features = self._encoded(part.observation)
+        if "proprio" in features:
+            features["proprio"] = features["proprio"] + jitter
         return self._loss(features, part.actions.to(self._device), targets)
 
     @torch.no_grad()

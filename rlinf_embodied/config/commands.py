@@ -57,8 +57,8 @@ class TrainConfig(TrainingConfig):
     policy: PolicyConfig
     algorithm: AlgorithmConfig
     data: str | None = None  # what is learned from, joined by commas: of algorithm=sft and algorithm.bc_coef files of
-    # demonstrations (.h5 of ManiSkill, LeRobot folders); otherwise recorded transitions, the checkpoints of runs
-    # that acted
+    # demonstrations (.h5 of ManiSkill, LeRobot or RLDS folders), perhaps with weights (<path>:<weight>); otherwise
+    # recorded transitions, the checkpoints of runs that acted
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     hierarchy: HierarchyConfig = field(default_factory=HierarchyConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -17,6 +17,16 @@ class Critic(StrEnum):
     observation = "observation"  # the policy's own features
 
 
+class NormMode(StrEnum):
+    """How a feature is normalised (data/normalisation.py); the values are LeRobot's."""
+
+    mean_std = "MEAN_STD"
+    min_max = "MIN_MAX"
+    quantiles = "QUANTILES"
+    quantile10 = "QUANTILE10"
+    identity = "IDENTITY"
+
+
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
     """A policy: what all of them have; the rest is in `options`, a dataclass in the policy's own module."""
@@ -26,9 +36,15 @@ class PolicyConfig:
     critic: Critic = Critic.privileged
     temperature: float = 0.4  # of sampling, and of the log-probs alike; evaluation is greedy: not too far from that
     noise_repeat: float = 0.0  # probability that an action of a chunk is sampled with the noise of the one before it
+    # by statistics of the files that a new policy learns from; null: actions lie in [-1, 1], states are standardised.
+    # tiny_vla says values in [-1, 1]: with mean_std it cannot choose actions beyond one standard deviation
+    normalise_actions: NormMode | None = None
+    normalise_state: NormMode | None = None
     options: dict[str, Any] = field(default_factory=dict)  # of the policy's class, for example TinyVLAOptions
 
     def __post_init__(self) -> None:
+        for name in ("normalise_actions", "normalise_state"):  # a file holds the value
+            setattr(self, name, None if (mode := getattr(self, name)) is None else NormMode(mode))
         require_numbers(self, "policy", "temperature", low=0, above=True)
         require_numbers(self, "policy", "noise_repeat", high=1)
 

@@ -59,7 +59,7 @@ class LeRobotDataset(RecordedDataset):
     def __init__(
         self,
         folder: Path,
-        named: str,
+        named: str = "data",
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         episodes: Sequence[int] | None = None,
     ) -> None:

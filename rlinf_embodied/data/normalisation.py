@@ -15,23 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
+from rlinf_embodied.config import NormMode
 from rlinf_embodied.errors import DataError
-
-
-class NormMode(StrEnum):
-    """How a feature is normalised; the values are LeRobot's."""
-
-    mean_std = "MEAN_STD"
-    min_max = "MIN_MAX"
-    quantiles = "QUANTILES"
-    quantile10 = "QUANTILE10"
-    identity = "IDENTITY"
-
 
 _NEEDED = {
     NormMode.mean_std: ("mean", "std"),

@@ -186,6 +186,21 @@ class RecordedDataset(ABC):
         known = {n: s for n, s in self.measured.items() if {*QUANTILES, "mean", "std", "min", "max"} <= s.keys()}
         return {name: known[name] if name in known else self.compute_statistics(name) for name in names}
 
+    def relative_action_statistics(self, chunk: int, relative: Sequence[bool]) -> Statistics:
+        """Returns the statistics of actions relative to the state at the start of their chunk.
+
+        Args:
+            chunk: actions of a chunk; those that begin too late to be whole are left out.
+            relative: of each dimension of an action, whether the state's is subtracted.
+        """
+        parts = []
+        for frames in map(self.frames, range(self.num_episodes)):
+            starts = np.arange(frames.start, frames.stop - chunk + 1)
+            actions = self.columns[ACTION][starts[:, None] + np.arange(chunk)]
+            offset = self.state[starts][:, None, : len(relative)] * np.asarray(relative)
+            parts.append((actions - offset).reshape(-1, len(relative)))
+        return vector_statistics(np.concatenate(parts))
+
     def compute_statistics(self, name: str) -> Statistics:
         """Returns the statistics of a feature from its frames."""
         episodes = (self.frames(episode) for episode in range(self.num_episodes))

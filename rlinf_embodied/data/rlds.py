@@ -43,7 +43,7 @@ class RldsDataset(RecordedDataset):
 
     fps = 1.0
 
-    def __init__(self, folder: Path, named: str, delta_timestamps: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path, named: str = "data", delta_timestamps: Mapping[str, Any] | None = None) -> None:
         """Reads the descriptions and the lengths of the episodes; arguments as LeRobotDataset.
 
         Raises:

@@ -75,7 +75,8 @@ def demonstrator(
 
     def recorded(number: int) -> RecordedChunks:
         frames = dataset.frames(number)
-        require_actions(source.where, f"episode {number}", dataset.columns[ACTION][frames.start : frames.stop])
+        actions = dataset.columns[ACTION][frames.start : frames.stop]
+        require_actions(source.where, f"episode {number}", actions, source.bounded)
         return RecordedChunks(dataset, np.array(frames), spec, cache)
 
     return lambda numbers: [recorded(number) for number in numbers]

@@ -93,7 +93,7 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
 def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
-        return lambda step, shown: env.expert_actions()
+        return lambda step, shown: env.expert_actions().clamp(-1.0, 1.0)
     is_remote = config.policy == "remote"
     folder = str(config.remote.url if is_remote else config.checkpoint)
     trained = remote_policy(config.remote, config.env) if is_remote else trained_under(folder)
@@ -113,7 +113,7 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
             rows = range(len(shown))
             noise = None if kind is None else kind.draw(config.run.seed, "export", rows, number, step)
             chunk[:] = policy.act(policy.encode(shown), noise, level).actions.unbind(1)
-        return chunk[step % executed]
+        return chunk[step % executed]  # in [-1, 1], or in the units that the policy learned from
 
     return act
 
@@ -122,7 +122,7 @@ def _round(config: ExportConfig, env: VectorEnv, act: _Acting, numbers: range) -
     """Runs an episode per row until the task has stayed solved for env.hold_steps; returns which end solved."""
 
     def controller(step: int, shown: Observation, labels: list[Tensor]) -> Tensor:
-        labels.append(act(step, shown).clamp(-1.0, 1.0))
+        labels.append(act(step, shown))
         return labels[0][:, None]
 
     seeds = [int(reset_seed(config.run.seed, -1, number)) for number in numbers]

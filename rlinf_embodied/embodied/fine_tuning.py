@@ -172,6 +172,7 @@ class FineTuningLearner(DemonstratedLearner):
         super().setup(context)
         self._made.fresh = self._config.start.checkpoint is None
         self._made.max_feature_bytes = self._config.start.cache_gb * 1e9
+        self._made.weights = [source.weight for source in self._config.sources if source.weight is not None]
 
     def prepare(self, step_context: StepContext) -> None:
         """Measures the demonstrations where the policy is new.

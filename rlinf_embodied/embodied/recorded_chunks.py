@@ -35,6 +35,10 @@ class RecordedChunks:
         return cls(first.dataset, frames, first.spec, first.cache, first.source)
 
     @property
+    def lengths(self) -> dict[int, int]:
+        return {self.source: len(self)}
+
+    @property
     def proprio(self) -> Tensor:
         return torch.from_numpy(self.dataset.state[self._seen(self.frames)]).flatten(1)
 
@@ -47,17 +51,17 @@ class RecordedChunks:
         for camera in self.spec.cameras:
             self.cache.request(self.dataset, camera, seen.reshape(-1))
 
-    def rows(self, index: Sequence[int] | Tensor) -> Demonstrations:
+    def rows(self, index: Sequence[int] | Tensor, images: bool = True) -> Demonstrations:
         frames = self.frames[np.asarray(index, np.int64)]
         seen = self._seen(frames)
         seen = seen if self.spec.history > 1 else seen[:, 0]
         parts = self.spec.of_kind(FeatureKind.state)
         vectors = torch.from_numpy(self.dataset.state[seen]).split([part.shape[-1] for part in parts], -1)
-        images = {name: self.cache.get(self.dataset, name, seen) for name in self.spec.cameras}
+        pictures = {name: self.cache.get(self.dataset, name, seen) for name in self.spec.cameras if images}
         observation = Observation(
             state={part.name: vector for part, vector in zip(parts, vectors, strict=True)},
             instruction=tuple(self.dataset.task(int(frame)) for frame in frames),
-            images={name: torch.from_numpy(shown) for name, shown in images.items()},
+            images={name: torch.from_numpy(shown) for name, shown in pictures.items()},
         )
         steps, is_pad = self.dataset.window(frames, range(self.spec.chunk))
         actions = torch.from_numpy(self.dataset.columns[ACTION][steps])

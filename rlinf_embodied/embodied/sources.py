@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from rlinf_embodied.config import EnvConfig, TrainConfig
+from rlinf_embodied.config import EnvConfig, Source, TrainConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.lerobot import LeRobotDataset
 from rlinf_embodied.data.maniskill_h5 import read_recording
 from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.data.rlds import DESCRIPTION, RldsDataset
+from rlinf_embodied.data.statistics import Statistics, combine, vector_statistics
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.plug_ins import env_options
+from rlinf_embodied.plug_ins import env_options, load_target
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
 
@@ -38,6 +42,8 @@ class DemonstrationSource:
     path: str = ""
     digest: str = ""  # SHA-256 of what the files hold; of a dataset's large ones, of name, size and time
     named: str = ""  # the config path that gave it, for errors
+    bounded: bool = True  # whether actions must lie in [-1, 1]
+    weight: float | None = None  # its share of what an epoch draws; None: every chunk is drawn once
 
     @property
     def where(self) -> str:
@@ -56,7 +62,14 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     named, given, files = "warm_start.demonstrations", start.demonstrations, [start.demonstrations]
     if config.algorithm.uses_demonstrations and config.files:
         named, given, files = "data", config.data, config.files
-    found = tuple(_file(place, env, named) for place in files if place is not None)
+    policy = config.policy  # one that others published normalises by the statistics of its folder
+    bounded = policy.normalise_actions is None and not getattr(load_target(policy._target_), "reads_published", False)
+    placed = [_weighted(place) for place in files if place is not None]
+    if any(weight is not None for _, weight in placed):
+        rule = "all paths have a weight above 0, as <path>:<weight>, or none has"
+        holds = config.algorithm.learns_from is Source.demonstrations and all((w or 0) > 0 for _, w in placed)
+        require(holds, named, given, f"weights are for algorithm=sft, and {rule}", "give every path a weight, or none")
+    found = tuple(replace(_file(place, env, named, bounded), weight=weight) for place, weight in placed)
     if not found:
         return (DemonstrationSource(Kind.expert, start.num_demos),)
     if (number := sum(source.num_episodes for source in found)) < NUM_DATA_BLOCKS:
@@ -67,13 +80,26 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
     return found
 
 
-def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
+def _weighted(place: str) -> tuple[str, float | None]:
+    """Returns a path and its weight, of <path>:<weight>."""
+    path, _, number = place.rpartition(":")
+    try:
+        return (path, float(number)) if path else (place, None)
+    except ValueError:  # a path may hold a colon
+        return place, None
+
+
+def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
     path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot or RLDS dataset"
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
     if path.suffix in (".h5", ".hdf5"):
-        kind, number, files = Kind.maniskill, _require_recording(path, env, named), [path, path.with_suffix(".json")]
+        kind, number, files = (
+            Kind.maniskill,
+            _require_recording(path, env, named, bounded),
+            [path, path.with_suffix(".json")],
+        )
     elif path.is_file():
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
@@ -88,7 +114,7 @@ def _file(place: str, env: EnvConfig, named: str) -> DemonstrationSource:
             continue
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named)
+    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named, bounded)
 
 
 def open_dataset(path: Path, named: str) -> RecordedDataset:
@@ -96,7 +122,7 @@ def open_dataset(path: Path, named: str) -> RecordedDataset:
     return (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
 
 
-def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
+def _require_recording(path: Path, env: EnvConfig, named: str, bounded: bool) -> int:
     """Returns the number of episodes."""
     recording, where = read_recording(path, named), f"{named} is {str(path)!r}"
     ours = getattr(env_options(env), "control_mode", None)  # some envs have none
@@ -105,7 +131,7 @@ def _require_recording(path: Path, env: EnvConfig, named: str) -> int:
     action = "use that, or convert it: python -m mani_skill.trajectory.replay_trajectory -c <control mode> --save-traj"
     require(ours in (None, recording.control_mode), "env.options.control_mode", ours, rule, action)
     for episode in recording.episodes:
-        require_actions(where, episode.name, episode.actions)
+        require_actions(where, episode.name, episode.actions, bounded)
     sizes = sorted({episode.actions.shape[1] for episode in recording.episodes})
     if len(sizes) > 1:
         raise DataError(f"{where}, but its actions have {sizes} dimensions: split the file")
@@ -131,12 +157,36 @@ def _require_dataset(dataset: RecordedDataset, env: EnvConfig, where: str) -> in
     return dataset.num_episodes
 
 
-def require_actions(where: str, episode: str, actions: np.ndarray) -> None:
-    """Checks that the actions [T, A] of an episode are what a policy can choose."""
-    wrong = ~(np.isfinite(actions) & (np.abs(actions) <= 1 + 1e-5))
+def require_actions(where: str, episode: str, actions: np.ndarray, bounded: bool) -> None:
+    """Checks that the actions [T, A] of an episode are finite and, if `bounded`, what the network can say."""
+    wrong = ~(np.isfinite(actions) & ((np.abs(actions) <= 1 + 1e-5) | (not bounded)))
     if wrong.any():
         step, dimension = (int(k) for k in np.argwhere(wrong)[0])
+        rule, action = "those of a policy lie in [-1, 1]", "record with a control mode whose actions are normalised"
+        if not np.isfinite(actions).all():
+            rule, action = "actions are finite", "record it anew"
+        elif bounded:
+            action = "set policy.normalise_actions=min_max, with which the env is handed actions in these units"
         raise DataError(
-            f"{where}, but action {dimension} of step {step} of {episode} is {actions[step, dimension]}, and those of "
-            "a policy lie in [-1, 1]: leave the episode out, or record with a control mode whose actions are normalised"
+            f"{where}, but action {dimension} of step {step} of {episode} is {actions[step, dimension]}, and {rule}: "
+            f"leave the episode out, or {action}"
         )
+
+
+def statistics_of(sources: Sequence[DemonstrationSource]) -> dict[str, dict[str, Tensor]]:
+    """Returns statistics of actions and state in files, float32 [A] and [P]; of the state if no simulator shows it."""
+    found: dict[str, list[Statistics]] = {ACTION: [], STATE: []}
+    for source in sources:
+        path = Path(source.path)
+        if source.kind is Kind.recorded:
+            dataset = open_dataset(path, source.named)
+            of = dataset.statistics([ACTION, *dataset.states])
+            found[ACTION].append(of.pop(ACTION))
+            kinds = set.intersection(*({*part} for part in of.values())) - {"count"}
+            beside = {kind: np.concatenate([part[kind].reshape(-1) for part in of.values()]) for kind in kinds}
+            found[STATE].append(beside | {"count": next(iter(of.values()))["count"]})
+        elif source.kind is Kind.maniskill:
+            episodes = read_recording(path, source.named).episodes
+            found[ACTION].append(combine(vector_statistics(episode.actions) for episode in episodes))
+    as_tensors = lambda part: {kind: torch.from_numpy(value).float() for kind, value in part.items()}  # noqa: E731
+    return {name: as_tensors(combine(parts)) for name, parts in found.items() if len(parts) == len(sources)}

@@ -14,14 +14,14 @@ from torch import Tensor
 from rlinf_embodied.algorithms.imitation import SFTConfig
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.config import EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Source, TrainConfig
-from rlinf_embodied.config.checks import within
+from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.embodied.demonstrations import ROWS, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env, require_success
 from rlinf_embodied.embodied.fine_tuning import demonstrate, fine_tuning_stage, fine_tuning_workflow
 from rlinf_embodied.embodied.hierarchy import choice_spec
 from rlinf_embodied.embodied.policy_folder import is_published, load_policy, new_policy, save_policy
-from rlinf_embodied.embodied.sources import sources_of
+from rlinf_embodied.embodied.sources import DemonstrationSource, sources_of, statistics_of
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.execution.profiler import ShowProgress
 from rlinf_embodied.interfaces.envs import OBSERVATION_VERSION, EnvSpec, VectorEnv
@@ -63,7 +63,8 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         make = lambda folder: _make_cloned(folder, config, session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)
     needs = config.algorithm.needs_success
-    new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, measures=not cloned, needs_success=needs)
+    settings = {"measures": not cloned, "needs_success": needs, "sources": _measured(config)}
+    new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, **settings)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
@@ -71,6 +72,12 @@ def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster)
     """Returns the folder of a new high-level policy; arguments as `starting_policy`."""
     new = NewPolicyConfig(config.env, config.hierarchy.policy, config.run.seed, hierarchy=config.hierarchy)
     return _new(new, config.warm_start.cache_dir, session, cluster)
+
+
+def _measured(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
+    """Returns the files by whose statistics a new policy normalises, if it does."""
+    policy = config.policy
+    return sources_of(config) if policy.normalise_actions is not None or policy.normalise_state is not None else ()
 
 
 def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Cluster) -> Path:
@@ -81,6 +88,8 @@ def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Clu
         key["published"] = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     if config.hierarchy is not None:
         key["choices"] = [getattr(config.hierarchy, name) for name in ("instructions", "columns", "way_columns")]
+    if config.sources:
+        key["sources"] = [(source.kind, source.digest) for source in config.sources]
     cached = _cache_folder(cache_dir, config.env, config.policy, cluster.kind, key)
     return common.made_once(cached, lambda folder: _make_new(folder, config, session, cluster))
 
@@ -101,6 +110,7 @@ class NewPolicyConfig:
     measures: bool = True  # whether inputs are standardised with what random actions see; demonstrations may say better
     hierarchy: HierarchyConfig | None = None  # of a high-level policy: its actions are choices
     needs_success: bool = False  # of the algorithm that will train it
+    sources: tuple[DemonstrationSource, ...] = ()  # files by whose statistics it normalises
 
 
 class NewPolicyStage:
@@ -122,6 +132,8 @@ class NewPolicyStage:
         try:
             require_success(env.spec, config.needs_success)
             policy = self._policy(env.spec)
+            if config.sources:
+                self._normalise(policy)
             if config.measures and isinstance(policy, ImitationPolicy):
                 for name, column in self._seen(env, policy).items():
                     mean, std = column.double().mean(0), column.double().std(0, correction=0)
@@ -129,6 +141,16 @@ class NewPolicyStage:
             save_policy(policy, Path(folder), config.env, config.policy, self._device)
         finally:
             env.close()
+
+    def _normalise(self, policy: Policy) -> None:
+        settings, statistics = self._config.policy, statistics_of(self._config.sources)
+        if isinstance(policy, ImitationPolicy) and statistics:
+            policy.normalise_by(statistics)
+        for name in ("normalise_actions", "normalise_state"):
+            mode, holds = getattr(settings, name), bool(getattr(policy, "normalisation", None))
+            rule = f"policy.name={settings.name} does not normalise, or nothing but the expert demonstrates"
+            action = "leave it out, or clone policy=tiny_vla or flow_vla from files"
+            require(mode is None or holds, f"policy.{name}", getattr(mode, "name", None), rule, action)
 
     def _policy(self, env: EnvSpec) -> Policy:
         config = self._config
@@ -168,6 +190,7 @@ def _make_cloned(folder: Path, config: TrainConfig, session: Session, cluster: C
     with TemporaryDirectory(prefix="rlinf_embodied-") as place:
         needs, config = config.algorithm.needs_success, fine_tuning_of(config)
         new = NewPolicyConfig(config.env, config.policy, config.run.seed, measures=False, needs_success=needs)
+        new = replace(new, sources=_measured(config))
         _make_new(Path(place) / "new", new, session, cluster)
         stage = fine_tuning_stage(config, sources_of(config), f"{place}/new")
         prepare = lambda executor: demonstrate(executor, stage.sources, progress)  # noqa: E731
@@ -197,7 +220,7 @@ def _cache_folder(root: str, env: EnvConfig, policy: PolicyConfig, kind: str, mo
         "version": _VERSION,
         "observations": OBSERVATION_VERSION,
         "env": {name: value for name, value in asdict(env).items() if name not in _OF_TRAINING},
-        "policy": {k: v for k, v in asdict(policy).items() if k not in _OF_SAMPLING and v != {}},
+        "policy": {k: v for k, v in asdict(policy).items() if k not in _OF_SAMPLING and v not in ({}, None)},
         "cpu": kind == "cpu",
         "backend": "physx_cuda" if env_options(env).on_accelerator(kind) else None,
         "code": source_digest(sorted({*own})) if own else None,  # where custom code is edited, training starts anew

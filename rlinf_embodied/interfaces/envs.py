@@ -233,8 +233,9 @@ class VectorEnv(Protocol):
         """Runs the first E = spec.executed steps of a chunk of C actions.
 
         Args:
-            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers); or a closed-loop controller: a function
-                that is called with each sub-step's number just before it runs and returns float32 [N, A].
+            actions: float32 [N, C, A], in [-1, 1] (clipped by the controllers), or in the env's own units where its
+                options say so; or a closed-loop controller: a function that is called with each sub-step's number just
+                before it runs and returns float32 [N, A].
             next_seeds: one seed per row; a row whose episode ends in this chunk starts the next one with it (partial
                 reset, at the end of the chunk).  None: such rows freeze.
 

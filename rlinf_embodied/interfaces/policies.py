@@ -74,7 +74,7 @@ def token_spec(config: PolicyConfig, env: EnvSpec) -> PolicySpec:
 class PolicyOutput:
     """Actions sampled (or chosen) for B rows."""
 
-    actions: Tensor  # float32 [B, C, A] in [-1, 1]
+    actions: Tensor  # float32 [B, C, A] in [-1, 1], or in the units of the dataset that the policy learned from
     record: Record  # what `evaluate` needs to know of the choices
     log_probs: Tensor  # float32 [B, C, K], under the distribution sampled from (temperature included)
     values: Tensor | None = None  # float32 [B, C], where they come from the same forward pass
@@ -236,8 +236,15 @@ class ImitationPolicy(Policy, Protocol):
         """Sets what an input is standardised with: "proprio", "privileged" or "vision", each [D]."""
         return
 
+    def normalise_by(self, statistics: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Takes in statistics of the dataset that a new policy learns from, which then has its units.
+
+        They are those of meta/stats.json, {"action": {"min": [A], "q01": [A], ...}, "observation.state": {...}}.
+        """
+        return
+
     def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed loss (scalar) of cloning B rows of actions, float32 [B, C, A] in [-1, 1].
+        """Returns the summed loss (scalar) of cloning B rows of actions, float32 [B, C, A] in [-1, 1] or data units.
 
         Targets: "action_is_pad", bool [B, C], where some actions lie beyond the episode's end and count nothing (see
         `mean_of_rows`); helpers, for example "object_position" [B, 3] in metres; "noise" where the policy asks for

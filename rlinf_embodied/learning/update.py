@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,8 +36,12 @@ Shuffle = tuple[int, str, int]  # seed, purpose and iteration, by which the orde
 
 def slices(shuffle: Shuffle, epoch: int, block: int, size: int, num_minibatches: int) -> list[Tensor]:
     """Returns `num_minibatches` nearly equal slices of a permutation of a block's `size` rows, int64."""
-    order = permutation(*shuffle, epoch, block, size=size)
-    ends = [size * k // num_minibatches for k in range(num_minibatches + 1)]
+    return cut(permutation(*shuffle, epoch, block, size=size), num_minibatches)
+
+
+def cut(order: np.ndarray, num_minibatches: int) -> list[Tensor]:
+    """Returns nearly equal slices of row numbers, int64."""
+    ends = [len(order) * k // num_minibatches for k in range(num_minibatches + 1)]
     return [torch.from_numpy(order)[a:b] for a, b in pairwise(ends)]
 
 

@@ -95,6 +95,13 @@ def test_items_and_statistics_equal_those_of_lerobot(name: str) -> None:
                 assert np.allclose(dataset.compute_statistics(key)[kind], value, rtol=1e-6, atol=3e-4), (key, kind)
 
 
+@pytest.mark.parametrize("name", GOLDEN)
+def test_statistics_of_relative_actions_equal_those_of_lerobot(name: str) -> None:
+    found = LeRobotDataset(ORACLE / name).relative_action_statistics(8, [True] * 5 + [False])
+    for kind, value in GOLDEN[name]["relative_action_stats_chunk8_exclude_gripper"].items():
+        assert np.allclose(found[kind], value, rtol=1e-6, atol=1e-4), kind
+
+
 def test_some_episodes_are_read_as_if_there_were_no_others() -> None:
     deltas = {"action": GOLDEN["video"]["delta_timestamps"]["action"]}
     dataset = LeRobotDataset(ORACLE / "video", NAMED, deltas, episodes=[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.embodied.demonstrations import demonstrator, for_demonstrations
 from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
+from rlinf_embodied.embodied.policy_folder import load_policy
 from rlinf_embodied.embodied.sources import NUM_DATA_BLOCKS, sources_of
 from rlinf_embodied.embodied.warm_start import fine_tuning_of, starting_policy
 from rlinf_embodied.errors import ConfigError, DataError, SimulatorError
@@ -42,8 +44,7 @@ def from_files(path: Path, *overrides: str) -> TrainConfig:
 def collected(config: TrainConfig) -> tuple[FineTuningLearner, dict[str, int]]:
     """Runs all rounds of a warm start in one worker; returns the stage and the sums of its answers."""
     tuned, one = fine_tuning_of(config), cluster(1)
-    new = replace(tuned, warm_start=replace(config.warm_start, demonstrations=None, from_scratch=True))
-    folder = starting_policy(new, SerialSession(), one, lambda *progress: None)
+    folder = starting_policy(tuned, SerialSession(), one, lambda *progress: None)
     stage = FineTuningLearner(fine_tuning_stage(tuned, sources_of(tuned), str(folder)))
     stage.setup(solo_context(range(NUM_DATA_BLOCKS)))
     answers = [stage.collect(StepContext(number)) for number in range(stage.open_sources(StepContext(0)))]
@@ -143,8 +144,8 @@ def test_a_recording_is_replayed_chunk_by_chunk_and_what_does_not_solve_the_task
     ("change", "error", "words"),
     [
         ({"task": "PushCube-v1"}, ConfigError, "recorded with 'PushCube-v1': use that"),
-        ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* \[-1, 1\]"),
-        ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* normalised"),
+        ({"bad": np.nan}, DataError, r"action 1 of step 2 of traj_3 is nan, .* finite"),
+        ({"bad": 1.5}, DataError, r"action 1 of step 2 of traj_3 is 1.5, .* set policy.normalise_actions"),
         ({"number": 3}, DataError, "holds 3 episodes, .* record more"),
         ({"steps": 13}, ConfigError, r"has episodes of up to 13 env steps, .*: set env.horizon=13"),
     ],
@@ -234,6 +235,34 @@ def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(DataError, match=words):
             collected(from_files(dataset(tmp_path / name, tiny(), **change)))
+
+
+@pytest.mark.parametrize("policy", ["tiny_vla", "flow_vla"])
+def test_actions_and_states_in_degrees_are_learned_and_chosen(tmp_path: Path, policy: str) -> None:
+    degrees = {"actions": lambda a: a * 90, "state": lambda a: np.linspace(-180, 180, 4 * len(a)).reshape(-1, 4)}
+    folder = dataset(tmp_path / "set", tiny(), **degrees)
+    with pytest.raises(DataError, match=r"is -?\d+.*lie in \[-1, 1\]: .* set policy.normalise_actions=min_max"):
+        collected(from_files(folder))
+    settings = [f"policy={policy}", "policy.normalise_actions=min_max", "policy.normalise_state=quantiles"]
+    config = from_files(folder, "policy.critic=observation", "warm_start.epochs=8", *settings)
+    stage, _ = collected(config)
+    stage.prepare(StepContext(0))
+    losses = [stage.run(StepContext(epoch), {}).report["losses/imitation_loss"] for epoch in range(8)]
+    assert losses[-1] < losses[0]
+    stage.save_policy(StepContext(0), str(tmp_path / "saved"))
+    again = load_policy(config.policy, str(tmp_path / "saved"), "cpu").policy
+    part = stage._data[0].rows([0, 1, 2])
+    for made in (stage.shared.policy, again):
+        chosen = made.act(made.encode(part.observation), None, 1.0).actions
+        assert 5 < chosen.abs().max() <= 200
+    assert torch.equal(
+        made.encode(part.observation)["proprio"], stage.shared.policy.encode(part.observation)["proprio"]
+    )
+    written = json.loads((tmp_path / "saved/policy_postprocessor.json").read_text())["steps"][0]
+    assert (written["registry_name"], written["config"]["norm_map"]["ACTION"]) == ("unnormalizer_processor", "MIN_MAX")
+    recorded = from_files(write_recording(tmp_path / "demos.h5", point_episodes(config.env, 8)), *settings[1:])
+    with pytest.raises(ConfigError, match=r"policy.normalise_state is 'quantiles', but the data has no observ"):
+        starting_policy(recorded, SerialSession(), cluster(1), lambda *progress: None)
 
 
 # ------------------------------------------------------------------------------------------------------------ ManiSkill

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
-from runs import SFT, TINY, cluster, metric_rows, tiny, train
+from runs import SFT, TINY, clone, cluster, metric_rows, tiny, train
 from training_faults import lost, once
 
 from rlinf_embodied.compose import compose_export
@@ -16,10 +16,10 @@ from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.export import export_dataset
 from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_stage
 from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.sources import DemonstrationSource, Kind
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, sources_of
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.runtime.host import StepContext
+from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
@@ -104,6 +104,32 @@ def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(r
     assert first == second
     assert first[1]["losses/held_out_loss"] > 0
     assert learned(small(recording), 1)[0] != first[0]
+
+
+def test_an_epoch_draws_from_weighted_sources_in_their_proportions(recording: Path, tmp_path: Path) -> None:
+    more = write_recording(tmp_path / "more.h5", point_episodes(tiny().env, 8, first_seed=500))
+    config = small(f"{recording}:3,{more}:1.0", "algorithm.held_out=0")
+    assert [source.weight for source in sources_of(config)] == [3.0, 1.0]
+    first, second = (learned(config, n) for n in (1, 3))
+    assert first == second
+    assert learned(small(f"{recording},{more}"), 1)[0] != first[0]
+    stage = FineTuningLearner(fine_tuning_stage(config, sources_of(config), str(clone(config))))
+    stage.setup(solo_context(range(4)))
+    for number in range(stage.open_sources(StepContext(0))):
+        stage.collect(StepContext(number))
+    stage.prepare(StepContext(0))
+    sizes = {block: part.lengths for block, part in stage._data.items()}
+    whole, counts = sum(sum(part.values()) for part in sizes.values()), [0, 0]
+    orders = stage._made._mixture((0, "test", 3), stage._data)
+    for block, order in orders.items():
+        for source, rows in enumerate((order < sizes[block].get(0, 0), order >= sizes[block].get(0, 0))):
+            counts[source] += int(rows.sum())
+            drawn = np.bincount(order[rows])
+            assert len(order[rows]) == 0 or drawn[drawn > 0].max() - drawn[drawn > 0].min() <= 1
+    assert counts == pytest.approx([0.75 * whole, 0.25 * whole], abs=4)
+    assert (orders[0] != stage._made._mixture((0, "test", 4), stage._data)[0]).any()
+    with pytest.raises(ConfigError, match=r"data is .*weights are for algorithm=sft, and all paths have a weight"):
+        sources_of(small(f"{recording}:3,{more}"))
 
 
 # ------------------------------------------------------------------------------------------------------------ resuming

@@ -52,6 +52,20 @@ def test_rows_are_bit_for_bit_gymnasiums_own_episodes() -> None:
             assert float(result.rewards[row, 0]) == np.float32(reward)
 
 
+def test_actions_may_be_in_the_units_of_the_space() -> None:
+    code = ActionCode.of(
+        spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64), "arm"
+    ).physical()
+    assert code.decode(np.array([[45.0, 120.0], [-200.0, 7.0]])).tolist() == [[45.0, 100.0], [-90.0, 7.0]]
+    walked = [make_env(replace(WALK, options={"physical_actions": physical}), 1) for physical in (True, False)]
+    for env in walked:
+        env.reset([1])
+    steps = [env.step_chunk(torch.full((1, 1, 1), value)) for env, value in zip(walked, (1.0, 0.0), strict=True)]
+    assert torch.equal(steps[0].observation.proprio, steps[1].observation.proprio)
+    with pytest.raises(ConfigError, match=r"env.options.physical_actions is True, .* choices: leave it out"):
+        ActionCode.of(spaces.Discrete(3), "arm").physical()
+
+
 @pytest.mark.parametrize("hold_steps", [0, 1])
 def test_the_envs_own_end_is_terminated_even_where_success_ends_nothing(hold_steps: int) -> None:
     env = walk(hold_steps=hold_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -283,23 +282,23 @@ def test_what_does_not_fit_the_env_is_refused(published, env: EnvSpec, options: 
 
 
 def test_a_base_model_takes_the_env_s_robot_and_the_statistics_of_a_dataset(published, tmp_path) -> None:
-    base, path = tmp_path / "base", tmp_path / "stats.json"
-    shutil.copytree(published("pi0"), base)
+    shutil.copytree(published("pi0"), base := tmp_path / "base")
     for file in base.glob("policy_*"):
         file.unlink()
     env = env_spec("PointReach-v0", ROWS, CHUNK, 12, 3, 6, 9, 16, ("base_camera",))
-    assert policy_of(base, env=env).checkpoint.config.action_dim == 3
-    of = lambda size, std: {"mean": [1.0] * size, "std": [std] * size}  # noqa: E731
-    path.write_text(json.dumps({"observation.state": of(6, 2.0), "action": of(3, 4.0)}))
-    policy_of(base, env=env, statistics=str(path), clip_actions=False).save(tmp_path / "saved")
-    path.unlink()  # what was saved holds them
+    policy = policy_of(base, env=env, clip_actions=False)
+    assert policy.checkpoint.config.action_dim == 3
+    of = lambda size, std: {"mean": torch.ones(size), "std": torch.full((size,), std)}  # noqa: E731
+    with pytest.raises(ConfigError, match=r"data is \['action'\], but a base model has no statistics"):
+        policy.normalise_by({"action": of(3, 4.0)})
+    policy.normalise_by({"observation.state": of(6, 2.0), "action": of(3, 4.0)})
+    policy.save(tmp_path / "saved")
     made = PiPolicy.from_folder(tmp_path / "saved").checkpoint.processors
     torch.testing.assert_close(made.normalised_state(torch.full((1, 6), 3.0)), torch.ones(1, 6))
     actions = made.robot_actions(torch.ones(1, CHUNK, 3), torch.zeros(1, 6))
     torch.testing.assert_close(actions, torch.full((1, CHUNK, 3), 5.0))
-    path.write_text(json.dumps({"observation.state": of(5, 2.0), "action": of(3, 4.0)}))
     with pytest.raises(ConfigError, match=r"numbers in proprio is 6, but .* its statistics are of 5"):
-        policy_of(base, env=env, statistics=str(path))
+        policy.normalise_by({"observation.state": of(5, 2.0), "action": of(3, 4.0)})
 
 
 def test_a_folder_without_its_tokenizer_says_what_to_copy(published, tmp_path) -> None:

@@ -26,7 +26,8 @@ from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.folder import read_checkpoint, write_checkpoint
 from policies.pi.network import FlowNetwork, Prefix, new_network, placed
 from policies.pi.processors import Processors, prompt_for, resized
-from rlinf_embodied.data.normalisation import Normalisation, NormMode
+from rlinf_embodied.config import NormMode
+from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.data.relative_actions import RelativeActions
 
 ORACLES = Path(os.environ.get("RLINF_LEROBOT_ORACLES", REPOSITORY / "tests" / "oracles" / "lerobot"))

@@ -1,0 +1,261 @@
+"""Finds, before any rollout, in which conventions a policy and demonstrations differ: what is flipped, swapped, scaled.
+
+python experiments/check_conventions.py checkpoint=runs/demo/checkpoints/latest data=runs/pick
+
+The policy predicts demonstrated chunks from recorded observations, once as they are and once per known fault with that
+fault undone.  A fault is reported if undoing it lowers the error by at least `min_gain` and four standard errors.  It
+then stays undone and the search is repeated, so that several faults are found.  Only a policy that predicts the
+demonstrations well can be checked, and only what its actions depend on.
+
+    images    upside down, mirrored, rotated by 180 degrees, BGR, not cropped, of one or all cameras; cameras swapped
+    state     degrees or radians, entries swapped, quaternions with their real part first or last
+    actions   signs, entries swapped, gripper in [0, 1], scale, absolute or relative to the state, a step early or late
+
+Exit code 0: nothing found; 1: a fault was found.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.command_line import main
+from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.interfaces.envs import Observation
+
+_STANDARD_ERRORS = 4.0
+_MAX_FAULTS = 4
+_ALIKE = 1.5  # factor of errors up to which two explanations are alike
+_SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
+_CROP = 0.9  # share of an image's area
+_FRAME_CACHE_BYTES = 1e9
+
+Predict = Callable[[Observation], Tensor]  # actions float32 [M, C, A] in the units of the demonstrations
+
+
+@dataclass(kw_only=True, slots=True)
+class ConventionsConfig:
+    """Everything that experiments/check_conventions.py reads; env and policy are the checkpoint's."""
+
+    checkpoint: str
+    data: str  # a folder of LeRobot or RLDS
+    num_frames: int = 200  # evenly spread over the dataset
+    min_gain: float = 0.15  # least share of the error that disappears
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "", "num_frames", low=20)
+        require_numbers(self, "", "min_gain", above=True, high=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """How a fault is undone: in what the policy sees, and in what its actions are compared with."""
+
+    name: str  # what the fault is, for example "images of wrist are mirrored"
+    seen: Callable[[Observation], Observation] | None = None
+    predicted: Callable[[Tensor, Demonstrations], Tensor] = lambda actions, _: actions  # NaN: do not compare
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that was found; errors are means in standard deviations of the action."""
+
+    name: str
+    error: float
+    error_undone: float
+    alternatives: tuple[str, ...] = ()  # faults that explain these demonstrations as well
+
+
+def find_faults(predict: Predict, demos: Demonstrations, min_gain: float = 0.15) -> list[Fault]:
+    """Returns the faults in the demonstrations, as the policy that predicts sees them, in the order of their effect."""
+    found: list[Fault] = []
+    undone: list[Undo] = []
+    observation = demos.observation
+    for _ in range(_MAX_FAULTS):
+        raw = predict(observation)
+        base = _undone(raw, demos, undone)
+        helpful: list[tuple[Fault, Undo]] = []
+        for undo in _candidates(demos):
+            if undo.name in {other.name for other in undone}:
+                continue
+            actions = raw if undo.seen is None else predict(undo.seen(observation))
+            errors, before = _compared(_undone(actions, demos, [*undone, undo]), base, demos)
+            difference, mean = before - errors, float(before.mean())
+            sure = float(difference.mean()) > _STANDARD_ERRORS * float(difference.std()) / math.sqrt(len(difference))
+            if sure and float(difference.mean()) >= min_gain * mean:
+                helpful.append((Fault(undo.name, mean, float(errors.mean())), undo))
+        if not helpful:
+            break
+        fault, undo = min(helpful, key=lambda pair: pair[0].error_undone / pair[0].error)
+        alike = [f.name for f, _ in helpful if f is not fault and f.error_undone <= _ALIKE * fault.error_undone]
+        found.append(replace(fault, alternatives=tuple(alike)))
+        undone.append(undo)
+        observation = observation if undo.seen is None else undo.seen(observation)
+    return found
+
+
+def _undone(actions: Tensor, demos: Demonstrations, undone: Sequence[Undo]) -> Tensor:
+    for undo in undone:
+        actions = undo.predicted(actions, demos)
+    return actions
+
+
+def _compared(actions: Tensor, base: Tensor, demos: Demonstrations) -> tuple[Tensor, Tensor]:
+    """Returns the errors of two predictions, float64 [M] each, of the entries that both have."""
+    wanted, present = demos.actions.double(), torch.isfinite(actions) & torch.isfinite(base)
+    if demos.is_pad is not None:
+        present &= ~demos.is_pad[..., None]
+    spread = wanted.flatten(0, 1).std(0).clamp(min=_SMALLEST_SPREAD)
+    count = present.sum((1, 2))
+    rows = count > 0
+    errors = [((a.double() - wanted).abs() / spread).where(present, 0.0).sum((1, 2)) / count for a in (actions, base)]
+    return errors[0][rows], errors[1][rows]
+
+
+# ---------------------------------------------------------------------------------------------------------- candidates
+def _candidates(demos: Demonstrations) -> Iterator[Undo]:
+    yield from _of_images(list(demos.observation.images))
+    yield from _of_state(demos.observation.proprio.shape[1])
+    yield from _of_actions(demos)
+
+
+def _of_images(cameras: list[str]) -> Iterator[Undo]:
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "upside down": lambda x: x.flip(-3),
+        "mirrored": lambda x: x.flip(-2),
+        "rotated by 180 degrees": lambda x: x.flip(-3, -2),
+        "BGR, not RGB": lambda x: x.flip(-1),
+        f"not cropped to {_CROP} of their area": _cropped,
+    }
+    groups = [[camera] for camera in cameras] + ([cameras] if len(cameras) > 1 else [])
+    for group, (name, way) in itertools.product(groups, ways.items()):
+        yield Undo(f"images of {', '.join(group)} are {name}", _on_images(group, way))
+    for first, second in itertools.combinations(cameras, 2):
+        yield Undo(f"cameras {first} and {second} are swapped", _with_swapped(first, second))
+
+
+def _on_images(cameras: list[str], way: Callable[[Tensor], Tensor]) -> Callable[[Observation], Observation]:
+    return lambda seen: replace(seen, images={n: way(x) if n in cameras else x for n, x in seen.images.items()})
+
+
+def _with_swapped(first: str, second: str) -> Callable[[Observation], Observation]:
+    other = {first: second, second: first}
+    return lambda seen: replace(seen, images={name: seen.images[other.get(name, name)] for name in seen.images})
+
+
+def _cropped(images: Tensor) -> Tensor:
+    height, width = images.shape[-3:-1]
+    top, left = (round(side * (1 - math.sqrt(_CROP)) / 2) for side in (height, width))
+    kept = images[..., top : height - top, left : width - left, :].flatten(0, -4).movedim(-1, -3).float()
+    grown = F.interpolate(kept, (height, width), mode="bilinear", align_corners=False)
+    return grown.round().to(torch.uint8).movedim(-3, -1).reshape(images.shape)
+
+
+def _of_state(dim: int) -> Iterator[Undo]:
+    entries = list(range(dim))
+    yield Undo("the state is in degrees, not radians", lambda seen: seen.with_proprio(seen.proprio * (math.pi / 180)))
+    yield Undo("the state is in radians, not degrees", lambda seen: seen.with_proprio(seen.proprio * (180 / math.pi)))
+    for i, j in itertools.combinations(entries, 2):
+        order = [j if k == i else i if k == j else k for k in entries]
+        yield Undo(f"entries {i} and {j} of the state are swapped", _reordered(order))
+    for i in range(dim - 3):
+        before, four, after = entries[:i], entries[i : i + 4], entries[i + 4 :]
+        for shift, name in ((1, "last"), (-1, "first")):
+            order = before + four[-shift:] + four[:-shift] + after
+            yield Undo(f"the quaternion at {i} of the state has its real part {name}", _reordered(order))
+
+
+def _reordered(order: list[int]) -> Callable[[Observation], Observation]:
+    return lambda seen: seen.with_proprio(seen.proprio[:, order])
+
+
+def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
+    dim, last = demos.actions.shape[-1], demos.actions.shape[-1] - 1
+    for i in range(dim):
+        sign = torch.ones(dim)
+        sign[i] = -1.0
+        named = f"entry {i} of the actions" + (" (a gripper's place)" if i == last else "")
+        yield Undo(f"{named} has the other sign", predicted=lambda actions, _, sign=sign: actions * sign)
+    for i, j in itertools.combinations(range(dim), 2):
+        order = [j if k == i else i if k == j else k for k in range(dim)]
+        swapped = lambda actions, _, order=order: actions[..., order]  # noqa: E731
+        yield Undo(f"entries {i} and {j} of the actions are swapped", predicted=swapped)
+    names = f"entry {last} of the actions (a gripper's place) lies in"
+    yield Undo(f"{names} [0, 1], not [-1, 1]", predicted=lambda a, _: _with_last(a, (a[..., -1:] + 1) / 2))
+    yield Undo(f"{names} [-1, 1], not [0, 1]", predicted=lambda a, _: _with_last(a, a[..., -1:] * 2 - 1))
+    yield Undo("the actions have another scale (normaliser, units or frame rate)", predicted=_scaled)
+    if demos.observation.proprio.shape[1] >= dim:
+        for sign, name in ((1.0, "absolute, not relative to"), (-1.0, "relative, not absolute, to")):
+            yield Undo(f"the actions are {name} the state", predicted=lambda a, d, sign=sign: a + sign * _offset(a, d))
+    if demos.actions.shape[1] > 1:
+        missing = torch.full_like(demos.actions[:, :1], torch.nan)
+        early = lambda actions, _: torch.cat([actions[:, 1:], missing], 1)  # noqa: E731
+        late = lambda actions, _: torch.cat([missing, actions[:, :-1]], 1)  # noqa: E731
+        yield Undo("the actions begin one step early", predicted=late)
+        yield Undo("the actions begin one step late", predicted=early)
+
+
+def _with_last(actions: Tensor, last: Tensor) -> Tensor:
+    return torch.cat([actions[..., :-1], last], -1)
+
+
+def _offset(actions: Tensor, demos: Demonstrations) -> Tensor:
+    return demos.observation.proprio[:, None, : actions.shape[-1]]
+
+
+def _scaled(actions: Tensor, demos: Demonstrations) -> Tensor:
+    """Returns predictions times the factor that brings them nearest to the demonstrated actions."""
+    given = actions.nan_to_num()
+    return actions * ((given * demos.actions).sum() / (given * given).sum().clamp(min=1e-12))
+
+
+# ------------------------------------------------------------------------------------------------------------- command
+def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrations]:
+    """Returns the checkpoint's greedy actions as a function, and chunks that begin at frames of the dataset."""
+    from rlinf_embodied.data.frame_cache import FrameCache
+    from rlinf_embodied.data.recorded import ACTION, STATE
+    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+    from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
+    from rlinf_embodied.embodied.sources import open_dataset
+
+    policy = load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
+    dataset, spec = open_dataset(Path(config.data), "data"), policy.env
+    action = "record it with the policy's cameras, state and actions, or rename its features"
+    for name in spec.cameras:
+        require(name in dataset.cameras, "data", config.data, f"the policy sees a camera {name!r}", action)
+    for name, size, needed in (
+        (ACTION, dataset.size(ACTION), spec.action_dim),
+        (STATE, dataset.state.shape[1], spec.proprio_dim),
+    ):
+        require(size == needed, "data", config.data, f"{name} has {size} entries and the policy {needed}", action)
+    frames = np.unique(np.linspace(0, len(dataset) - 1, config.num_frames).astype(np.int64))
+    demos = RecordedChunks(dataset, frames, spec, FrameCache(_FRAME_CACHE_BYTES)).rows(range(len(frames)))
+    with torch.no_grad():
+        return lambda seen: policy.act(policy.encode(seen), None, 1.0).actions.float(), demos
+
+
+def check(config: ConventionsConfig) -> int:
+    predict, demos = read_demonstrations(config)
+    faults = find_faults(predict, demos, config.min_gain)
+    wanted = torch.no_grad()(predict)(demos.observation)
+    error = float(_compared(wanted, wanted, demos)[0].mean())
+    print(f"{len(demos)} frames; mean error of an action {error:.3f} of its standard deviation")
+    for fault in faults:
+        print(f"found: {fault.name}: undone, the error falls from {fault.error:.3f} to {fault.error_undone:.3f}")
+        for name in fault.alternatives:
+            print(f"   or: {name}")
+    print(f"{len(faults)} faults found" if faults else "no fault found")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    main(check, ConventionsConfig)

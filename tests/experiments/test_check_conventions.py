@@ -1,0 +1,89 @@
+"""Planted faults are named and clean data raise no alarm: a cloned policy, and one that reads images."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from runs import clone, tiny
+
+from experiments.check_conventions import ConventionsConfig, check, find_faults, read_demonstrations
+from rlinf_embodied.algorithms.imitation import Demonstrations
+from rlinf_embodied.compose import compose_export
+from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.interfaces.envs import Observation
+
+ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
+DEGREES = 57.29578
+
+
+@pytest.fixture(scope="module")
+def cloned(tmp_path_factory) -> ConventionsConfig:
+    out = tmp_path_factory.mktemp("data") / "reach"
+    expert = ["policy=expert", "num_episodes=24", f"out={out}", "env.cameras=[base_camera]"]
+    export_dataset(compose_export([*ENV, *expert]), lambda *progress: None)
+    return ConventionsConfig(checkpoint=str(clone(tiny())), data=str(out), num_frames=100)
+
+
+def with_state(demos: Demonstrations, change) -> Demonstrations:
+    return replace(demos, observation=demos.observation.with_proprio(change(demos.observation.proprio)))
+
+
+PLANTED = {
+    "entry 0 of the actions has the other sign": lambda d: replace(d, actions=d.actions * torch.tensor([-1.0, 1.0])),
+    "entry 1 of the actions (a gripper's place) has the other sign": lambda d: replace(
+        d, actions=d.actions * torch.tensor([1.0, -1.0])
+    ),
+    "entries 0 and 1 of the actions are swapped": lambda d: replace(d, actions=d.actions.flip(-1)),
+    "entries 0 and 1 of the state are swapped": lambda d: with_state(d, lambda s: s[:, [1, 0, 2, 3]]),
+    "the state is in degrees, not radians": lambda d: with_state(d, lambda s: s * DEGREES),
+    "the actions have another scale (normaliser, units or frame rate)": lambda d: replace(d, actions=d.actions * 0.3),
+    "entry 1 of the actions (a gripper's place) lies in [0, 1], not [-1, 1]": lambda d: replace(
+        d, actions=torch.stack([d.actions[..., 0], (d.actions[..., 1] + 1) / 2], -1)
+    ),
+}
+
+
+def test_faults_in_the_data_of_a_cloned_policy_are_named_and_clean_data_raises_no_alarm(cloned, capsys) -> None:
+    assert check(cloned) == 0
+    assert "no fault found" in capsys.readouterr().out
+    predict, demos = read_demonstrations(cloned)
+    for name, plant in PLANTED.items():
+        (fault,) = find_faults(predict, plant(demos))  # entry i of the action is goal i less point i: two explanations
+        assert name in (fault.name, *fault.alternatives)
+        assert len(fault.alternatives) <= 1
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+def reads_images(seen: Observation) -> torch.Tensor:
+    """Actions [M, 1, 3]: column and row of the red pixel in the first camera, column of the one in the second."""
+    first, second = (image[..., 0].float() - image[..., 2].float() for image in seen.images.values())
+    places = [first.amax(1).argmax(1), first.amax(2).argmax(1), second.amax(1).argmax(1)]
+    return (torch.stack(places, 1) / 7.5 - 1)[:, None]
+
+
+def with_images(demos: Demonstrations, change) -> Demonstrations:
+    images = change(dict(demos.observation.images))
+    return replace(demos, observation=replace(demos.observation, images=images))
+
+
+def test_faults_in_images_are_named() -> None:
+    generator = torch.Generator().manual_seed(0)
+    images = {}
+    for name in ("front", "wrist"):
+        images[name] = torch.full((60, 16, 16, 3), 40, dtype=torch.uint8)
+        row, column = torch.randint(0, 16, (2, 60), generator=generator)
+        images[name][torch.arange(60), row, column] = torch.tensor([250, 0, 0], dtype=torch.uint8)
+    clean = Observation({"proprio": torch.randn(60, 2, generator=generator)}, ("reach",) * 60, images)
+    noise = 0.1 * torch.randn(60, 1, 3, generator=generator)
+    demos = Demonstrations(clean, reads_images(clean) + noise)
+    both = lambda way: lambda shown: {name: way(image) for name, image in shown.items()}  # noqa: E731
+    planted = {
+        "images of front, wrist are mirrored": both(lambda x: x.flip(-2)),
+        "images of front, wrist are rotated by 180 degrees": both(lambda x: x.flip(-3, -2)),
+        "images of front, wrist are BGR, not RGB": both(lambda x: x.flip(-1)),
+        "images of front are upside down": lambda shown: {**shown, "front": shown["front"].flip(-3)},
+        "cameras front and wrist are swapped": lambda shown: {"front": shown["wrist"], "wrist": shown["front"]},
+    }
+    assert find_faults(reads_images, demos) == []
+    found = {n: [fault.name for fault in find_faults(reads_images, with_images(demos, p))] for n, p in planted.items()}
+    assert found == {name: [name] for name in planted}
