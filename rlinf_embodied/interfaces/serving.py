@@ -136,7 +136,7 @@ def observation_of(
             came = (
                 f"{value.dtype} {list(value.shape)}" if value.shape != (*lead, *shape) else "not finite, or no numbers"
             )
-            raise ServerError(f"{names[0]} is {came}, and the policy reads {[*lead, *shape]}: send that, or serve another")
+            raise ServerError(f"{names[0]} is {came}, and the policy reads {[*lead, *shape]}: send that")
         return value.reshape(-1, *shape)
 
     images = {}
