@@ -30,7 +30,8 @@ from torch.nn import functional as F
 from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.command_line import main
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.interfaces.envs import Observation
+from rlinf_embodied.errors import CheckpointError
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
@@ -228,7 +229,10 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     from rlinf_embodied.embodied.sources import open_dataset
 
     policy = load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
-    dataset, spec = open_dataset(Path(config.data), "data"), policy.env
+    dataset, spec = open_dataset(Path(config.data), "data"), getattr(policy, "env", None)
+    if not isinstance(spec, EnvSpec):
+        rule = "its policy has no attribute `env`, the EnvSpec that it acts in"
+        raise CheckpointError(f"checkpoint is {config.checkpoint!r}, but {rule}: set it in from_folder")
     action = "record it with the policy's cameras, state and actions, or rename its features"
     for name in spec.cameras:
         require(name in dataset.cameras, "data", config.data, f"the policy sees a camera {name!r}", action)

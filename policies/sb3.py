@@ -19,16 +19,17 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
+from policies.acting import ActingPolicy
 from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import CLOCK_COLUMNS, EnvSpec, Observation
-from rlinf_embodied.interfaces.policies import Evaluation, Features, Noise, Policy, PolicyOutput, PolicySpec, Record
+from rlinf_embodied.interfaces.policies import Features, Noise, PolicyOutput, PolicySpec
 
 NORMALISER = "vecnormalize.pkl"  # in the folder of the zip, as RL Baselines3 Zoo names it
 _ACTION = "give a file that model.save(...) of Stable-Baselines3 wrote"
 
 
-class StableBaselinesPolicy(Policy):
+class StableBaselinesPolicy(ActingPolicy):
     """SB3's greedy actions; features are the parts of an observation that its space asks for."""
 
     reads_published = True
@@ -37,6 +38,7 @@ class StableBaselinesPolicy(Policy):
         """Takes the policy, the statistics of its training, and where they came from, for errors."""
         self._policy, self._normaliser, self._path = policy.eval(), normaliser, path
         self.module: nn.Module = policy
+        self.source = f"{path} is a policy of Stable-Baselines3"
         space = policy.action_space
         if not isinstance(space, spaces.Box | spaces.Discrete):
             raise CheckpointError(
@@ -88,27 +90,6 @@ class StableBaselinesPolicy(Policy):
             return np.eye(self.spec.action_dim, dtype=np.float32)[chosen.reshape(-1) - int(self._space.start)] * 2 - 1
         low, high = (bound.reshape(-1).astype(np.float64) for bound in (self._space.low, self._space.high))
         return ((chosen.reshape(len(chosen), -1) - low) / (high - low) * 2 - 1).astype(np.float32)
-
-    # ------------------------------------------------------------------------------------------------- what it does not
-    def evaluate(
-        self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
-    ) -> Evaluation:
-        raise self._only_acts()
-
-    def value(self, features: Features, privileged: Tensor | None) -> Tensor:
-        raise self._only_acts()
-
-    def policy_parameters(self) -> list[nn.Parameter]:
-        return []
-
-    def value_parameters(self) -> list[nn.Parameter]:
-        return []
-
-    def save(self, folder: Path) -> None:
-        raise self._only_acts()
-
-    def _only_acts(self) -> CheckpointError:
-        return CheckpointError(f"{self._path} is a policy of Stable-Baselines3: it is evaluated here, and not trained")
 
     @classmethod
     def from_folder(

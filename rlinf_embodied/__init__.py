@@ -22,12 +22,13 @@ if TYPE_CHECKING:
         EvaluateConfig,
         ExportConfig,
         MathConfig,
+        ServeConfig,
         TrainConfig,
     )
     from rlinf_embodied.runtime.session import Session
     from rlinf_embodied.training.job import Job
 
-__all__ = ["evaluate", "export", "train"]
+__all__ = ["evaluate", "export", "serve", "train"]
 
 
 def train(
@@ -110,3 +111,13 @@ def export(config: ExportConfig) -> dict[str, Any]:
     from rlinf_embodied.embodied.export import export_dataset
 
     return export_dataset(config, lambda done, total: print(f"episodes {done}/{total}", flush=True))
+
+
+def serve(config: ServeConfig) -> None:
+    """Serves the policy of a checkpoint until a signal ends it."""
+    from rlinf_embodied.compose import pin
+
+    pin(config)
+    from rlinf_embodied.embodied.serving import serve_command
+
+    serve_command(config)

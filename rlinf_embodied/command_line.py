@@ -27,7 +27,7 @@ STARTED = time.time()  # of the command: imports count
 USAGE_ERRORS = errors.ConfigError, errors.DataError, errors.PlanError, errors.CheckpointError, errors.SimulatorError
 FAULTS = (  # the work failed; of usage errors the input was wrong
     *(errors.CheckpointWriteError, errors.ObjectiveError, errors.RunFileError),
-    *(errors.PlugInError, errors.SimulatorCallError),
+    *(errors.PlugInError, errors.SimulatorCallError, errors.ServerError),
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _Config = TypeVar("_Config")

@@ -43,6 +43,10 @@ class ObjectiveError(RlinfError):
     """Training would compute something else than was asked for, for example a ratio that is not 1 at the start."""
 
 
+class ServerError(RlinfError):
+    """A policy server is gone, or a message between it and a client cannot be used."""
+
+
 class _FaultError(RlinfError):
     """Tells whose fault it is."""
 

@@ -102,7 +102,7 @@ FOLDERS: list[tuple[str, str, list[str]]] = [
     (EVALUATE, "checkpoint={run}", ["there is no", "checkpoints/latest"]),
     (EVALUATE, "checkpoint={run}/checkpoints/latest env.obs_size=32", ["obs_size is 16 there and 32 here"]),
     (EVALUATE, "checkpoint={run}/checkpoints/latest eval.num_episodes=0", ["eval.num_episodes is 0", "use 200"]),
-    (EVALUATE, "policy=exprt", ["policy is 'exprt'", "checkpoint, expert, random or sb3"]),
+    (EVALUATE, "policy=exprt", ["policy is 'exprt'", "checkpoint, expert, random, remote or sb3"]),
     (EVALUATE, "policy=random env=point_reach eval.num_envs=0", ["eval.num_envs is 0", "at least 1"]),
 ]
 

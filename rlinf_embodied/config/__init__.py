@@ -27,6 +27,8 @@ from rlinf_embodied.config.commands import (
     MemoryConfig,
     PlanningConfig,
     ProfiledConfig,
+    RemoteConfig,
+    ServeConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, Reward

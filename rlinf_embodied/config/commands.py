@@ -100,9 +100,47 @@ class TrainConfig(TrainingConfig):
         return [part.strip() for part in (self.data or "").split(",") if part.strip()]
 
 
-def _require_checkpoint(policy: str, checkpoint: str | None) -> None:
+@dataclass(kw_only=True, slots=True)
+class RemoteConfig:
+    """The policy server that acts where policy=remote (docs/serving.md)."""
+
+    url: str | None = None  # ws://<host>:<port>
+    timeout_s: float = 60.0  # limit of an answer
+    keys: dict[str, str] = field(default_factory=dict)  # {<the server's key>: <ours>}, for example
+    # {observation/image: observation.images.base_camera}
+    chunk: int = 0  # how many of an answer's actions are used; a command sets it to env.chunk
+
+    def __post_init__(self) -> None:
+        fits, rule = self.url is None or self.url.startswith(("ws://", "wss://")), "it names a websocket"
+        require(fits, "remote.url", self.url, rule, "use ws://<host>:<port>")
+        require_numbers(self, "remote", "timeout_s", low=0, above=True)
+
+
+@dataclass(kw_only=True, slots=True)
+class ServeConfig:
+    """Everything that experiments/serve_policy.py reads."""
+
+    checkpoint: str
+    host: str = "127.0.0.1"  # whose clients are answered: of this machine only; 0.0.0.0: of all that reach it
+    port: int = 8000  # 0: any that is free
+    max_batch: int = 16  # observations of a policy call, at most
+    wait_ms: float = 2.0  # for the requests of other connected clients, before a policy call
+    keys: dict[str, str] = field(default_factory=dict)  # {<a client's key>: <ours>}, see docs/serving.md
+    prompt: str | None = None  # the instruction of requests that have none
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # whose first device computes
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "", "max_batch", low=1)
+        require_numbers(self, "", "wait_ms", low=0)
+        require_numbers(self, "", "port", low=0, high=65535)
+
+
+def _require_policy(policy: str, checkpoint: str | None, remote: RemoteConfig) -> None:
     rule, action = "a checkpoint folder is needed", "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert"
     require(policy != "checkpoint" or checkpoint is not None, "checkpoint", checkpoint, rule, action)
+    fits, action = (policy == "remote") == (remote.url is not None), "give policy=remote and remote.url, or neither"
+    require(fits, "remote.url", remote.url, f"policy is {policy!r}", action)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -111,7 +149,8 @@ class ExportConfig:
 
     out: str  # a new folder
     checkpoint: str | None = None
-    policy: str = "checkpoint"  # checkpoint or expert
+    policy: str = "checkpoint"  # checkpoint, expert or remote
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     num_episodes: int = 100
     successes_only: bool = True  # false: write episodes that fail, too
     video: bool = False  # images as videos (smaller, not exact) instead of PNG
@@ -119,8 +158,8 @@ class ExportConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        require_one_of(self, "", "policy", "checkpoint", "expert")
-        _require_checkpoint(self.policy, self.checkpoint)
+        require_one_of(self, "", "policy", "checkpoint", "expert", "remote")
+        _require_policy(self.policy, self.checkpoint, self.remote)
         require_numbers(self, "", "num_episodes", low=1)
 
 
@@ -181,19 +220,20 @@ class EvaluateConfig:
     """Everything that experiments/evaluate.py reads; sections left out come from the checkpoint."""
 
     checkpoint: str | None = None
-    policy: str = "checkpoint"  # checkpoint, expert, random, or sb3: checkpoint=<zip> of Stable-Baselines3
+    policy: str = "checkpoint"  # checkpoint, expert, random, remote, or sb3: checkpoint=<zip> of Stable-Baselines3
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
     allow_mismatch: bool = False  # evaluate although the evaluation fingerprint differs; shapes have to fit
-    compare: str | None = None  # <a>,<b> on the same episodes: each a checkpoint, expert or random
+    compare: str | None = None  # <a>,<b> on the same episodes: each a checkpoint, ws://<server>, expert or random
     perturb: PerturbConfig = field(default_factory=PerturbConfig)  # compare the env as it is with env.perturb=this
     film_failures: bool = False  # film the first eval.num_videos failures: run once more, they end the same
     resolution: float = 0.05  # difference of success rates that `num_needed` episodes of a comparison would show
 
     def __post_init__(self) -> None:
-        require_one_of(self, "", "policy", "checkpoint", "expert", "random", "sb3")
+        require_one_of(self, "", "policy", "checkpoint", "expert", "random", "remote", "sb3")
         require_numbers(self, "", "resolution", low=0, above=True, high=1)
         alone = self.checkpoint is None and self.policy == "checkpoint" and not self.perturb.axes
         rule = "it names two policies, and nothing else is compared at once"
@@ -201,7 +241,7 @@ class EvaluateConfig:
         require(self.compare is None or (alone and len(self.compared) == 2), "compare", self.compare, rule, action)
         if self.compare is not None:
             return
-        _require_checkpoint(self.policy, self.checkpoint)
+        _require_policy(self.policy, self.checkpoint, self.remote)
         if self.policy == "sb3":
             rule, action = "a policy of Stable-Baselines3 is a file", "use checkpoint=<file>.zip of model.save"
             require(self.checkpoint is not None, "checkpoint", self.checkpoint, rule, action)

@@ -22,6 +22,7 @@ from rlinf_embodied.embodied.policy_folder import (
     require_policy_class,
     trained_under,
 )
+from rlinf_embodied.embodied.serving import remote_policy
 from rlinf_embodied.embodied.starting_point import on_cores, require_env_target
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.runtime.session import find_cluster, make_session
@@ -65,8 +66,12 @@ def _arms(config: EvaluateConfig) -> list[tuple[str, EvaluateConfig]]:
     if config.compare:
         kinds = {name: name if name in ("expert", "random") else "checkpoint" for name in config.compared}
         kinds |= {name: "sb3" for name in config.compared if name.endswith(".zip")}
-        folder = lambda name: None if kinds[name] == name else name  # noqa: E731
-        arm = lambda name: replace(config, compare=None, policy=kinds[name], checkpoint=folder(name))  # noqa: E731
+        kinds |= {name: "remote" for name in config.compared if "://" in name}
+        folder = lambda name: name if kinds[name] in ("checkpoint", "sb3") else None  # noqa: E731
+        remote = lambda name: replace(config.remote, url=name if kinds[name] == "remote" else None)  # noqa: E731
+        arm = lambda name: replace(  # noqa: E731
+            config, compare=None, policy=kinds[name], checkpoint=folder(name), remote=remote(name)
+        )
         return [(name, arm(name)) for name in config.compared]
     if not config.perturb.axes:
         return []
@@ -145,11 +150,13 @@ def _policy_stage(config: EvaluateConfig, asked: EvaluationEnvConfig, kind: str)
                 "that model.save(...) of Stable-Baselines3 wrote"
             )
         return policy_stage(name, _SB3, checkpoint, asked)
-    if config.policy != "checkpoint":
+    if config.policy not in ("checkpoint", "remote"):
         return policy_stage(name, None, "", asked)
-    trained = trained_under(checkpoint)
+    is_remote = config.policy == "remote"
+    checkpoint = str(config.remote.url) if is_remote else checkpoint
+    trained = remote_policy(config.remote, config.env) if is_remote else trained_under(checkpoint)
     found = differences(trained.fingerprint, fingerprint(config.env, trained.policy, kind))
-    if found and not config.allow_mismatch:
+    if trained.fingerprint and found and not config.allow_mismatch:
         raise CheckpointError(
             f"checkpoint {checkpoint} was trained under other conditions than this evaluation: {'; '.join(found)}. "
             f"{USE_ITS_OWN}, or allow_mismatch=true for a number that may mislead"

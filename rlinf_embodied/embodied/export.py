@@ -24,6 +24,7 @@ from rlinf_embodied.embodied.policy_folder import (
     trained_under,
 )
 from rlinf_embodied.embodied.rollout_stage import computed_in
+from rlinf_embodied.embodied.serving import remote_policy
 from rlinf_embodied.embodied.starting_point import require_env_target, why_no_expert
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import Observation, VectorEnv
@@ -79,7 +80,7 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
     require_env_target(config.env)
     if config.policy == "expert" and (why := why_no_expert(config.env)) is not None:
         raise ConfigError(f"policy is 'expert', but {why}: give checkpoint=<dir>")
-    if config.policy != "expert":
+    if config.policy == "checkpoint":
         folder = str(config.checkpoint)
         theirs = trained_under(folder)
         rule = "a recording says what one policy did, and this checkpoint has two levels of them"
@@ -93,8 +94,9 @@ def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
         return lambda step, shown: env.expert_actions().clamp(-1.0, 1.0)
-    folder = str(config.checkpoint)
-    trained = trained_under(folder)
+    is_remote = config.policy == "remote"
+    folder = str(config.remote.url if is_remote else config.checkpoint)
+    trained = remote_policy(config.remote, config.env) if is_remote else trained_under(folder)
     loaded, executed = load_policy(trained.policy, folder, "cpu").policy, trained.env.executed
     policy = computed_in(trained.precision, loaded, trained.policy, "cpu")
     chunk: list[Tensor] = []

@@ -41,7 +41,7 @@ def load_policy(config: PolicyConfig, folder: str, device: str, env: EnvSpec | N
     Raises:
         CheckpointError: the folder is missing, or made for other settings.
     """
-    if not Path(folder).is_file():  # a published policy may be one file
+    if "://" not in folder and not Path(folder).is_file():  # a published policy may be one file, or a server
         require_policy_folder("checkpoint", folder)
     policy = cast(type[Policy], load_target(config._target_)).from_folder(Path(folder), env, config)
     move(policy.module, device)
@@ -218,17 +218,25 @@ def trained_under(folder: str) -> TrainedUnder:
         rule = f"it holds no {CONDITIONS}: it was not written by this project"
         raise CheckpointError(f"checkpoint is {folder!r}, but {rule}; evaluate it with the code that made it")
     try:
-        content = json.loads(path.read_text())
-        policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
-        env, levels = dict(content["env"]), content.get("hierarchy")
-        env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
-        if levels is not None:
-            levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
-        conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))
-        return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
+        return conditions_in(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError, ConfigError) as error:
         rule = "it is damaged, or was written by another version of this project"
         raise CheckpointError(f"{path} cannot be read ({error}): {rule}; use another checkpoint") from error
+
+
+def conditions_in(content: Mapping[str, Any]) -> TrainedUnder:
+    """Returns the conditions in the content of evaluation.json.
+
+    Raises:
+        ValueError, KeyError, TypeError, ConfigError: it is of another form.
+    """
+    policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
+    env, levels = dict(content["env"]), content.get("hierarchy")
+    env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
+    if levels is not None:
+        levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
+    conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))
+    return TrainedUnder(EnvConfig(**env), policy_of(content["policy"]), conditions, levels, precision)
 
 
 def require_policy_class(config: PolicyConfig, cloned: bool) -> None:

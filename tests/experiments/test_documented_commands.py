@@ -22,7 +22,7 @@ from rlinf_embodied.compose import (
     compose_math,
     compose_train,
 )
-from rlinf_embodied.config import EmulationConfig, PlanningConfig
+from rlinf_embodied.config import EmulationConfig, PlanningConfig, ServeConfig
 from rlinf_embodied.embodied.starting_point import require_start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +58,7 @@ COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/export_dataset.py": compose_export,
     "experiments/train_llm_math.py": compose_math,
     "experiments/evaluate.py": evaluation,
+    "experiments/serve_policy.py": lambda words: compose(ServeConfig, words),
     "experiments/plan.py": lambda words: compose(PlanningConfig, words),
     "experiments/emulate.py": lambda words: compose(EmulationConfig, words),
 }

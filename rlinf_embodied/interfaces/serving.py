@@ -1,0 +1,173 @@
+"""openpi's websocket protocol, between a policy server and its clients (docs/serving.md).
+
+    on connection    server -> client    metadata, a dict
+    then, in turn    client -> server    an observation, a dict
+                     server -> client    {"actions": float32 [C, A], "server_timing": {...}}, or a text: what was wrong
+
+Messages are msgpack, arrays in them {b"__ndarray__": True, b"data": bytes, b"dtype": "<f4", b"shape": [5, 7]}.  A
+server of this project describes itself under "rlinf" in its metadata, and takes requests of B rows, which have the
+entry "rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}: each is a policy call without other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+import torch
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
+from rlinf_embodied.errors import ConfigError, ServerError
+from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation
+
+VERSION = 1  # of "rlinf"
+MAX_BYTES = 1 << 28  # of a message
+STATE, IMAGES = "observation.state", "observation.images."  # LeRobot's names
+PRIVILEGED, PROMPT, OURS = "observation.privileged", "prompt", "rlinf"
+_BY_POSITION = (("observation.image", "image"), ("observation.wrist_image", "wrist_image"))  # openpi's LIBERO
+
+
+def pack(message: Mapping[str, Any]) -> bytes:
+    """Returns a message as bytes."""
+    return cast(bytes, msgpack.packb(message, default=_encoded))
+
+
+def unpack(data: bytes | str) -> dict[str, Any]:
+    """Returns the message in some bytes.
+
+    Raises:
+        ServerError: they hold no such message.
+    """
+    try:
+        message = msgpack.unpackb(data, object_hook=_decoded)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ServerError(f"a message cannot be read ({error}): pack it as openpi-client does") from error
+    if not isinstance(message, dict):
+        raise ServerError(
+            f"a message holds a {type(message).__name__} in place of a dict: send what openpi-client does"
+        )
+    return message
+
+
+def _encoded(value: object) -> object:
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "VOc":
+        return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+def _decoded(value: dict) -> object:
+    if b"__ndarray__" in value:  # `frombuffer` refuses objects
+        return np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).reshape(value[b"shape"])
+    return np.asarray(value[b"data"], np.dtype(value[b"dtype"])) if b"__npgeneric__" in value else value
+
+
+class PolicyClient:
+    """A connection to a policy server."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        """Connects, and reads the server's metadata; `timeout_s` is the limit of each answer.
+
+        Raises:
+            ConfigError: no policy server answers at the url, or one of another version of this project.
+        """
+        self._url, self._timeout_s = url, timeout_s
+        try:
+            self._socket = connect(url, compression=None, max_size=MAX_BYTES, open_timeout=timeout_s)
+            self.ours: dict[str, Any] | None = unpack(self._socket.recv(timeout_s)).get(OURS)  # None: another project's
+            if self.ours is not None and self.ours.get("version") != VERSION:
+                raise ServerError(f"version {self.ours.get('version')} of the protocol, and not {VERSION}")
+        except (WebSocketException, OSError, ServerError, ValueError) as error:
+            action = "start one by `python experiments/serve_policy.py checkpoint=<dir>`, or correct the url"
+            why = f"no policy server answers there ({error or type(error).__name__})"
+            raise ConfigError(f"remote.url is {url!r}, but {why}: {action}") from error
+
+    def infer(self, request: Mapping[str, Any]) -> np.ndarray:
+        """Returns the server's actions, float32 [C, A], or [B, C, A] of a request with rows.
+
+        Raises:
+            ServerError: the server is gone, refused the request, or answered in another form.
+        """
+        try:
+            self._socket.send(pack(request))
+            answer = self._socket.recv(self._timeout_s)
+        except (WebSocketException, OSError) as error:  # TimeoutError is one
+            why = str(error) or f"no answer in {self._timeout_s:g} s"
+            action = "start it again, or use a larger remote.timeout_s, then give the same command again"
+            raise ServerError(f"the policy server at {self._url} is gone ({why}): {action}") from error
+        if isinstance(answer, str):
+            raise ServerError(f"the policy server at {self._url} refused an observation: {answer}")
+        actions, wanted = unpack(answer).get("actions"), 3 if OURS in request else 2
+        if not isinstance(actions, np.ndarray) or actions.ndim != wanted:
+            came = getattr(actions, "shape", type(actions).__name__)
+            rule = f"its answer's `actions` is {came}, and no array of {wanted} dimensions: use a server of openpi's"
+            raise ServerError(f"the policy server at {self._url} speaks another protocol: {rule}")
+        return actions.astype(np.float32)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def observation_of(
+    message: Mapping[str, Any], env: EnvSpec, keys: Mapping[str, str], prompt: str | None
+) -> Observation:
+    """Returns the observation in a request, of its rows or of one, as the policy's env shows it.
+
+    Nested dicts are keys joined by ".", and "/" is the same.  `keys` are our names of keys that the request has
+    otherwise, `prompt` is the instruction of requests without one.
+
+    Raises:
+        ServerError: something is missing, or has another shape.
+    """
+    rows = (message.get(OURS) or {}).get("rows")
+    given, lead = {keys.get(key, key): value for key, value in _flat(message).items()}, () if rows is None else (rows,)
+
+    def read(shape: tuple[int, ...], *names: str) -> np.ndarray:
+        name = next((name for name in names if name in given), None)
+        if name is None:
+            action = f"send it as {' or '.join(names)}, or start the server with keys={{<its key>: {names[0]}}}"
+            raise ServerError(f"{names[0]} is missing, and the request has {', '.join(sorted(given))}: {action}")
+        value = np.asarray(given[name])
+        if value.ndim >= 3 and value.shape[-3:] == (3, *shape[-3:-1]):  # channels first
+            value = np.moveaxis(value, -3, -1)
+        if value.shape != (*lead, *shape) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
+            came = (
+                f"{value.dtype} {list(value.shape)}" if value.shape != (*lead, *shape) else "not finite, or no numbers"
+            )
+            raise ServerError(f"{names[0]} is {came}, and the policy reads {[*lead, *shape]}: send that")
+        return value.reshape(-1, *shape)
+
+    images = {}
+    for place, feature in enumerate(env.of_kind(FeatureKind.image)):
+        name = feature.name
+        image = read(
+            feature.shape,
+            f"{IMAGES}{name}",
+            f"images.{name}",
+            f"observation.{name}",
+            *_BY_POSITION[place : place + 1][0] if place < 2 else (),
+        )
+        image = (255 * image).clip(0, 255) if image.dtype.kind == "f" else image  # as openpi
+        images[name] = torch.from_numpy(image.astype(np.uint8))
+    numbers = lambda size, *names: torch.from_numpy(read((size,), *names).astype(np.float32))  # noqa: E731
+    privileged = numbers(env.privileged_dim, PRIVILEGED) if PRIVILEGED in given else None
+    texts = given.get(PROMPT, given.get("task", prompt if images else prompt or ""))  # numbers alone need no text
+    texts = [texts] * (rows or 1) if isinstance(texts, str) else texts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ServerError(f"{PROMPT} is {texts!r}: send a text, or start the server with prompt=<text>")
+    state = {feature.name: torch.zeros(len(texts), *feature.shape) for feature in env.of_kind(FeatureKind.state)}
+    shown = Observation(state, tuple(texts), images, privileged)
+    return shown.with_proprio(numbers(env.proprio_dim, STATE, "state")) if state else shown
+
+
+def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in message.items():
+        path = prefix + str(key).replace("/", ".")
+        if isinstance(value, Mapping):
+            found |= {} if path == OURS else _flat(value, f"{path}.")
+        else:
+            found[path] = value
+    return found

@@ -1,0 +1,219 @@
+"""A checkpoint behind openpi's websocket protocol, and such servers as the policy of an evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+from runs import clone, tiny
+from websockets.sync.client import connect
+from websockets.sync.server import serve
+
+from rlinf_embodied.compose import compose_evaluate, compose_export
+from rlinf_embodied.embodied.evaluate import evaluate_command
+from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.errors import CheckpointError, ConfigError, ServerError
+from rlinf_embodied.interfaces.envs import EnvSpec, features_of
+from rlinf_embodied.interfaces.serving import observation_of, pack, unpack
+
+SMALL = ["cluster=serial", "eval.num_envs=4", "eval.num_episodes=6", "eval.record_video=false"]
+ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
+IMAGE = np.zeros((16, 16, 3), np.uint8)
+SEEN = {"observation/image": IMAGE, "observation/state": np.zeros(4), "prompt": "reach"}  # as openpi's LIBERO has it
+
+
+class WireFormat:
+    """openpi-client 0.1.2 in twenty lines: it asks for numpy < 2, so that no test environment here can have it."""
+
+    def __init__(self, url: str) -> None:
+        self._socket = connect(url, compression=None, max_size=None)
+        self._metadata = self._unpack(self._socket.recv())
+
+    def get_server_metadata(self) -> dict[str, Any]:
+        return self._metadata
+
+    def infer(self, obs: dict[str, Any]) -> dict[str, Any]:
+        as_bytes = lambda a: {b"__ndarray__": True, b"data": a.tobytes(), b"dtype": a.dtype.str, b"shape": a.shape}  # noqa: E731
+        self._socket.send(msgpack.Packer(default=as_bytes).pack(obs))
+        response = self._socket.recv()
+        if isinstance(response, str):
+            raise RuntimeError(f"Error in inference server:\n{response}")
+        return self._unpack(response)
+
+    def _unpack(self, data: bytes | str) -> dict[str, Any]:
+        array = lambda o: np.ndarray(o[b"shape"], np.dtype(o[b"dtype"]), o[b"data"]) if b"__ndarray__" in o else o  # noqa: E731
+        return msgpack.unpackb(data, object_hook=array)
+
+
+def client(url: str) -> Any:
+    """Returns the client of PyPI where it is installed."""
+    try:
+        from openpi_client.websocket_client_policy import WebsocketClientPolicy
+    except ImportError:
+        return WireFormat(url)
+    return WebsocketClientPolicy(url)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """A process that serves a flow policy, its url and its checkpoint."""
+    folder = clone(tiny("policy=flow_vla"))
+    words = [f"checkpoint={folder}", "port=0", "wait_ms=500"]
+    command = [sys.executable, "-u", str(REPOSITORY / "experiments/serve_policy.py"), *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("serving flow_vla"), line + process.stdout.read()
+    yield process, line.split(" at ")[1].split()[0], folder
+    process.kill()
+
+
+@contextmanager
+def server(answer: Callable[[dict[str, Any]], bytes | str | None]) -> Iterator[str]:
+    """Within it another project's server answers requests, and hangs up where `answer` returns None."""
+
+    def handle(connection: Any) -> None:
+        connection.send(pack({}))
+        for data in connection:
+            found = answer(unpack(data))
+            if found is None:
+                return
+            connection.send(found)
+
+    with serve(handle, "127.0.0.1", 0, compression=None) as listening:
+        threading.Thread(target=listening.serve_forever).start()
+        yield f"ws://127.0.0.1:{listening.socket.getsockname()[1]}"
+        listening.shutdown()
+
+
+def evaluate(folder: Path, *words: str) -> list[dict]:
+    evaluate_command(compose_evaluate([*SMALL, f"run.dir={folder}", *words]))
+    return json.loads((folder / "eval_info.json").read_text())["episodes"]
+
+
+# ------------------------------------------------------------------------------------------------------ a real process
+def test_episodes_are_the_same_here_and_through_a_server(served, tmp_path: Path) -> None:
+    _, url, folder = served
+    both = ["eval.sampled_episodes=2", f"checkpoint={folder}"]
+    here = evaluate(tmp_path / "here", *both)
+    there = evaluate(tmp_path / "there", *both, "policy=remote", f"remote.url={url}")
+    assert here == there
+    assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
+    with pytest.raises(CheckpointError, match=r"trained under other conditions.*horizon is 12 there and 8 here"):
+        evaluate(tmp_path, "policy=remote", f"remote.url={url}", *ENV, "env.horizon=8")
+
+
+def test_openpis_client_is_answered_and_learns_what_is_wrong(served) -> None:
+    policy = client(served[1])
+    assert policy.get_server_metadata()["actions"] == [4, 2]
+    assert policy.infer(SEEN)["actions"].shape == (4, 2)
+    for wrong, message in [
+        (
+            {"observation/image": None},
+            r"observation.images.base_camera is object \[\], and the policy reads \[16, 16, 3\]",
+        ),
+        ({"observation/state": np.zeros(7)}, r"observation.state is float64 \[7\], and the policy reads \[4\]"),
+        ({"observation/state": np.full(4, np.nan)}, "observation.state is not finite"),
+        ({"prompt": 3}, "prompt is 3: send a text"),
+    ]:
+        with pytest.raises(RuntimeError, match=message):
+            policy.infer({**SEEN, **wrong})
+    with pytest.raises(RuntimeError, match=r"observation.images.base_camera is missing, and the request has"):
+        policy.infer({"state": np.zeros(4), "prompt": "reach"})
+    assert policy.infer(SEEN)["server_timing"]["rows"] == 1  # the connection is as good as before
+
+
+def test_requests_that_arrive_together_are_one_policy_call(served) -> None:
+    policies, start, rows = [client(served[1]) for _ in range(3)], threading.Barrier(3), []
+
+    def ask(policy: Any) -> None:
+        start.wait()
+        rows.append(policy.infer(SEEN)["server_timing"]["rows"])
+
+    threads = [threading.Thread(target=ask, args=(policy,)) for policy in policies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rows == [3, 3, 3]
+
+
+def test_a_server_tells_its_health_and_latencies_and_ends_with_them(served) -> None:
+    process, url, _ = served
+    page = lambda name: urllib.request.urlopen(f"{url.replace('ws', 'http', 1)}/{name}").read().decode()  # noqa: E731
+    assert page("healthz") == "OK\n"
+    assert "policy calls" in page("latency")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert "median" in printed
+    assert process.returncode == 0, printed
+
+
+# ------------------------------------------------------------------------------------------------- servers of others
+def test_a_server_of_another_project_acts_row_by_row_with_its_own_keys(tmp_path: Path) -> None:
+    asked: list[dict] = []
+
+    def zeros(request: dict) -> bytes:
+        asked.append(request)
+        return pack({"actions": np.zeros((10, 2))})
+
+    with server(zeros) as url:
+        remote = ["policy=remote", f"remote.url={url}", *ENV]
+        keys = "remote.keys={observation/image: observation.images.base_camera, state: observation.state}"
+        assert len(evaluate(tmp_path, *remote, keys)) == 6
+        assert asked[0]["observation/image"].shape == (16, 16, 3)
+        assert asked[0]["state"].shape == (4,)
+        assert isinstance(asked[0]["prompt"], str)
+        config = compose_export([*remote, "num_episodes=2", "successes_only=false", f"out={tmp_path / 'out'}"])
+        assert export_dataset(config, lambda done, total: None)["written"] == 2
+        with pytest.raises(ConfigError, match=r"remote.keys names 'wrist', but the env shows .*base_camera"):
+            evaluate(tmp_path, *remote, "remote.keys={a: wrist}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, r"the policy server at ws://.* is gone .*: start it again"),
+        ("no such camera", r"the policy server at ws://.* refused an observation: no such camera"),
+        (pack({"action": 1}), r"the policy server at ws://.* speaks another protocol"),
+        (pack({"actions": np.zeros((2, 2))}), r"ws://.* returns 2 of env.chunk=4 actions: use env.chunk=2 or less"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named(tmp_path: Path, answer: bytes | str | None, message: str) -> None:
+    with server(lambda request: answer) as url, pytest.raises(ServerError, match=message):
+        evaluate(tmp_path, "policy=remote", f"remote.url={url}", *ENV)
+
+
+def test_a_url_without_a_policy_server_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"remote.url is 'ws://127.0.0.1:9', but no policy server answers there"):
+        evaluate(tmp_path, "policy=remote", "remote.url=ws://127.0.0.1:9", *ENV)
+    with pytest.raises(ConfigError, match=r"remote.url is 'http://a', but it names a websocket"):
+        compose_evaluate(["policy=remote", "remote.url=http://a"])
+    with pytest.raises(ConfigError, match=r"remote.url is None, but policy is .remote.: give"):
+        compose_evaluate(["policy=remote"])
+
+
+def test_observations_come_in_the_forms_of_lerobot_and_openpi() -> None:
+    env = EnvSpec("task", 1, 4, 8, 2, features_of({"a": (2, 4), "b": (2, 4)}, {"x": 1, "y": 2}), "cpu")
+    a = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    floats = {"observation.images.a": (a.transpose(2, 0, 1) + 0.5) / 255, "observation.images.b": a, "task": "go"}
+    nested = {"images": {"a": a.transpose(2, 0, 1), "b": a}, "state": np.arange(3), "prompt": "go"}
+    libero = {"observation/image": a, "observation/wrist_image": a, "observation/state": np.arange(3), "prompt": "go"}
+    for message in ({**floats, "observation.state": np.arange(3)}, nested, libero):
+        found = observation_of(message, env, {}, None)
+        assert [image[0].tolist() for image in found.images.values()] == [a.tolist()] * 2
+        assert {name: vector.tolist() for name, vector in found.state.items()} == {"x": [[0.0]], "y": [[1.0, 2.0]]}
+        assert found.instruction == ("go",)
