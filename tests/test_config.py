@@ -59,7 +59,7 @@ SFT = ["algorithm=sft", "data=x"]
         (compose_train, [*SFT, "run.until_success=0.9"], "run.until_success is 0.9, .*leave it out"),
         (compose_export, ["policy=expert"], "out is not given, but the command needs it"),
         (compose_export, ["out=x"], "checkpoint is None, but a checkpoint folder is needed"),
-        (compose_export, ["out=x", "policy=random"], "policy is 'random', but it is checkpoint or expert"),
+        (compose_export, ["out=x", "policy=random"], "policy is 'random', but it is checkpoint, expert or remote"),
         (compose_export, ["out=x", "policy=expert", "num_episodes=0"], "num_episodes is 0, but it must be at least 1"),
     ],
 )

@@ -111,8 +111,10 @@ def block_sums(
     nothing = lambda: torch.zeros(size + 1 + num_statistics, device=parameters[0].device)  # noqa: E731
     for one in passes:
         if one.trains:
-            found = differentiate(one.run, parameters)
-            total = found if total is None else total.add_(found)
+            if total is None:
+                total = differentiate(one.run, parameters)
+            else:
+                total += differentiate(one.run, parameters)  # in no variable, which would last through the next pass
         else:
             total = nothing() if total is None else total
             with torch.no_grad():
