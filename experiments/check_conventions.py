@@ -243,14 +243,17 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
         require(size == needed, "data", config.data, f"{name} has {size} entries and the policy {needed}", action)
     frames = np.unique(np.linspace(0, len(dataset) - 1, config.num_frames).astype(np.int64))
     demos = RecordedChunks(dataset, frames, spec, FrameCache(_FRAME_CACHE_BYTES)).rows(range(len(frames)))
-    with torch.no_grad():
-        return lambda seen: policy.act(policy.encode(seen), None, 1.0).actions.float(), demos
+    start, numbers = policy.spec.greedy_noise, np.arange(len(demos))  # a flow begins with noise
+    noise = None if start is None else start.draw(0, "conventions", numbers)
+    temperature = 1.0 if start is None else 0.0  # as an evaluation
+    return lambda seen: policy.act(policy.encode(seen), noise, temperature).actions.float(), demos
 
 
 def check(config: ConventionsConfig) -> int:
     predict, demos = read_demonstrations(config)
-    faults = find_faults(predict, demos, config.min_gain)
-    wanted = torch.no_grad()(predict)(demos.observation)
+    with torch.no_grad():
+        faults = find_faults(predict, demos, config.min_gain)
+        wanted = predict(demos.observation)
     error = float(_compared(wanted, wanted, demos)[0].mean())
     print(f"{len(demos)} frames; mean error of an action {error:.3f} of its standard deviation")
     for fault in faults:

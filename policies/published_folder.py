@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -25,6 +26,7 @@ from rlinf_embodied.config import Critic, LoraSettings, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.options import typed
+from rlinf_embodied.interfaces.policies import ImitationPolicy
 
 FILE, CRITIC = "policy.json", "critic.safetensors"
 ADAPTERS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -32,6 +34,25 @@ OWN_FILES = {FILE, ADAPTER_CONFIG, "evaluation.json", "state.json", "manifest.js
 _OPTIONS = "policy.options"
 _NO_TENSORS = (AttributeError, TypeError)  # raised where a file holds something else
 _LORA, _PEFT = ".lora_", "base_model.model."
+
+
+class BeginsWithFolder(ImitationPolicy):
+    """A policy whose network comes from a published folder."""
+
+    reads_published = True
+    proprio_jitter = 0.0  # the state is in the units of its data
+    example: ClassVar[str]  # the file in experiments/examples that makes a small folder
+
+    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
+        """Refuses: there is no network without a folder.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"policy.name is {config.name!r}, which begins with the network of a folder: give a published folder as "
+            f"warm_start.checkpoint=<dir>; experiments/examples/{self.example} makes a small one with random weights"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------------------- read

@@ -174,6 +174,7 @@ BAD_INPUT = [
         *(VLA, "algorithm=grpo algorithm.group_size=4 env.auto_reset=true"),
         "env.auto_reset is True|set env.auto_reset=false",
     ),
+    (VLA, "warm_start.speeds=[0.5,0]", "warm_start.speeds is [0.5, 0.0]|above 0 and at most 1|use [1.0]"),
     (VLA, "warm_start.demonstrations=/a warm_start.checkpoint=/b", "warm_start.checkpoint is '/b'|one policy|give one"),
     (VLA, "run.exact=maybe", "run.exact is 'maybe'|off, exact, portable"),
     (TRANSITIONS, "algorithm.batch_size=255", "algorithm.batch_size is 255|2 blocks|use 254"),

@@ -29,17 +29,16 @@ from policies.openvla.folder import SHAPE, Checkpoint, read_checkpoint, with_oft
 from policies.openvla.images import read_processor
 from policies.openvla.oft import OpenVLAOFT
 from policies.openvla.prompt import OpenVLATokenizer, TokenRows
-from policies.published_folder import read_described, read_parts
+from policies.published_folder import BeginsWithFolder, read_described, read_parts
 from policies.vision import require_one_frame
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
-from rlinf_embodied.errors import ConfigError, ObjectiveError
+from rlinf_embodied.errors import ObjectiveError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import (
     Evaluation,
     Features,
-    ImitationPolicy,
     PolicyOutput,
     Record,
     mean_of_rows,
@@ -57,26 +56,14 @@ class OpenVLAModule(nn.Module):
         self.privileged_scale = Standardise(privileged_dim)
 
 
-class OpenVLAPolicy(Standardises, ImitationPolicy):
+class OpenVLAPolicy(Standardises, BeginsWithFolder):
     """Features: "images" uint8 [B, K, S, S, 3], "ids" int64 and "present" bool [B, L], "proprio" [B, P] if it is read.
 
     The record holds "tokens", ids of the vocabulary, int64 [B, C, A].
     """
 
-    reads_published = True
-    proprio_jitter = 0.0  # proprioception is normalised
+    example = "small_openvla.py"
     options_type = OpenVLAOptions
-
-    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
-        """Refuses: there is no network without a folder.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            f"policy.name is {config.name!r}, which begins with the network of a folder: give an OpenVLA folder as "
-            "warm_start.checkpoint=<dir>; experiments/examples/small_openvla.py makes a small one with random weights"
-        )
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> OpenVLAPolicy:

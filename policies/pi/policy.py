@@ -28,41 +28,27 @@ from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions,
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
-from policies.published_folder import FILE, link_weights, read_described, read_parts, write_parts
+from policies.published_folder import FILE, BeginsWithFolder, link_weights, read_described, read_parts, write_parts
 from policies.vision import image_features, require_seen
 from rlinf_embodied.config import Critic, PolicyConfig, Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.normalisation import Normalisation
-from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Distribution, Features, ImitationPolicy, Noise
+from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Distribution, Features, Noise
 
 _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
 
 
-class PiPolicy(ActsByFlow, Standardises, ImitationPolicy):
+class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
     """Features: "proprio" [B, P], and "keys" and "values" [B, layers, heads, L, D] with "valid" [B, L] of the prefix.
 
     Or, where the language model is trained or nothing is cached, "ids" and "present" [B, L], and the images.
     """
 
-    reads_published = True
-    proprio_jitter = 0.0  # the state is in the data's own units
+    example = "small_pi.py"
     options_type = PiOptions
-
-    def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
-        """Refuses: there is no network without a folder.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError(
-            f"policy.name is {config.name!r}, which begins with the network of a folder: give a folder in LeRobot's "
-            "layout as warm_start.checkpoint=<dir>; experiments/examples/small_pi.py makes a small one with random "
-            "weights"
-        )
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> PiPolicy:

@@ -5,10 +5,9 @@ python -m experiments.bench.recipe [seeds=1000-1009] [episodes=300] [side_by_sid
 For every seed the whole of train_vla.py runs with an empty cache: demonstrations, behaviour cloning, evaluation, RL to
 its goal, evaluation.  With `keep=<folder>` another recipe of the same seed reuses the behaviour-cloned policy.
 `side_by_side` runs share the machine, each in one process on one core; 1 gives every run the whole machine, as `make
-demo` does (weights do not depend on that).  Recipes: pick (the demo), table (demonstrations of
-the whole table, PPO with a low learning rate), grpo (success as the only reward, from the
-demo's policies), clone (behaviour cloning without RL); push, pull, poke (a teacher that PPO trains on the state takes
-the expert's place; the teacher's success is printed first).
+demo` does (weights do not depend on that).  Recipes: pick (the demo), table (fast demonstrations, PPO with a low
+learning rate), clone (behaviour cloning without RL); push, pull, poke (a teacher that PPO trains on the state takes the
+expert's place; the teacher's success is printed first).
 `demos=60,120,240` runs the recipe with each of these numbers of demonstrations and the same number of optimizer steps.
 
 Printed and written: success_once and success_at_end before and after with 95 % intervals, env steps, minutes of warm
@@ -36,11 +35,9 @@ from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2]
-_SLOW = ["warm_start.num_demos=240", "warm_start.speeds=[0.12,0.16,0.22,0.32]"]  # as in configs/run/demo.yaml
 RECIPES: dict[str, list[str]] = {
     "pick": ["env=maniskill_pick", "algorithm=ppo_finetune", "run=demo"],
     "table": ["env=maniskill_pick", "algorithm=ppo_finetune", "run.num_iterations=36", "run.until_success=0.995"],
-    "grpo": ["env=maniskill_pick", "algorithm=grpo", "run.until_success=0.985", *_SLOW],
     "clone": ["env=maniskill_pick", "run.num_iterations=0"],
 }
 # Without an expert: PPO on the simulator's state is the teacher, whose episodes a policy is cloned from images of.
