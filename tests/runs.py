@@ -5,33 +5,31 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from placements import looped
 from torch import Tensor
 
+from experiments.bench.harness.trainings import job_of
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied import job as job_module
-from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.warm_start import starting_policy
-from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.embodied import job as embodied_job
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.options import NoOptions
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.reasoning import job as reasoning_job
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
+JOBS = (embodied_job, reasoning_job)  # the modules
 OPTION = "policy.options."
 POLICIES = {
     "tiny_vla": "policies.tiny_vla.TinyVLA",
@@ -124,22 +122,15 @@ def four(folder: Path, *overrides: str) -> TrainConfig:
     return tiny(f"run.dir={folder}", *short, *overrides)
 
 
-def trainer_of(config: TrainConfig) -> Trainer:
-    return Trainer(EmbodiedJob(config))
+def trainer_of(config: TrainConfig | MathConfig) -> Trainer:
+    return Trainer(job_of(config))
 
 
-@contextmanager
-def drawing(job: ModuleType, draws: bool) -> Iterator[None]:
-    """Within it runs of a workflow draw their curves or do not: drawing takes as long as training."""
+def train(config: TrainConfig | MathConfig, code: int = 0, draws: bool = False) -> dict:
+    """Runs a whole training in this process and returns its summary ({} if it was stopped); drawing takes as long."""
     with pytest.MonkeyPatch.context() as patch:
-        if not draws:
+        for job in () if draws else JOBS:
             patch.setattr(job, "plot_curve", lambda folder: folder / "curve.png")
-        yield
-
-
-def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
-    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    with drawing(job_module, draws):
         assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
@@ -155,20 +146,30 @@ def cluster(devices: int) -> Cluster:
     return Cluster("test", "cpu", devices, devices, 0)
 
 
-def clone(config: TrainConfig, session: Session | None = None, devices: int = 1) -> Path:
-    """Returns the folder of the clone that `config` starts from, made now or found in the cache."""
-    return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
+def clone(config: TrainConfig | MathConfig, session: Session | None = None, devices: int = 1) -> Path:
+    """Returns the folder of the clone or model that `config` starts from, made now or found in the cache."""
+    return job_of(config).starting_policy(session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
-def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:
-    """Returns the training workflow of `config` under a plan, started from a policy folder."""
-    workflow = training_workflow(config, str(folder))
+def executor_for(
+    config: TrainConfig | MathConfig, plan: list[dict], devices: int, session: Session, folder: Path | None = None
+) -> Executor:
+    """Returns the training workflow of `config` under a plan, started from a policy folder, or from what it is to."""
+    job = job_of(config)
+    start = folder or job.starting_policy(SerialSession(), cluster(1), lambda *progress: None)
+    workflow = job.workflow(str(start))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
-def iterate(executor: Executor, iterations: int) -> list[dict[str, float]]:
-    """Runs iterations and returns their metrics."""
-    return [run_iteration(executor, number)[1] for number in range(iterations)]
+def iterate(
+    config: TrainConfig | MathConfig, executor: Executor, number: int, progress: Progress | None = None
+) -> list[dict[str, float]]:
+    """Runs iterations as a training does, from where it is, and returns their metrics."""
+    job, progress, found = job_of(config), progress or Progress(), []
+    for _ in range(number):
+        found.append(job.run_iteration(executor, progress)[1])
+        progress.iteration += 1
+    return found
 
 
 def digest(executor: Executor) -> str:
@@ -192,5 +193,5 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "system/", "charts/SPS")
+    timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s")
     return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]

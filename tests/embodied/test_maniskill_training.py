@@ -35,7 +35,7 @@ def test_collocated_and_disaggregated_training_agree_bit_for_bit_on_pick_cube(tm
         ("disaggregated", 2, trees("0:1/2", "1/2:1", "1/2:1", shards=2)),
     ):
         executor = executor_for(config, plan, devices, SerialSession(), folder)
-        metrics = iterate(executor, 2)
+        metrics = iterate(config, executor, 2)
         found[name] = (digest(executor), metrics)
     assert found["collocated"] == found["disaggregated"]
     _, metrics = found["collocated"]

@@ -7,13 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from runs import clone, digest, executor_for, iterate, tiny, trees
+from runs import trees
 from torch import Tensor, nn
 
 from policies.flow_vla import FlowVLA
-from rlinf_embodied.config import PolicyConfig, TrainConfig
+from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
 
 ROWS, CHUNK, ACTION = 4, 3, 2
@@ -87,19 +86,3 @@ def test_straight_lines_to_a_chunk_have_no_loss_and_greedy_actions_end_there() -
     assert flow.matching_loss(lambda x, time: straight(x, time) + 0.5, drawn, actions).sub(0.25).abs().max() < 1e-4
     greedy = flow.act(straight, ROWS, torch.device("cpu"), None, 1.0)
     torch.testing.assert_close(greedy.actions, actions)
-
-
-def flow(*overrides: str) -> TrainConfig:
-    return tiny("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32", *overrides)
-
-
-def test_plans_give_the_same_weights_from_the_same_clone() -> None:
-    config = flow("algorithm.critic_warmup_iterations=0")
-    start = clone(config)
-    digests = set()
-    for devices, plan in (TOGETHER, APART):
-        executor = executor_for(config, plan, devices, SerialSession(), start)
-        metrics = iterate(executor, 2)
-        digests.add(digest(executor))
-        assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in metrics)
-    assert len(digests) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from math_runs import TINY_MATH, tiny_math, train_math, untimed_rows
-from runs import cluster
+from math_runs import TINY_MATH, tiny_math
+from runs import cluster, metric_rows, train
 from training_faults import lost, once
 
 from policies.causal_lm import CausalLM
@@ -53,19 +53,19 @@ def sft(folder: Path, *overrides: str) -> MathConfig:
 def straight(tmp_path_factory) -> tuple[Path, dict]:
     """The folder and the summary of an undisturbed run."""
     folder = tmp_path_factory.mktemp("straight")
-    return folder, train_math(sft(folder), draws=True)
+    return folder, train(sft(folder), draws=True)
 
 
 def test_a_run_learns_and_leaves_a_policy_that_rl_starts_from(straight, tmp_path: Path) -> None:
     folder, summary = straight
-    rows = untimed_rows(folder)
+    rows = metric_rows(folder)
     assert len(rows) == summary["iterations"] == 4
     for name in ("losses/imitation_loss", "losses/held_out_loss"):
         assert rows[-1][name] < rows[0][name] - 0.3
     assert summary["tokens"] == sum(row["losses/tokens"] for row in rows)
     assert {"accuracy_before", "accuracy_after"} <= set(summary)
     start = f"warm_start.checkpoint={folder}/checkpoints/latest"
-    train_math(tiny_math(start, "run.num_iterations=1", "eval.num_samples=0", f"run.dir={tmp_path}"))
+    train(tiny_math(start, "run.num_iterations=1", "eval.num_samples=0", f"run.dir={tmp_path}"))
 
 
 @pytest.mark.parametrize("died_in", [1, 3])
@@ -80,16 +80,16 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights(straight, tmp_path: P
     with monkeypatch.context() as patch:
         patch.setattr(ReasoningJob, "run_iteration", die)
         with pytest.raises(KeyboardInterrupt):
-            train_math(sft(tmp_path))
-    assert train_math(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
-    assert untimed_rows(tmp_path) == untimed_rows(straight[0])
+            train(sft(tmp_path))
+    assert train(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(straight[0])
 
 
 def test_an_iteration_in_which_a_worker_is_lost_is_run_again(straight, tmp_path: Path, monkeypatch) -> None:
     calls = once(monkeypatch, FineTuningStage, "run", 2, lost(), after=True)
-    assert train_math(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
+    assert train(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
     assert len(calls) > 4
-    assert untimed_rows(tmp_path) == untimed_rows(straight[0])
+    assert metric_rows(tmp_path) == metric_rows(straight[0])
 
 
 def learned(config: MathConfig, devices: int) -> tuple[str, dict[str, float]]:
@@ -125,7 +125,7 @@ def test_the_number_of_workers_changes_neither_weights_nor_losses(tmp_path: Path
 def test_files_without_worked_steps_are_refused_unless_none_are_asked_for(tmp_path: Path) -> None:
     given = files(tmp_path, "")
     with pytest.raises(ConfigError, match=r"chain_of_thought_share is 0.45, but no training problem .*or use 0"):
-        train_math(sft(tmp_path / "run", *given))
+        train(sft(tmp_path / "run", *given))
     assert learned(sft(tmp_path / "run", *given, "algorithm.chain_of_thought_share=0"), 1)[1]["losses/tokens"] > 0
 
 
@@ -152,7 +152,7 @@ def test_the_number_of_devices_changes_no_bit_and_a_cached_model_is_not_made_aga
 def test_a_warm_start_is_the_run_of_its_settings(monkeypatch, tmp_path: Path) -> None:
     digest, _ = made(monkeypatch, tmp_path / "cache", few("warm_start.chain_of_thought_share=0.45"))
     same = ["steps=12", "steps_per_iteration=5", f"lr={TINY_MATH['warm_start.lr']}"]
-    train_math(sft(tmp_path / "run", *(f"algorithm.{text}" for text in same)))
+    train(sft(tmp_path / "run", *(f"algorithm.{text}" for text in same)))
     policy = CausalLM.load(tmp_path / "run/checkpoints/latest")
     assert weights_sha256(policy.module.state_dict()) == digest
 

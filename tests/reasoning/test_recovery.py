@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from math_runs import PPO, tiny_math, train_math, untimed_rows
+from math_runs import PPO, tiny_math
+from runs import metric_rows, train
 from training_faults import lost, once
 
 from rlinf_embodied.config import MathConfig
@@ -40,7 +41,7 @@ def straight(tmp_path_factory):
     def run(*variant: str) -> tuple[Path, dict]:
         if variant not in made:
             folder = tmp_path_factory.mktemp("straight")
-            made[variant] = (folder, train_math(three(folder, *variant)))
+            made[variant] = (folder, train(three(folder, *variant)))
         return made[variant]
 
     return run
@@ -56,16 +57,16 @@ def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, case) 
     variant, kind, method, call, after = CASES[case]
     folder, summary = straight(*variant)
     calls = once(monkeypatch, kind, method, call, lost(), after)
-    found = train_math(three(tmp_path, *variant))
+    found = train(three(tmp_path, *variant))
     assert len(calls) > call + 1
     assert found["weights_sha256"] == summary["weights_sha256"]
     assert found["after"] == summary["after"]
-    assert untimed_rows(tmp_path) == untimed_rows(folder)
+    assert metric_rows(tmp_path) == metric_rows(folder)
 
 
 @pytest.mark.slow
 def test_a_fine_tuning_is_made_again(tmp_path, monkeypatch, straight) -> None:
     monkeypatch.setenv("RLINF_EMBODIED_CACHE", str(tmp_path / "cache"))
     calls = once(monkeypatch, FineTuningStage, "run", 2, lost())
-    assert train_math(three(tmp_path / "run", *LORA))["weights_sha256"] == straight(*LORA)[1]["weights_sha256"]
+    assert train(three(tmp_path / "run", *LORA))["weights_sha256"] == straight(*LORA)[1]["weights_sha256"]
     assert len(calls) > 3
