@@ -29,7 +29,6 @@ from rlinf_embodied.runtime.session import SerialSession, Session
 from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
-JOBS = (embodied_job, reasoning_job)  # the modules
 OPTION = "policy.options."
 POLICIES = {
     "tiny_vla": "policies.tiny_vla.TinyVLA",
@@ -129,7 +128,7 @@ def trainer_of(config: TrainConfig | MathConfig) -> Trainer:
 def train(config: TrainConfig | MathConfig, code: int = 0, draws: bool = False) -> dict:
     """Runs a whole training in this process and returns its summary ({} if it was stopped); drawing takes as long."""
     with pytest.MonkeyPatch.context() as patch:
-        for job in () if draws else JOBS:
+        for job in () if draws else (embodied_job, reasoning_job):
             patch.setattr(job, "plot_curve", lambda folder: folder / "curve.png")
         assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import JOBS, metric_rows
+from runs import metric_rows
 
+from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.reasoning.job import ReasoningJob
 
 
 def straight_runs(tmp_path_factory, train: Callable[[Path, str], object], first: str) -> Callable[..., Path]:
@@ -31,21 +33,19 @@ def straight_runs(tmp_path_factory, train: Callable[[Path, str], object], first:
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, iteration: int, error: BaseException | None = None) -> None:
     """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
-    for job in JOBS:
-        monkeypatch.setattr(job, "run_iteration", interrupted(job.run_iteration, iteration, error))
 
+    def interrupted(original: Callable) -> Callable:
+        def run(job, executor, progress):
+            if progress.iteration == iteration:
+                if error is not None:
+                    raise error
+                signal.raise_signal(signal.SIGINT)
+            return original(job, executor, progress)
 
-def interrupted(original: Callable, at: int, error: BaseException | None) -> Callable:
-    """Returns what runs an iteration, but for that number."""
+        return run
 
-    def run(executor, number, *arguments):
-        if number == at:
-            if error is not None:
-                raise error
-            signal.raise_signal(signal.SIGINT)
-        return original(executor, number, *arguments)
-
-    return run
+    for job in (EmbodiedJob, ReasoningJob):
+        monkeypatch.setattr(job, "run_iteration", interrupted(job.run_iteration))
 
 
 def same_end(folder: Path, other: Path) -> None:

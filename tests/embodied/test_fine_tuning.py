@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
 from runs import SFT, TINY, clone, cluster, metric_rows, tiny, train
+from stopped_runs import interrupt_in
 from training_faults import lost, once
 
 from rlinf_embodied.compose import compose_export
@@ -138,17 +139,10 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights_in_either_phase(
     recording: Path, tmp_path: Path, monkeypatch
 ) -> None:
     straight = train(small(recording, f"run.dir={tmp_path / 'straight'}", *SHORTEST))
-    run_iteration = EmbodiedJob.run_iteration
     for died_in in (1, 3):  # the second epoch of each phase
-
-        def die(self, executor, progress, at=died_in):
-            if progress.iteration == at:
-                raise KeyboardInterrupt
-            return run_iteration(self, executor, progress)
-
         config = small(recording, f"run.dir={tmp_path / str(died_in)}", *SHORTEST)
         with monkeypatch.context() as patch:
-            patch.setattr(EmbodiedJob, "run_iteration", die)
+            interrupt_in(patch, died_in, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
                 train(config)
         assert train(config)["weights_sha256"] == straight["weights_sha256"]

@@ -113,6 +113,10 @@ FLOW = [
     *("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32"),
     "algorithm.critic_warmup_iterations=0",
 ]
+PICK = [
+    *("env=maniskill_pick", "env.num_envs=4", "env.block_size=2", "env.obs_size=32", "env.chunk=5", "env.horizon=10"),
+    *("env.chunks_per_rollout=3", "warm_start.from_scratch=true", "algorithm.critic_warmup_iterations=0"),
+]
 INSTRUCTED = [
     *("policy=tiny_vla", "env.cameras=[base_camera]", "warm_start.from_scratch=true"),
     *("hierarchy.instructions=[go up,go down]", "hierarchy.goal_low=-", "hierarchy.goal_high=-"),
@@ -134,6 +138,7 @@ VARIANTS: dict[str, Variant] = {
     ),
     "grpo, token ratio": acting([*GRPO, "algorithm.ratio_level=token"], compared=["hybrid on 2"]),
     "flow": acting(FLOW, compared=["disaggregated on 2"]),
+    "maniskill": acting(PICK, compared=["disaggregated on 2"], iterations=2),
     "two levels": Variant(two_levels, [], LEVEL_PLANS, [*LEVEL_PLANS][1:]),
     "two levels, carried over": Variant(two_levels, [CARRIED], LEVEL_PLANS, ["all apart, two shards"]),
     "two levels, instructions from images": Variant(two_levels, INSTRUCTED, LEVEL_PLANS, ["all apart, two shards"]),
@@ -180,6 +185,7 @@ TELLING = {
     ("grpo", "disaggregated on 3"),
     ("grpo, token ratio", "hybrid on 2"),
     ("flow", "disaggregated on 2"),
+    ("maniskill", "disaggregated on 2"),
     *(("two levels", plan) for plan in LEVEL_PLANS),
     ("two levels, carried over", "all apart, two shards"),
     ("sac", "collocated on 3, uneven"),
@@ -191,10 +197,15 @@ TELLING = {
     ("ppo, carried over, 2 behind", "hybrid on 2"),
     ("grpo, 1 behind", "disaggregated on 3"),
 }
+
+
+def marks(name: str, plan: str) -> list[pytest.MarkDecorator]:
+    told = (name, plan) in TELLING or "math" in name
+    return [pytest.mark.sim] * (name == "maniskill") + [pytest.mark.slow] * (not told)
+
+
 CASES = [
-    pytest.param(name, plan, marks=() if (name, plan) in TELLING or "math" in name else pytest.mark.slow)
-    for name, variant in VARIANTS.items()
-    for plan in variant.compared
+    pytest.param(name, plan, marks=marks(name, plan)) for name, variant in VARIANTS.items() for plan in variant.compared
 ]
 
 

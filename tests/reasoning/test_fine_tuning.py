@@ -10,6 +10,7 @@ import pytest
 import torch
 from math_runs import TINY_MATH, tiny_math
 from runs import cluster, metric_rows, train
+from stopped_runs import interrupt_in
 from training_faults import lost, once
 
 from policies.causal_lm import CausalLM
@@ -70,15 +71,8 @@ def test_a_run_learns_and_leaves_a_policy_that_rl_starts_from(straight, tmp_path
 
 @pytest.mark.parametrize("died_in", [1, 3])
 def test_a_run_that_was_killed_resumes_to_the_same_weights(straight, tmp_path: Path, monkeypatch, died_in) -> None:
-    run_iteration = ReasoningJob.run_iteration
-
-    def die(self, executor, progress):
-        if progress.iteration == died_in:
-            raise KeyboardInterrupt
-        return run_iteration(self, executor, progress)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ReasoningJob, "run_iteration", die)
+        interrupt_in(patch, died_in, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             train(sft(tmp_path))
     assert train(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
