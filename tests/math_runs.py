@@ -60,3 +60,11 @@ def tiny_math(*overrides: str) -> MathConfig:
 @functools.cache  # composing takes longer than the run
 def _composed(overrides: tuple[str, ...]) -> MathConfig:
     return compose_math(overrides)
+
+
+def sft(*overrides: str) -> MathConfig:
+    """Returns the config of a fine-tuning of four iterations, with a checkpoint after the second."""
+    shared = [f"{k}={v}" for k, v in TINY_MATH.items() if not k.startswith(("algorithm.", "warm_start.", "run.num"))]
+    numbers = ["steps=36", "steps_per_iteration=10", "num_examples=96", "lr=1e-2", "num_held_out=16"]
+    asked = [*(f"algorithm.{text}" for text in numbers), "checkpoint.every=2", "eval.num_samples=0"]
+    return compose_math([*shared, "algorithm=sft", *asked, *overrides])

@@ -77,6 +77,15 @@ SFT = [  # four epochs
     *("algorithm.head_lr=5e-3", "algorithm.head_batch_size=16", "checkpoint.every=1"),
     *("algorithm.num_minibatches=-", "algorithm.value_epochs=-", "algorithm.target_kl=-"),
 ]
+SHORT = [
+    *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
+    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_scratch=true"),
+    "recovery.snapshot_share=1",
+]
+BEHIND = [
+    *("run.num_iterations=4", "checkpoint.every=1", "env.carry_over=true", "plan=collocated", "plan.max_staleness=2"),
+    *("algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0"),
+]
 GRPO = [
     "algorithm=grpo",
     "algorithm.group_size=4",
@@ -113,6 +122,11 @@ def tiny(*overrides: str) -> TrainConfig:
 @functools.cache  # composing takes a fifth of a second
 def _composed(overrides: tuple[str, ...]) -> TrainConfig:
     return compose_train(overrides)
+
+
+def short(*overrides: str) -> TrainConfig:
+    """Three short iterations, a checkpoint after the second."""
+    return tiny(*SHORT, *overrides)
 
 
 def four(folder: Path, *overrides: str) -> TrainConfig:

@@ -50,7 +50,7 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, iteration: int, error: BaseExc
 
 def same_end(folder: Path, other: Path) -> None:
     """Both runs ended with the same weights, moments, counts and metrics."""
-    untimed = lambda key: not key.endswith(("_s", "_per_s", "_s_per_iteration", "plan"))  # noqa: E731
+    untimed = lambda key: not key.endswith(("_s", "_per_iteration", "plan"))  # noqa: E731
     summary, expected = (
         {key: value for key, value in json.loads((f / "summary.json").read_text()).items() if untimed(key)}
         for f in (folder, other)
