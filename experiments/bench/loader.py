@@ -2,9 +2,10 @@
 
 python -m experiments.bench.loader data=<folder>,... [rounds=5] [frames=640] [size=32] [out=docs/results/loader.json]
 
-A frame is read with all its images (float32 in [0, 1]), its state and a chunk of 10 actions, in random order.  Both arms have one process and one thread; ours decodes ahead in a background thread, which counts.  Processor time does
-not contain other work on the machine.  Nothing is kept: our cache has the size of two batches.  lerobot is that of
-`python -m experiments.setup.foreign env=lerobot`.
+A frame is read with all its images (float32 in [0, 1]), its state and a chunk of 10 actions, in random order.  Both
+arms have one process and one thread; ours decodes ahead in a background thread, which counts.  Processor time does not
+contain other work on the machine.  Our cache has the size of two batches, so that next to nothing is kept.  lerobot is
+that of `python -m experiments.setup.foreign env=lerobot`.
 
 Memory is that of this process while it reads each dataset again and again; its cache holds a tenth of the images.
 """
@@ -130,7 +131,9 @@ def measure(run: Run[Options]) -> Report:
             ]
             watched = f"{used[1]:.0f}, {used[len(used) // 2]:.0f}, {used[-1]:.0f}"
             name = f"{Path(folder).name}: {len(dataset)} frames, {kind['dtype']}, {size}"
-            rows.append((name, *shown, f"{bytes_of(dataset) / 1e6:.0f}", watched))
+            rows.append(
+                (name, *shown, f"{content[Path(folder).name]['ratio']:.2f}", f"{bytes_of(dataset) / 1e6:.0f}", watched)
+            )
         assert peer.stdin is not None
         peer.stdin.close()
     header = (
