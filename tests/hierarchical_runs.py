@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from placements import looped
-from runs import tiny
+from runs import digest, tiny
 
 from rlinf_embodied.config import TrainConfig
 from rlinf_embodied.embodied.graph import HIGH_ACTOR
 from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.runtime.host import StepContext
 
 BOTH = {
     "policy": "actor_critic",
@@ -39,10 +38,5 @@ def placed(env: object, policy: object, *actors: object, shards: int = 1) -> lis
 
 
 def digests(executor: Executor) -> tuple[str, ...]:
-    """Returns the SHA-256 of each learner's weights; all workers of one must have the same."""
-    found = []
-    for stage in (HIGH_ACTOR, "actor"):
-        if stage in executor.workflow.stages:
-            (digest,) = set(executor.call(stage, "weights_digest", StepContext(0)))
-            found.append(str(digest))
-    return tuple(found)
+    """Returns the SHA-256 of each level's weights."""
+    return tuple(digest(executor, stage) for stage in (HIGH_ACTOR, "actor") if stage in executor.workflow.stages)

@@ -185,10 +185,20 @@ def iterate(
     return found
 
 
-def digest(executor: Executor) -> str:
-    """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
-    (value,) = set(executor.call("actor", "weights_digest", StepContext(0)))
+def digest(executor: Executor, learner: str = "actor") -> str:
+    """Returns the SHA-256 of a learner's weights; all of its workers must have the same."""
+    (value,) = set(executor.call(learner, "weights_digest", StepContext(0)))
     return str(value)
+
+
+def learned(config: TrainConfig | MathConfig, devices: int) -> tuple[str, dict[str, float]]:
+    """Makes an iteration in so many workers; returns the digest of the learner's weights and what was reported."""
+    job, session, places = job_of(config), SerialSession(), cluster(devices)
+    start = job.starting_policy(session, places, lambda *_: None)
+    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
+    job.prepare(executor, lambda *_: None)
+    _, metrics = job.run_iteration(executor, Progress())
+    return digest(executor, job.learners[0]), metrics
 
 
 def exported_weights(executor: Executor) -> dict[str, Tensor]:

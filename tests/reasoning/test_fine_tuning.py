@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from math_runs import TINY_MATH, sft, tiny_math
-from runs import cluster, metric_rows, train
+from runs import cluster, learned, metric_rows, train
 from stopped_runs import interrupt_in
 
 from policies.causal_lm import CausalLM
@@ -17,7 +17,6 @@ from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning import (
     NUM_BLOCKS,
@@ -26,11 +25,9 @@ from rlinf_embodied.reasoning.fine_tuning import (
     fine_tuning_of,
     starting_policy,
 )
-from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.training.job import Progress
 
 
 def few(*overrides: str) -> MathConfig:
@@ -67,16 +64,6 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights(straight, tmp_path: P
             train(sft(f"run.dir={tmp_path}"))
     assert train(sft(f"run.dir={tmp_path}"))["weights_sha256"] == straight[1]["weights_sha256"]
     assert metric_rows(tmp_path) == metric_rows(straight[0])
-
-
-def learned(config: MathConfig, devices: int) -> tuple[str, dict[str, float]]:
-    """Runs an iteration in so many workers; returns the digest of the weights and what was reported."""
-    job, session, places = ReasoningJob(config), SerialSession(), cluster(devices)
-    start = job.starting_policy(session, places, lambda *_: None)
-    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
-    _, metrics = job.run_iteration(executor, Progress())
-    (digest,) = set(executor.call("fine_tuning", "weights_digest", StepContext(1)))
-    return str(digest), metrics
 
 
 def files(folder: Path, mark: str) -> list[str]:
