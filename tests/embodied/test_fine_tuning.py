@@ -10,7 +10,6 @@ import pytest
 from recordings import point_episodes, write_recording
 from runs import SFT, TINY, clone, learned, metric_rows, tiny, train, trainer_of
 from stopped_runs import interrupt_in
-from training_faults import lost, once
 
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
@@ -132,18 +131,6 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights_in_either_phase(
                 train(config)
         assert train(config)["weights_sha256"] == straight["weights_sha256"]
         assert metric_rows(tmp_path / str(died_in)) == metric_rows(tmp_path / "straight")
-
-
-@pytest.mark.parametrize(
-    "call", [pytest.param(0, id="whole policy"), pytest.param(2, id="head", marks=pytest.mark.slow)]
-)
-def test_an_epoch_in_which_a_worker_is_lost_is_run_again(recording: Path, tmp_path: Path, monkeypatch, call) -> None:
-    expected = train(small(recording, f"run.dir={tmp_path}/straight"))
-    calls = once(monkeypatch, FineTuningLearner, "run", call, lost(), after=True)
-    found = train(small(recording, f"run.dir={tmp_path}/disturbed"))
-    assert len(calls) == 5
-    assert found["weights_sha256"] == expected["weights_sha256"]
-    assert metric_rows(tmp_path / "disturbed") == metric_rows(tmp_path / "straight")
 
 
 def test_a_run_resumes_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from control_runs import small
 from math_runs import PPO, sft, tiny_math
-from runs import BEHIND, short, train
+from runs import BEHIND, SFT, short, tiny, train
 from stopped_runs import same_end, straight_runs
 from training_faults import lost, once
 
 from rlinf_embodied.config import MathConfig, TrainConfig
 from rlinf_embodied.embodied.env_stage import EnvStage
 from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
+from rlinf_embodied.embodied.fine_tuning import FineTuningLearner
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.reasoning.actor_stage import ActorStage
@@ -29,6 +30,7 @@ RUNS: dict[str, Callable[..., TrainConfig | MathConfig]] = {
     "ppo": lambda *words: short("env.carry_over=true", *words),
     "ahead": lambda *words: short(*BEHIND, *words),
     "sac": small,
+    "fine-tuning": lambda *words: tiny(*SFT, "warm_start.num_demos=8", *words),
     "math, lora": lambda *words: tiny_math(*MATH, *LORA, *words),
     "math, ppo": lambda *words: tiny_math(*MATH, *PPO, *words),
     "math, fine-tuning": sft,
@@ -45,13 +47,15 @@ FAULTS = {
     "a rollout ahead": ("ahead", APART, EnvStage, "step", 11, True),
     "the transitions": ("sac", [], ReplayStage, "run", 2, True),
     "a checkpoint of critics": ("sac", [], PolicyLearner, "save", 1, False),
+    "an epoch of the whole policy": ("fine-tuning", [], FineTuningLearner, "run", 0, True),
+    "an epoch of the head": ("fine-tuning", [], FineTuningLearner, "run", 2, True),
     "generation with adapters": ("math, lora", [], GenerationStage, "run", 2, True),
     "the critic's update": ("math, ppo", [], CriticStage, "run", 1, True),
     "the actor's update with a critic": ("math, ppo", [], ActorStage, "run", 1, True),
     "the last evaluation": ("math, lora", [], AnswerStage, "run", 1, False),
-    "fine-tuning": ("math, fine-tuning", [], FineTuningStage, "run", 2, True),
+    "steps of a language model": ("math, fine-tuning", [], FineTuningStage, "run", 2, True),
 }
-SLOW = ("generation with adapters", "the critic's update", "the actor's update with a critic")
+SLOW = ("an epoch of the head", "generation with adapters", "the critic's update", "the actor's update with a critic")
 
 
 @pytest.fixture(scope="module")
