@@ -149,11 +149,14 @@ def _require_dataset(dataset: RecordedDataset, env: EnvConfig, where: str) -> in
     missing = [name for name in env.cameras if name not in dataset.cameras]
     rule, action = f"{where} has images of {', '.join(dataset.cameras) or 'no camera'}", "name cameras that it has"
     require(bool(env.cameras) and not missing, "env.cameras", env.cameras, rule, action)
+    own = getattr(env_options(env), "image_size", None)
     for name in env.cameras:
         height, width = dataset.image_size(name)
         rule, action = f"{dataset.cameras[name]} of {where} is {width} x {height}", f"set env.obs_size={width}"
-        action = action if width == height else "give a dataset with square images"
-        require((height, width) == (env.obs_size, env.obs_size), "env.obs_size", env.obs_size, rule, action)
+        if width != height or own:
+            action = f"set env.options.image_size=[{height}, {width}] (Gymnasium), or give a dataset with square images"
+        path, wanted = ("env.options.image_size", own) if own else ("env.obs_size", [env.obs_size] * 2)
+        require([height, width] == wanted, path, own or env.obs_size, rule, action)
     return dataset.num_episodes
 
 
