@@ -323,7 +323,7 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
     from rlinf_embodied.embodied.sources import open_dataset
 
-    dataset = open_dataset(Path(config.data), "data")
+    dataset = open_dataset(config.data, "data")
     if config.policy is None:
         policy = load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
     else:

@@ -1,9 +1,8 @@
 """A six-joint arm in MuJoCo as hobbyists' arms are driven and recorded: joints in degrees, a gripper from 0 to 100.
 
 State and actions are [pan, lift, elbow, wrist flex, wrist roll, gripper]; actions are absolute targets.  The tip is to
-reach a ball, with the gripper closed.  docs/pi.md takes it from a LeRobot dataset to a policy that lerobot loads.
-
-env=gymnasium env.id=degrees_arm:DegreesArm-v0 env.options.physical_actions=true
+reach a ball, with the gripper closed.  docs/pi.md takes it from a LeRobot dataset to a policy that lerobot loads;
+degrees_arm.yaml is the section `env` of a run.
 """
 
 from __future__ import annotations

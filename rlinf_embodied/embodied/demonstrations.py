@@ -64,7 +64,7 @@ def demonstrator(
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
         return partial(_replay, env, spec.chunk, episodes)
-    dataset = open_dataset(Path(source.path), source.named)
+    dataset = open_dataset(source.path, source.named)
     settings = "env.options.control_mode, env.options.robot"
     _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)
     state_dim = sum(part.shape[-1] for part in spec.of_kind(FeatureKind.state))

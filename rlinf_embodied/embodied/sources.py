@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.data.rlds import DESCRIPTION, RldsDataset
 from rlinf_embodied.data.statistics import Statistics, combine, vector_statistics
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.plug_ins import env_options, load_target
+from rlinf_embodied.plug_ins import env_options, load_plug_in, load_target
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
 
@@ -91,20 +92,21 @@ def _weighted(place: str) -> tuple[str, float | None]:
 
 def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
-    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot or RLDS dataset"
+    reader, kinds = place.rpartition("@")[0], "a trajectory file of ManiSkill (.h5) or the folder of a dataset"
+    path = Path(place.rpartition("@")[2])
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
-    if path.suffix in (".h5", ".hdf5"):
+    if path.suffix in (".h5", ".hdf5") and not reader:
         kind, number, files = (
             Kind.maniskill,
             _require_recording(path, env, named, bounded),
             [path, path.with_suffix(".json")],
         )
-    elif path.is_file():
+    elif path.is_file() and not reader:
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
-        kind, number = Kind.recorded, _require_dataset(open_dataset(path, named), env, f"{named}={path}")
-        files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
+        kind, number = Kind.recorded, _require_dataset(open_dataset(place, named), env, f"{named}={path}")
+        files = [file for file in sorted(whole.rglob("*")) if file.is_file()] or [whole]
     digest = hashlib.sha256()
     for file in files:
         if kind is Kind.recorded:
@@ -114,12 +116,21 @@ def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> Demonstratio
             continue
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named, bounded)
+    read = f"{reader}@{whole}" if reader else str(whole)
+    return DemonstrationSource(kind, number, read, digest.hexdigest(), named, bounded)
 
 
-def open_dataset(path: Path, named: str) -> RecordedDataset:
-    """Returns a dataset folder of LeRobot or RLDS; raises DataError where it is none."""
-    return (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
+def open_dataset(place: str | Path, named: str) -> RecordedDataset:
+    """Returns a dataset folder of LeRobot or RLDS, or <module>.<class>@<path> of another format.
+
+    Raises:
+        DataError: it is none.
+        ConfigError: there is no such class.
+    """
+    reader, _, path = str(place).rpartition("@")
+    if reader:
+        return cast(RecordedDataset, load_plug_in(reader, named)(Path(path), named))
+    return (RldsDataset if (Path(path) / DESCRIPTION).exists() else LeRobotDataset)(Path(path), named)
 
 
 def _require_recording(path: Path, env: EnvConfig, named: str, bounded: bool) -> int:
@@ -182,7 +193,7 @@ def statistics_of(sources: Sequence[DemonstrationSource]) -> dict[str, dict[str,
     for source in sources:
         path = Path(source.path)
         if source.kind is Kind.recorded:
-            dataset = open_dataset(path, source.named)
+            dataset = open_dataset(source.path, source.named)
             of = dataset.statistics([ACTION, *dataset.states])
             found[ACTION].append(of.pop(ACTION))
             kinds = set.intersection(*({*part} for part in of.values())) - {"count"}

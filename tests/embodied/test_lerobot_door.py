@@ -16,14 +16,10 @@ from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.export import export_dataset
 
 ORACLES = REPOSITORY / "tests/oracles/lerobot"
-ENV = [
-    *("env=gymnasium", "env.id=degrees_arm:DegreesArm-v0", "env.horizon=20"),
-    *("env.cameras=[front]", "env.options.image_size=[64,96]"),
-    *("env.options.physical_actions=true", "env.options.history_free=true"),
-]
+ENV = [f"env={REPOSITORY}/tests/degrees_arm.yaml", "env.block_size=4"]
 RUN = [
-    *("policy=smolvla", "policy.options.clip_actions=false", "policy.options.critic_hidden_size=8", "env.chunk=10"),
-    *("env.execute_steps=5", "env.carry_over=false", "env.chunks_per_rollout=4", "env.num_envs=4"),
+    *("policy=smolvla", "policy.options.clip_actions=false", "policy.options.critic_hidden_size=8"),
+    *("env.chunk=10", "env.execute_steps=5", "env.horizon=20", "env.num_envs=4"),
     *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.num_demos=-"),
 ]
 CLONE = [*SFT, "algorithm.head_epochs=0", "run.num_iterations=1", "algorithm.batch_size=8"]
@@ -34,7 +30,7 @@ def recorded(kind: str, place: Path) -> tuple[str, str]:
     """Returns folders of data in degrees, and their instruction."""
     if kind == "lerobot":  # two episodes each
         return ",".join(str(ORACLES / "datasets" / name) for name in ("images", "video")), "Pick up the red cube"
-    own = ["policy=expert", "num_episodes=6", f"out={place}", "env.instruction=reach the ball"]
+    own = ["policy=expert", "num_episodes=6", f"out={place}"]
     export_dataset(compose_export([*ENV, *own]), lambda *progress: None)
     return str(place), "reach the ball"
 
