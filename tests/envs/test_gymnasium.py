@@ -163,9 +163,9 @@ def picture(**changes: object) -> EpisodeEnv:
 
 def test_images_are_scaled_by_the_mean_of_an_area() -> None:
     chequered = np.indices((4, 4)).sum(0) % 2 * 200
-    assert resized(chequered.astype(np.uint8), 2).unique().tolist() == [100]
+    assert resized(chequered.astype(np.uint8), (2, 2)).unique().tolist() == [100]
     with pytest.raises(SimulatorError, match="1 or 3 channels"):
-        resized(np.zeros((4, 4, 2), np.uint8), 2)
+        resized(np.zeros((4, 4, 2), np.uint8), (2, 2))
 
 
 def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
