@@ -359,6 +359,7 @@ class FineTuning(_Imitating):
         self._features: dict[int, Features] = {}
         given = algorithm.proprio_jitter
         self._jitter = self._policy.proprio_jitter if given is None else given
+        self._copies = [self._policy]
         self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
         if algorithm.sharding is not Sharding.none:
             self.learners[_WHOLE] = self._sharded()
@@ -379,6 +380,7 @@ class FineTuning(_Imitating):
         training, algorithm = self.training, self.algorithm
         policy = cast(ImitationPolicy, training.copy())
         self._scored = root = _Scored(policy)
+        self._copies.append(policy)
         return ShardedLearner(
             *(root, partial(policy.imitation_parameters, True), _Scored(self._policy)),
             *(adam(algorithm, algorithm.lr, algorithm.max_grad_norm), ("loss",)),
@@ -404,7 +406,8 @@ class FineTuning(_Imitating):
         sum_blocks, count = self.training.reducer.sum_blocks, float(sum(sizes(self.training.reducer, columns).values()))
         mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
-        self._policy.set_statistics(name, mean.float(), square.sqrt().float())
+        for policy in self._copies:
+            policy.set_statistics(name, mean.float(), square.sqrt().float())
 
     def update(self, step_context: StepContext, data: Mapping[int, Chunks]) -> dict[str, float]:
         """Makes one epoch over the demonstrations of this worker's blocks."""
