@@ -44,7 +44,7 @@ from rlinf_embodied.interfaces.policies import Policy
 
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
-_ALIKE = 1.5  # factor of errors up to which two explanations are alike
+_ALIKE = 1.2  # factor of errors up to which two explanations are alike
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
 _FRAME_CACHE_BYTES = 1e9
