@@ -26,9 +26,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,11 +81,10 @@ def find_faults(dataset: RecordedDataset, folder: Path, images: bool = True) -> 
         assert dataset.columns
     except DataError as error:
         return [Finding("frames cannot be read", str(folder), str(error), _COPY)]
-    checks: list[Callable[[RecordedDataset], Iterator[Finding]]] = [
-        *(_index, _timestamps, _values, _units, _quaternions, _equal_episodes, _actions, _tasks, _statistics),
-        lambda dataset: _totals(dataset, folder),
-    ]
-    found = [finding for check in checks for finding in check(dataset)]
+    path = folder / "meta/info.json"
+    found = list(_index(dataset, json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}))
+    for check in (_timestamps, _values, _units, _quaternions, _equal_episodes, _actions, _tasks, _statistics):
+        found += check(dataset)
     still = np.ones(len(dataset), bool)  # whether no camera's image differs from that of the frame before
     for camera in dataset.cameras if images else ():
         found += _images(dataset, camera, still)
@@ -128,16 +128,11 @@ def _rows(dataset: RecordedDataset) -> Iterator[tuple[int, slice]]:
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
-def _index(dataset: RecordedDataset) -> Iterator[Finding]:
-    starts = np.repeat(dataset.ends - dataset.lengths, dataset.lengths)
-    counted = np.arange(len(dataset))
-    for name, wanted in (
-        ("frame_index", counted - starts),
-        ("index", counted),
-        ("episode_index", np.repeat(np.arange(dataset.num_episodes), dataset.lengths)),
-    ):
-        wrong = np.flatnonzero(dataset.columns[name] != wanted) if name in dataset.columns else []
-        if len(wrong):
+def _index(dataset: RecordedDataset, info: Mapping[str, Any]) -> Iterator[Finding]:
+    counted, starts = np.arange(len(dataset)), np.repeat(dataset.ends - dataset.lengths, dataset.lengths)
+    episodes = np.repeat(np.arange(dataset.num_episodes), dataset.lengths)
+    for name, wanted in (("frame_index", counted - starts), ("index", counted), ("episode_index", episodes)):
+        if len(wrong := np.flatnonzero(dataset.columns.get(name, wanted) != wanted)):
             row = int(wrong[0])
             measured = f"{len(wrong)} frames, the first has {dataset.columns[name][row]} and not {wanted[row]}"
             yield Finding("wrong numbers", _place(dataset, row, name), measured, "number from 0 without gaps")
@@ -145,14 +140,9 @@ def _index(dataset: RecordedDataset) -> Iterator[Finding]:
     for number in np.flatnonzero((dataset.lengths < 2) | (dataset.lengths < 0.1 * usual)).tolist():
         measured = f"{dataset.lengths[number]} frames, the median is {usual:g}"
         yield Finding("short episode", _episode(dataset, number), measured, "leave it out")
-
-
-def _totals(dataset: RecordedDataset, folder: Path) -> Iterator[Finding]:
-    path = folder / "meta/info.json"
-    described = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for name, found in (("total_episodes", dataset.num_episodes), ("total_frames", len(dataset))):
-        if described.get(name, found) != found:
-            measured = f"{described[name]}, but meta/episodes has {found}"
+        if (promised := info.get(name, found)) != found:
+            measured = f"{promised}, but meta/episodes has {found}"
             yield Finding("wrong total", f"meta/info.json, {name}", measured, "copy what is missing, or correct it")
 
 
@@ -403,18 +393,13 @@ def _images(dataset: RecordedDataset, camera: str, still: np.ndarray) -> Iterato
     spread = np.maximum(dataset.state.std(0), 1e-9) if dataset.states else None
     static, plain = [], []
     for number, rows in _rows(dataset):
-        thin = []
+        batches = np.array_split(np.arange(rows.start, rows.stop), -(-(rows.stop - rows.start) // _BATCH))
         try:
-            for first in range(rows.start, rows.stop, _BATCH):
-                images = dataset.images(camera, np.arange(first, min(first + _BATCH, rows.stop)))
-                step = max(1, max(images.shape[1:3]) // _SIDE)
-                sizes.add(images.shape[1:3])
-                thin.append(images[:, ::step, ::step].astype(np.float32))
+            shown = np.concatenate([_thinned(dataset.images(camera, batch), sizes) for batch in batches])
         except DataError as error:
             still[rows] = False
             yield Finding("images cannot be read", f"{_episode(dataset, number)}, {feature}", str(error), _COPY)
             continue
-        shown = np.concatenate(thin)
         sums.append((len(shown), shown.mean((0, 1, 2)) / 255, (shown**2).mean((0, 1, 2)) / 255**2))
         change = np.abs(np.diff(shown, axis=0, prepend=shown[:1])).mean((1, 2, 3))
         quiet, largest = change < _STILL, np.sort(change)[-2:]
@@ -438,22 +423,24 @@ def _images(dataset: RecordedDataset, camera: str, still: np.ndarray) -> Iterato
         measured = f"{sorted(sizes)}, and features say {dataset.image_size(camera)}"
         yield Finding("other image size", feature, measured, "correct meta/info.json")
     if feature in dataset.measured and sums:
-        count = np.array([n for n, *_ in sums], float)
-        mean, square = (np.tensordot(count, np.stack([part[k] for part in sums]), 1) / count.sum() for k in (1, 2))
+        count, means, squares = zip(*sums, strict=True)
+        mean, square = (np.average(part, 0, count)[:, None, None] for part in (means, squares))
         ours = {"mean": mean, "std": np.sqrt(np.maximum(square - mean**2, 0))}
-        ours = {kind: value[:, None, None] for kind, value in ours.items()}
         yield from _compared(feature, dataset, ours, np.full((3, 1, 1), _IMAGE_STATISTICS))
+
+
+def _thinned(images: np.ndarray, sizes: set[tuple[int, ...]]) -> np.ndarray:
+    """Returns every few pixels of images, float32, and adds their size to `sizes`."""
+    sizes.add(images.shape[1:3])
+    step = max(1, max(images.shape[1:3]) // _SIDE)
+    return images[:, ::step, ::step].astype(np.float32)
 
 
 def _static_run(quiet: np.ndarray, state: np.ndarray, fps: float) -> tuple[int, int] | None:
     """Returns (first frame, frames) of the first long run of equal images in which the state changes."""
-    start = 0
-    for k in range(1, len(quiet) + 1):
-        if k < len(quiet) and quiet[k]:
-            continue
-        if k - start >= max(5, fps / 2) and np.ptp(state[start:k], axis=0).max() > 0.5:
-            return start, k - start
-        start = k
+    for run in np.split(np.arange(len(quiet)), np.flatnonzero(~quiet)):  # each begins with a new image
+        if len(run) >= max(5, fps / 2) and np.ptp(state[run], axis=0).max() > 0.5:
+            return int(run[0]), len(run)
     return None
 
 
