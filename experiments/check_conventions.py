@@ -40,10 +40,12 @@ from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.data.recorded import ACTION, RecordedDataset
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation, features_of
+from rlinf_embodied.interfaces.policies import Policy
 
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
-_ALIKE = 1.5  # factor of errors up to which two explanations are alike
+_ALIKE = 1.2  # factor of errors up to which two explanations are alike
+_BELIEVED = 1.5  # factor up to which an explanation without fitted numbers is believed before one with them
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
 _FRAME_CACHE_BYTES = 1e9
@@ -112,7 +114,7 @@ def find_faults(predict: Predict, demos: Demonstrations, min_gain: float = 0.15)
             break
         share = lambda pair: pair[0].error_undone / pair[0].error  # noqa: E731
         least = share(min(helpful, key=share))
-        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _ALIKE * least, share(pair)))
+        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _BELIEVED * least, share(pair)))
         alike = [f.name for f, _ in helpful if f is not fault and f.error_undone <= _ALIKE * fault.error_undone]
         found.append(replace(fault, alternatives=tuple(alike)))
         undone.append(undo)
@@ -319,16 +321,11 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     """
     from rlinf_embodied.data.frame_cache import FrameCache
     from rlinf_embodied.data.recorded import STATE
-    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
     from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
     from rlinf_embodied.embodied.sources import open_dataset
 
     dataset = open_dataset(config.data, "data")
-    if config.policy is None:
-        policy = load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
-    else:
-        section = replace(config.policy, critic=Critic.observation)
-        policy = load_policy(section, config.checkpoint, "cpu", _spec_of(dataset, config)).policy
+    policy = open_policy(config, dataset)
     spec = getattr(policy, "env", None)
     if not isinstance(spec, EnvSpec):
         rule = "its policy has no attribute `env`, the EnvSpec that it acts in"
@@ -347,6 +344,16 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     noise = None if start is None else start.draw(0, "conventions", numbers)
     temperature = 1.0 if start is None else 0.0  # as an evaluation
     return lambda seen: policy.act(policy.encode(seen), noise, temperature).actions.float(), demos, noise
+
+
+def open_policy(config: ConventionsConfig, dataset: RecordedDataset) -> Policy:
+    """Returns the checkpoint's policy; a published one acts in what the dataset shows."""
+    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+
+    if config.policy is None:
+        return load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
+    section = replace(config.policy, critic=Critic.observation)
+    return load_policy(section, config.checkpoint, "cpu", _spec_of(dataset, config)).policy
 
 
 def _spec_of(dataset: RecordedDataset, config: ConventionsConfig) -> EnvSpec:

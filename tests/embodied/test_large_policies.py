@@ -37,6 +37,7 @@ def start(tmp_path_factory) -> Callable[[str], list[str]]:
     def words(family: str) -> list[str]:
         out, size = place / family, 1 if family == "openvla" else 4
         own = [f"policy={family}", "policy.options.critic_hidden_size=8", f"env.chunk={size}"]
+        own += ["env.chunks_per_rollout=12"] if size == 1 else []
         if family in PI and not out.exists():
             write_small(Options(family=family, out=str(out), action_dim=2, proprio_dim=4, chunk=4, hidden_size=16))
         if family in OPENVLA:
