@@ -31,7 +31,7 @@ from rlinf_embodied.config.commands import (
     ServeConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, Reward
+from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, PrefixSchedule, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import Critic, NormMode, PolicyConfig, WarmStartConfig

@@ -49,6 +49,10 @@ class EvaluationEnvConfig(EnvStageConfig):
     only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
 
     @property
+    def ensemble(self) -> float | None:
+        return self.eval.temporal_ensemble
+
+    @property
     def greedy_rounds(self) -> int:
         """Rounds before those of eval.sampled_episodes."""
         return -(-self.eval.num_episodes // self.env.num_envs)
@@ -58,7 +62,9 @@ def held_out(
     env: EnvConfig, how: EvalConfig, run: RunConfig, videos: str | None = None, acting: Acting = "policy"
 ) -> EvaluationEnvConfig:
     """Returns the whole episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder."""
-    rows = min(how.num_envs, how.num_episodes)
+    rows, rule = min(how.num_envs, how.num_episodes), f"all {env.chunk} actions of a chunk are executed: none overlap"
+    overlap, action = env.executed < env.chunk or how.temporal_ensemble is None, "use env.execute_steps=1, as ACT"
+    require(overlap, "eval.temporal_ensemble", how.temporal_ensemble, rule, action)
     whole = replace(
         env,
         num_envs=rows,
@@ -98,7 +104,7 @@ class EvaluationEnvStage(EnvStage):
         limit = how.sampled_episodes if again else limit
         seeds, only = how.seed + numbers, self._eval.only
         rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
-        self._begin(shard)
+        self._begin(shard, seeds)
         self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True
