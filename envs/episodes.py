@@ -41,9 +41,12 @@ class EpisodeEnv:
 
         `render_final`: whether final observations have images.
         """
-        self._config, self._sim, self._render_final = config, simulator, render_final
+        self._config, self.simulator, self._render_final = config, simulator, render_final
+        rate, needed = getattr(simulator, "control_hz", 0.0), config.control_hz
+        rule, action = f"{simulator.backend} takes {rate:g} steps per second", f"use env.control_hz={rate:g}"
+        require(rate in (0.0, needed), "env.control_hz", needed, rule, action)
         n, device = simulator.num_rows, simulator.device
-        self._tasks = instruction if callable(instruction) else lambda: [RowTask("", instruction)] * n
+        self.row_tasks = instruction if callable(instruction) else lambda: [RowTask("", instruction)] * n
         self._no_actions = torch.zeros(n, simulator.action_dim, device=device)
         self._state = self._measured(self._no_actions)
         self._running = torch.zeros(n, dtype=torch.bool, device=device)
@@ -167,7 +170,7 @@ class EpisodeEnv:
                 f"restore got an episode of {longest} actions, but episodes end after {self.spec.horizon}: "
                 "restore running episodes only"
             )
-        if rows and not getattr(self._sim, "history_free", True):
+        if rows and not getattr(self.simulator, "history_free", True):
             raise SimulatorError(
                 f"restore got {len(rows)} running episodes, but on {self.spec.backend} an episode is not known "
                 "to be a function of seed and actions: use env.carry_over=false, or an env that can be replayed "
@@ -187,13 +190,13 @@ class EpisodeEnv:
 
     def expert_actions(self) -> Tensor:
         """Returns the scripted expert's next single action for every row [N, A]; see VectorEnv."""
-        if self._sim.expert is None:
+        if self.simulator.expert is None:
             raise SimulatorError(
                 f"env.task={self.spec.task} with env.options={self._config.options} has no scripted expert: use "
                 "warm_start.demonstrations, warm_start.checkpoint or warm_start.from_scratch=true "
                 "(docs/warm_start.md), or a task, control mode and robot of envs/tasks.py"
             )
-        return self._sim.expert()
+        return self.simulator.expert()
 
     @property
     def solved(self) -> Tensor:
@@ -207,7 +210,7 @@ class EpisodeEnv:
 
     def object_positions(self) -> Tensor | None:
         """Returns the position of the task's first movable object [N, 3], None where it has none; see VectorEnv."""
-        return self._sim.object_positions()
+        return self.simulator.object_positions()
 
     def record(self, rows: Sequence[int], size: int = 256) -> None:
         """Records one image per env step of each of these rows from now on (original meshes, goal visible)."""
@@ -219,19 +222,19 @@ class EpisodeEnv:
         return frames
 
     def close(self) -> None:
-        self._sim.close()
+        self.simulator.close()
 
     # ----------------------------------------------------------------------------------------------------------- steps
     def _begin(self, rows: list[int], seeds: Sequence[int]) -> None:
         """Resets rows and the statistics of their episodes."""
-        self._sim.reset(rows, seeds)
+        self.simulator.reset(rows, seeds)
         for step in range(self._config.perturb.initial_steps):
             drawn = (
                 uniform(self._config.perturb.seed, "perturb start", seeds, step, shape=(self.spec.action_dim,)) * 2 - 1
             )
             actions = self._no_actions.clone()
             actions[rows] = torch.from_numpy(drawn).to(actions)
-            self._sim.step(actions, rows)
+            self.simulator.step(actions, rows)
         self._state, self._shown = self._measured(self._no_actions), None
         index = torch.as_tensor(rows, device=self._running.device)
         self._running[index] = True
@@ -267,7 +270,7 @@ class EpisodeEnv:
             for name, past in self._past_images.items():
                 past[mask] = _with_past(past, self._images[name])[mask, 1:]
         actions = self._executed(actions, mask)
-        self._sim.step(actions, rows)
+        self.simulator.step(actions, rows)
         self._unseen.update(rows)
         self._state, self._shown = self._measured(actions), None
         state = self._state
@@ -285,7 +288,7 @@ class EpisodeEnv:
         reward = of_rows(self._shaped_reward(state, paid & success), 0.0)
         self._last_reward = of_rows(state.reward.clone(), self._last_reward)
         if filmed := [row for row in self._film_rows if row in rows]:
-            for row, image in self._sim.film(filmed, self._film_size).items():
+            for row, image in self.simulator.film(filmed, self._film_size).items():
                 self._frames.setdefault(row, []).append(image)
         return {"rewards": reward, "terminated": terminated, "truncated": truncated, "success": success}
 
@@ -301,7 +304,7 @@ class EpisodeEnv:
         return torch.where(mask[:, None], actions, 0.0) if how.delay or how.noise else actions
 
     def _measured(self, actions: Tensor) -> Measurement:
-        return self._sim.measure(actions).checked(self._sim.num_rows, self._sim)
+        return self.simulator.measure(actions).checked(self.simulator.num_rows, self.simulator)
 
     def _shaped_reward(self, state: Measurement, ends_solved: Tensor) -> Tensor:
         """Returns the rewards for training [N]; `_last_reward` is still that before this step."""
@@ -319,7 +322,7 @@ class EpisodeEnv:
         once, at_end = float(self._solved_once[row]), float(self._state.success[row])
         solved = {"success_once": once, "success_at_end": at_end} if self.spec.has_success else {}
         metrics = solved | {"return": total, "episode_len": float(length), "reward": total / length}
-        return EpisodeEnd(row=row, seed=self._seeds[row], task=self._tasks()[row].name, metrics=metrics)
+        return EpisodeEnd(row=row, seed=self._seeds[row], task=self.row_tasks()[row].name, metrics=metrics)
 
     # ---------------------------------------------------------------------------------------------------- observations
     def _vectors_of(self, config: EnvConfig, simulator: Simulator) -> dict[str, slice]:
@@ -337,7 +340,7 @@ class EpisodeEnv:
         return {name: places[name] for name in (config.states or places)}
 
     def _told(self, rows: Sequence[int]) -> tuple[str, ...]:
-        tasks = self._tasks()
+        tasks = self.row_tasks()
         texts = [tasks[row].instruction for row in rows]
         if self._config.perturb.instruction:
             drawn = words(self._config.perturb.seed, "perturb words", [self._seeds[row] for row in rows])
@@ -389,14 +392,15 @@ class EpisodeEnv:
         Raises:
             SimulatorError: a camera's images are missing, or have another form than the env's features say.
         """
-        seen = self._sim.images(rows)
+        seen = self.simulator.images(rows)
         for name, kept in self._images.items():
             found, wanted = seen.get(name), (len(rows), *kept.shape[1:])
             if found is None or found.dtype != torch.uint8 or tuple(found.shape) != wanted:
                 came = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
                 raise SimulatorError(
-                    f"{type(self._sim).__name__}.images returned {came} for camera {name}, but uint8 {list(wanted)} is "
-                    "needed: return a dict of each camera of env.cameras, of env.obs_size pixels or as image_sizes says"
+                    f"{type(self.simulator).__name__}.images returned {came} for camera {name}, but uint8 "
+                    f"{list(wanted)} is needed: return a dict of each camera of env.cameras, of env.obs_size pixels or "
+                    "as image_sizes says"
                 )
         return {name: seen[name] for name in self._images}
 

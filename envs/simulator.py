@@ -105,6 +105,7 @@ class Simulator(Protocol):
     history_free: bool = True  # whether an episode is a function of its seed and actions, so that it can be replayed
     has_success: bool = True  # whether `measure` reports success; otherwise the return is the metric
     categorical: bool = False  # an action is the choice of one of A: the largest entry
+    control_hz: float = 0.0  # steps per second of robots that keep their own time, which env.control_hz has to name
     state_vectors: Mapping[str, int] = {}  # the names and lengths of the parts of `proprio`; {}: one part, "proprio"
     image_sizes: Mapping[str, tuple[int, int]] = {}  # height and width of cameras that differ from env.obs_size
     perturbs: tuple[str, ...] = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -43,6 +43,9 @@ class Facts:
     history_free: bool = True
     categorical: bool = False
     films: bool = True  # whether it can render videos
+    vectors: Mapping[str, int] = field(default_factory=dict)  # Simulator.state_vectors
+    control_hz: float = 0.0  # Simulator.control_hz
+    scripted: bool = False  # whether it has an expert: of servers elsewhere, others' adapters know
 
 
 @dataclass(kw_only=True, slots=True)

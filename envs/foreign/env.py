@@ -24,8 +24,8 @@ from torch import Tensor
 
 from envs.episodes import EpisodeEnv
 from envs.foreign.adapter import Adapter, Facts, ForeignOptions
-from envs.foreign.process import Local, Process, environment_of
-from envs.foreign.wire import Message
+from envs.foreign.process import Process, environment_of
+from envs.foreign.wire import Link, Message
 from envs.simulator import Measurement, RowTask, Simulator
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.errors import ConfigError, RlinfError, SimulatorError
@@ -35,7 +35,7 @@ from rlinf_embodied.plug_ins import load_target
 _LOG = logging.getLogger(__name__)
 
 
-_FLAGS = ("success", "terminated", "truncated")  # bool in `Scene.state`; the rest is float32
+_FLAGS = ("success", "fail", "terminated", "truncated")  # bool in `Scene.state`; the rest is float32
 
 
 class ForeignSimulator(Simulator):
@@ -47,13 +47,14 @@ class ForeignSimulator(Simulator):
         adapter: Adapter,
         facts: Facts,
         shares: Sequence[range],
-        links: Sequence[Local | Process],
+        links: Sequence[Link],
     ) -> None:
         """Takes the section env, the simulator, what its processes reported, and the rows of each link."""
         self.num_rows = shares[-1].stop
         self._config, self._adapter, self._shares, self._links = config, adapter, shares, links
         self.action_dim, self.backend, self.categorical = facts.action_dim, facts.backend, facts.categorical
         self.has_success, self.history_free, self._films = facts.has_success, facts.history_free, facts.films
+        self.state_vectors, self.control_hz = facts.vectors, facts.control_hz
         self._known = [RowTask(name, config.instruction or text) for name, text in facts.tasks]
         only = adapter.only()
         self._numbers = range(len(self._known)) if only is None else [only]
@@ -143,6 +144,8 @@ class ForeignSimulator(Simulator):
         for mine, answer in answers:
             for name, values in answer.arrays.items():
                 self._state[name][mine] = values
+            for row, told in zip(mine, answer.values.get("tasks", ()), strict=False):
+                self.tasks[row] = RowTask(told[0], self._config.instruction or told[1])
 
 
 def resized(image: np.ndarray, size: int) -> Tensor:

@@ -11,7 +11,8 @@ question has one answer:
     expert    rows                              -> actions [R, A]
     any of them                                 -> error: text
 
-State is arrays by name, each [R, ...]: those of `Scene.state`.
+State is arrays by name, each [R, ...]: those of `Scene.state`.  The same questions go to servers elsewhere, over a
+websocket (envs/remote.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -31,6 +32,18 @@ class Message:
     kind: str
     values: Mapping[str, Any] = field(default_factory=dict)  # plain Python
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+
+class Link(Protocol):
+    """Where questions go: rows in this process, another process, or a server."""
+
+    def ask(self, question: Message) -> None: ...
+
+    def answer(self) -> Message:
+        """Returns the answer to the last question, or raises RlinfError."""
+        ...
+
+    def close(self) -> None: ...
 
 
 def send(pipe: Connection, message: Message) -> None:

@@ -1,10 +1,10 @@
-"""Installs a simulator into a separate virtual environment, since its versions conflict with those of runs.
+"""Installs a simulator, or lerobot, into a separate virtual environment: its versions conflict with those of runs.
 
-python -m experiments.setup.foreign env=<simulator>    aloha, libero, metaworld or pusht
+python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld or pusht
 
-installs the versions of experiments/setup/<simulator>.txt into .venv-<simulator> (or the folder that the variable
-RLINF_EMBODIED_<SIMULATOR> names), and an off-screen renderer where there is none and it may (root on Debian or
-Ubuntu); then it builds a task of env=<simulator> and renders an image.  The same command resumes an interrupted set-up.
+installs the versions of experiments/setup/<name>.txt into .venv-<name> (or the folder that the variable
+RLINF_EMBODIED_<NAME> names), and an off-screen renderer where there is none and it may (root on Debian or
+Ubuntu); then it builds a task of env=<name> and renders an image.  The same command resumes an interrupted set-up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSTALL = (*PIP, "install", "--no-deps", "--no-compile", "--no-build-isolation",
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What one simulator needs."""
+    """What one simulator, or lerobot, needs."""
 
     key: str
     pins: Path  # a text file of versions; its comments may name the Python, as "# Python 3.11"
@@ -86,7 +86,16 @@ class Installation:
                 subprocess.run([str(python), *INSTALL, *pins], check=True)
 
     def check(self) -> str:
-        """Builds a row of env=<key> and renders an image; returns the instruction of its task."""
+        """Builds a row of env=<key> and renders an image, or imports a module; returns what that showed.
+
+        Raises:
+            RlinfError: the task cannot be built.
+            subprocess.CalledProcessError: the module cannot be imported.
+        """
+        if module := re.search(r"^#.*its check imports ([\w.]+\w)", self.pins.read_text(), re.MULTILINE):
+            python = folder_of(self.key) / "bin" / "python"
+            subprocess.run([str(python), "-c", f"import {module[1]}"], check=True)
+            return f"imported {module[1]}"
         section = compose_evaluate([f"env={self.key}", "policy=random"]).env
         section = replace(section, num_envs=1, block_size=1)
         make_env: Any = load_target(section._target_)
@@ -94,21 +103,21 @@ class Installation:
         seen = env.reset([0])
         env.close()
         assert all(shown.float().std() > 1 for shown in seen.images.values()), "its images are of one colour"
-        return seen.instruction[0]
+        return f"built and rendered {seen.instruction[0]!r}"
 
 
 @dataclass(kw_only=True)
 class Options:
     """The keys."""
 
-    env: str = ""  # aloha, libero, metaworld or pusht
+    env: str = ""  # aloha, lerobot, libero, metaworld or pusht
 
 
 def set_up(own: Options) -> int:
     """Installs and checks; returns the exit code."""
     wanted = Installation.of(own.env)
     folder = folder_of(wanted.key)
-    print(f"set-up of {folder}: up to 2 GB on disk if nothing is there yet", flush=True)
+    print(f"set-up of {folder}: up to 2 GB on disk (lerobot: 6 GB) if nothing is there yet", flush=True)
     try:
         wanted.install_packages(folder)
     except subprocess.CalledProcessError as error:
@@ -117,9 +126,9 @@ def set_up(own: Options) -> int:
         return 1
     manual = install_renderer() if "mujoco==" in wanted.pins.read_text() else ""
     try:
-        print(f"{wanted.key}: built and rendered {wanted.check()!r}")
-    except RlinfError as error:
-        print(f"error: {wanted.key} cannot build and render a task: {error}", file=sys.stderr)
+        print(f"{wanted.key}: {wanted.check()}")
+    except (RlinfError, subprocess.CalledProcessError) as error:
+        print(f"error: {wanted.key} is installed and does not work: {error}", file=sys.stderr)
         if manual:
             print(f"error: there is no off-screen renderer: {manual}", file=sys.stderr)
         return 1

@@ -11,6 +11,7 @@ from rlinf_embodied.compose.commands import (
     compose_evaluation,
     compose_export,
     compose_math,
+    compose_serve_env,
     compose_train,
 )
 from rlinf_embodied.compose.composition import (

@@ -19,6 +19,7 @@ from rlinf_embodied.config import (
     EvaluateConfig,
     ExportConfig,
     MathConfig,
+    ServeEnvConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.checks import require
@@ -31,6 +32,11 @@ compose_math = partial(compose, MathConfig)  # the same of experiments/train_llm
 def compose_export(overrides: Sequence[str]) -> ExportConfig:
     """Returns the config of experiments/export_dataset.py."""
     return compose(ExportConfig, overrides, _env_section(overrides))
+
+
+def compose_serve_env(overrides: Sequence[str]) -> ServeEnvConfig:
+    """Returns the config of experiments/serve_env.py."""
+    return compose(ServeEnvConfig, overrides, _env_section(overrides))
 
 
 def compose_evaluate(overrides: Sequence[str]) -> EvaluateConfig:

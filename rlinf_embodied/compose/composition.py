@@ -39,6 +39,7 @@ from rlinf_embodied.config import (
     LanguageAlgorithmConfig,
     MathConfig,
     PolicyLoss,
+    ServeEnvConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.checks import did_you_mean, require, within
@@ -54,6 +55,7 @@ _FILES: dict[type, str] = {
     EvaluateConfig: "evaluate",
     EvaluateAnswersConfig: "evaluate_answers",
     ExportConfig: "export_dataset",
+    ServeEnvConfig: "export_dataset",
 }
 _ALGORITHMS: dict[object, str] = {  # what the dataclasses of an open section are below, and the default among them
     AlgorithmConfig: "rlinf_embodied.algorithms.ppo.PPOConfig",

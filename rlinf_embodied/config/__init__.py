@@ -29,6 +29,7 @@ from rlinf_embodied.config.commands import (
     ProfiledConfig,
     RemoteConfig,
     ServeConfig,
+    ServeEnvConfig,
     TrainConfig,
 )
 from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, PrefixSchedule, Reward

@@ -136,6 +136,21 @@ class ServeConfig:
         require_numbers(self, "", "port", low=0, high=65535)
 
 
+@dataclass(kw_only=True, slots=True)
+class ServeEnvConfig:
+    """Everything that experiments/serve_env.py reads; the env is the checkpoint's unless it is given."""
+
+    checkpoint: str | None = None
+    env: EnvConfig = field(default_factory=EnvConfig)
+    host: str = "127.0.0.1"  # whose clients are answered: of this machine only; 0.0.0.0: of all that reach it
+    port: int = 8100  # 0: any that is free
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)  # on whose first device it simulates
+    run: RunConfig = field(default_factory=RunConfig)
+
+    def __post_init__(self) -> None:
+        require_numbers(self, "", "port", low=0, high=65535)
+
+
 def _require_policy(policy: str, checkpoint: str | None, remote: RemoteConfig) -> None:
     rule, action = "a checkpoint folder is needed", "use checkpoint=<run.dir>/checkpoints/latest, or policy=expert"
     require(policy != "checkpoint" or checkpoint is not None, "checkpoint", checkpoint, rule, action)

@@ -65,7 +65,7 @@ def export_dataset(config: ExportConfig, progress: Callable[[int, int], None]) -
             "nothing to write; use more num_episodes, a better policy, or successes_only=false"
         )
     robot = getattr(env_options(config.env), "robot", None) or "default"
-    write_dataset(out, kept, _FPS, robot, video=config.video)
+    write_dataset(out, kept, round(config.env.control_hz) or _FPS, robot, video=config.video)
     return {"run": len(taken), "solved": sum(solved for solved, _ in taken), "written": len(kept)}
 
 

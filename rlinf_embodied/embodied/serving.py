@@ -12,22 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, replace
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
 
 from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision, RemoteConfig, ServeConfig
 from rlinf_embodied.config.checks import require
@@ -43,7 +40,7 @@ from rlinf_embodied.embodied.policy_folder import (
 from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.serving import MAX_BYTES, OURS, VERSION, PolicyClient, observation_of, pack, unpack
+from rlinf_embodied.interfaces.serving import OURS, VERSION, PolicyClient, listen, observation_of, pack, unpack
 from rlinf_embodied.runtime.session import find_cluster
 
 log = logging.getLogger(__name__)
@@ -87,23 +84,10 @@ class PolicyServer:
         Raises:
             ConfigError: the port cannot be used.
         """
-        config, stop, loop = self._config, asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        settings: dict[str, Any] = {"compression": None, "max_size": MAX_BYTES, "process_request": self._page}
-        try:
-            server = await serve(self._client, config.host, config.port, **settings)
-        except OSError as error:
-            rule = f"it cannot be opened on {config.host} ({error.strerror})"
-            raise ConfigError(
-                f"port is {config.port}, but {rule}: use another one, or 0 for any that is free"
-            ) from error
+        config, pages = self._config, {"/healthz": lambda: "OK", "/latency": self.latencies}
         batches = asyncio.create_task(self._answer_batches())
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            what = f"{self._policy.spec.name} of {config.checkpoint} on {self._device}"
-            print(f"serving {what} at ws://{config.host}:{port} (Ctrl-C ends it)", flush=True)
-            await stop.wait()
+        what = f"{self._policy.spec.name} of {config.checkpoint} on {self._device} at "
+        await listen(self._client, config.host, config.port, pages, what)
         batches.cancel()
         print(self.latencies(), flush=True)
 
@@ -129,12 +113,6 @@ class PolicyServer:
             "actions": [spec.chunk, spec.action_dim],
             OURS: {"version": VERSION, "spec": asdict(spec), "trained_under": conditions},
         }
-
-    def _page(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Answers plain HTTP: /healthz as openpi's server, and /latency."""
-        pages = {"/healthz": lambda: "OK", "/latency": self.latencies}
-        page = pages.get(request.path)
-        return None if page is None else connection.respond(HTTPStatus.OK, f"{page()}\n")
 
     async def _client(self, connection: ServerConnection) -> None:
         self._num_clients += 1

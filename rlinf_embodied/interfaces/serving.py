@@ -11,13 +11,18 @@ entry "rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}: eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, cast
 
 import msgpack
 import numpy as np
 import torch
+from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import WebSocketException
+from websockets.http11 import Request, Response
 from websockets.sync.client import connect
 
 from rlinf_embodied.errors import ConfigError, ServerError
@@ -108,6 +113,36 @@ class PolicyClient:
 
     def close(self) -> None:
         self._socket.close()
+
+
+async def listen(
+    handle: Callable[[ServerConnection], Awaitable[None]],
+    host: str,
+    port: int,
+    pages: Mapping[str, Callable[[], str]],
+    what: str,
+) -> None:
+    """Serves connections, and `pages` by plain HTTP, until SIGINT or SIGTERM; prints `what` with the url behind it.
+
+    Raises:
+        ConfigError: the port cannot be used.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+
+    def page(connection: ServerConnection, request: Request) -> Response | None:
+        found = pages.get(request.path)
+        return None if found is None else connection.respond(HTTPStatus.OK, f"{found()}\n")
+
+    try:
+        server = await serve(handle, host, port, compression=None, max_size=MAX_BYTES, process_request=page)
+    except OSError as error:
+        rule = f"it cannot be opened on {host} ({error.strerror})"
+        raise ConfigError(f"port is {port}, but {rule}: use another one, or 0 for any that is free") from error
+    async with server:
+        print(f"serving {what}ws://{host}:{server.sockets[0].getsockname()[1]} (Ctrl-C ends it)", flush=True)
+        await stop.wait()
 
 
 def observation_of(

@@ -41,7 +41,7 @@ def clock(monkeypatch) -> Clock:
 def computing(config: EnvConfig, clock: Clock, step_s: float, images_s: float, begins: list[float]) -> VectorEnv:
     """Returns the toy, whose steps and images take some of the clock's time."""
     env = point_reach.make_env(config, ROWS)
-    step, images = env._sim.step, env._sim.images
+    step, images = env.simulator.step, env.simulator.images
 
     def slow_step(actions: Tensor, rows: object) -> None:
         begins.append(clock.now_s)
@@ -52,7 +52,7 @@ def computing(config: EnvConfig, clock: Clock, step_s: float, images_s: float, b
         clock.now_s += images_s
         return images(rows)  # pyright: ignore[reportArgumentType]
 
-    env._sim.step, env._sim.images = slow_step, slow_images  # pyright: ignore[reportAttributeAccessIssue]
+    env.simulator.step, env.simulator.images = slow_step, slow_images  # pyright: ignore[reportAttributeAccessIssue]
     return env
 
 

@@ -35,9 +35,9 @@ def env():
 @pytest.fixture
 def simulator(env):
     """Its simulator, all rows in their first state."""
-    env._sim.reset(range(ROWS), [1, 2, 3, 4])
-    env._sim.measure(torch.zeros(ROWS, 7))
-    return env._sim
+    env.simulator.reset(range(ROWS), [1, 2, 3, 4])
+    env.simulator.measure(torch.zeros(ROWS, 7))
+    return env.simulator
 
 
 def arm(simulator):

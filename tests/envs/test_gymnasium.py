@@ -31,7 +31,7 @@ def walk(rows: int = 2, options: dict | None = None, **changes: object) -> Episo
 
 
 def row_of(env: EpisodeEnv, row: int) -> gymnasium.Env:
-    return env._sim._links[0]._rows._scenes[row][1].env.unwrapped
+    return env.simulator._links[0]._rows._scenes[row][1].env.unwrapped
 
 
 def forward(rows: int = 2) -> torch.Tensor:

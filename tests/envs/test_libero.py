@@ -47,11 +47,11 @@ def env() -> Iterator[EpisodeEnv]:
 
 @pytest.fixture
 def simulator(env: EpisodeEnv) -> ForeignSimulator:
-    return env._sim
+    return env.simulator
 
 
 def make(config: EnvConfig = CONFIG, **options: object) -> ForeignSimulator:
-    return make_env(replace(config, options={"adapter": ADAPTER, **options}), config.num_envs)._sim
+    return make_env(replace(config, options={"adapter": ADAPTER, **options}), config.num_envs).simulator
 
 
 # -------------------------------------------------------------------------------------------------------------- starts

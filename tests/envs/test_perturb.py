@@ -25,8 +25,8 @@ def executed(how: PerturbConfig, rows: int = 4, seeds: tuple[int, ...] = (1, 2, 
     """Returns the actions [N, 3, 2] that a simulator gets of the first rows of ACTIONS."""
     env, seen = make_point(replace(POINT, perturb=how), rows), []
     env.reset(seeds[:rows])
-    step = env._sim.step
-    env._sim.step = lambda actions, rows: (seen.append(actions.clone()), step(actions, rows))
+    step = env.simulator.step
+    env.simulator.step = lambda actions, rows: (seen.append(actions.clone()), step(actions, rows))
     env.step_chunk(ACTIONS[:rows])
     return torch.stack(seen, 1)
 

@@ -20,6 +20,7 @@ from rlinf_embodied.compose import (
     compose_evaluate,
     compose_export,
     compose_math,
+    compose_serve_env,
     compose_train,
 )
 from rlinf_embodied.config import EmulationConfig, PlanningConfig, ServeConfig
@@ -59,6 +60,7 @@ COMPOSERS: dict[str, Callable[[list[str]], object]] = {
     "experiments/train_llm_math.py": compose_math,
     "experiments/evaluate.py": evaluation,
     "experiments/serve_policy.py": lambda words: compose(ServeConfig, words),
+    "experiments/serve_env.py": compose_serve_env,
     "experiments/plan.py": lambda words: compose(PlanningConfig, words),
     "experiments/emulate.py": lambda words: compose(EmulationConfig, words),
 }

