@@ -43,11 +43,7 @@ class EnvStageConfig:
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
     counts_actions: bool = False  # whether reports have the histograms of what was executed
-
-    @property
-    def ensemble(self) -> float | None:
-        """How predictions of an env step are averaged, see EvalConfig.temporal_ensemble."""
-        return None
+    ensemble: float | None = None  # see EvalConfig.temporal_ensemble
 
 
 @dataclass(slots=True)

@@ -49,10 +49,6 @@ class EvaluationEnvConfig(EnvStageConfig):
     only: tuple[int, ...] = ()  # seeds: of the episodes, those alone are run, where others would run them; (): all
 
     @property
-    def ensemble(self) -> float | None:
-        return self.eval.temporal_ensemble
-
-    @property
     def greedy_rounds(self) -> int:
         """Rounds before those of eval.sampled_episodes."""
         return -(-self.eval.num_episodes // self.env.num_envs)
@@ -74,7 +70,8 @@ def held_out(
         hold_steps=1 if how.end_at_success else 0,
         chunks_per_rollout=env.chunks_per_episode,
     )
-    return EvaluationEnvConfig(whole, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
+    shown = {"videos": videos, "acting": acting, "exact": run.exact.holds, "ensemble": how.temporal_ensemble}
+    return EvaluationEnvConfig(whole, run.seed, eval=how, **shown)
 
 
 @dataclass(frozen=True, slots=True)
