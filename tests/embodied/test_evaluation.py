@@ -57,7 +57,7 @@ def test_every_seed_is_evaluated_once_whatever_the_number_of_rows(tmp_path, epis
     assert all(episode["episode_len"] == 12 for episode in info["episodes"])  # whole ones, also when solved
 
 
-def test_late_chunks_are_evaluated_alike_whatever_the_number_of_rows(tmp_path, trained) -> None:
+def test_late_chunks_are_evaluated_alike_whatever_the_number_of_rows(tmp_path) -> None:
     start, each = f"checkpoint={clone(tiny('policy=flow_vla'))}", "eval.num_episodes=6"
     late = ["env.execute_steps=2", "env.perturb.inference_delay=1", "env.perturb.inference_jitter=1"]
     ways: dict[str, list[str]] = {"plain": [], "rtc": ["env.rtc=linear"], "mean": ["eval.temporal_ensemble=0.1"]}
@@ -68,13 +68,8 @@ def test_late_chunks_are_evaluated_alike_whatever_the_number_of_rows(tmp_path, t
             returns[way, rows] = [episode["return"] for episode in info["episodes"]]
         assert returns[way, 2] == pytest.approx(returns[way, 6], abs=1e-4)
     assert len({tuple(returns[way, 6]) for way in ways}) == 3
-    other = f"checkpoint={trained[0]}/checkpoints/latest"
-    with pytest.raises(RlinfError, match=r"env.rtc is 'linear', but tiny_vla is no flow policy"):
-        evaluate(tmp_path / "refused", other, *late, "env.rtc=linear", each)
     with pytest.raises(ConfigError, match=r"eval.temporal_ensemble is 0.1, but all 4 actions of a chunk are executed"):
-        evaluate(tmp_path / "refused", other, "eval.temporal_ensemble=0.1", each)
-    with pytest.raises(RlinfError, match=r"inference_delay is {'inference_delay': 1}, but tiny_vla is scored for"):
-        train(tiny(f"run.dir={tmp_path / 'trained'}", *late[:2], "warm_start.from_scratch=true"))
+        evaluate(tmp_path / "refused", start, "eval.temporal_ensemble=0.1", each)
 
 
 def test_an_episode_ends_at_its_first_success_where_the_benchmark_has_it_so(tmp_path) -> None:

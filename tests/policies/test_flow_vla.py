@@ -139,7 +139,7 @@ def flow(*overrides: str) -> TrainConfig:
     return tiny("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32", *overrides)
 
 
-LATE = ("env.chunk=4", "env.execute_steps=2", "env.rtc=linear", "env.perturb.inference_delay=1")
+LATE = ("env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1")
 
 
 @pytest.mark.parametrize(
