@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
@@ -424,6 +424,8 @@ class FineTuning(_Imitating):
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Chunks]) -> None:
         """Computes what the frozen part makes of all chunks, unless they take more than `max_feature_bytes`."""
+        if self.algorithm.augment:  # images are others in every epoch
+            return
         some = next(iter(data.values()))
         size = sum(value[0].nbytes for value in self._encoded(some.rows([0]).observation).values())
         if size * sum(map(len, data.values())) > self.max_feature_bytes:
@@ -446,22 +448,32 @@ class FineTuning(_Imitating):
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
         cached = None if whole else self._features.get(block)
         targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index, images=cached is None)
+        observation = self._augmented(part.observation, whole, epoch, block, index.numpy())
         shape = tuple(part.proprio.shape[1:])
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         targets |= part.targets(self._device, helpers=whole)
         if whole:
-            observation = part.observation.to(self._device)
+            observation = observation.to(self._device)
             features = self._policy.encode_trainable(observation)
             if self._jitter and "proprio" not in features:
                 features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
         elif cached is not None:
             features = {name: value[index] for name, value in cached.items()}
         else:
-            features = self._encoded(part.observation)
+            features = self._encoded(observation)
         if "proprio" in features:
             features["proprio"] = features["proprio"] + jitter
         return self._loss(features, part.actions.to(self._device), targets)
+
+    def _augmented(self, seen: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
+        names, number = self.algorithm.augment, self.algorithm.max_augmentations
+        if not names or not seen.images:
+            return seen
+        from rlinf_embodied.data.augmentation import augmented  # torchvision takes long, and few runs need it
+
+        change = lambda name, images: augmented(images, names, number, self.training.seed, name, whole, *ids)  # noqa: E731
+        return replace(seen, images={name: change(name, images) for name, images in seen.images.items()})
 
     @torch.no_grad()
     def held_out(self, data: Mapping[int, Chunks | None]) -> dict[str, float]:

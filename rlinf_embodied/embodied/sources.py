@@ -44,11 +44,16 @@ class DemonstrationSource:
     named: str = ""  # the config path that gave it, for errors
     bounded: bool = True  # whether actions must lie in [-1, 1]
     weight: float | None = None  # its share of what an epoch draws; None: every chunk is drawn once
+    convert: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of a dataset: conversions of actions, of the state
 
     @property
     def where(self) -> str:
         """The beginning of an error."""
         return f"{self.named} is {self.path!r}"
+
+    def open(self) -> RecordedDataset:
+        """Returns the dataset, its vectors in the conventions of the env."""
+        return open_dataset(Path(self.path), self.named, *self.convert)
 
 
 def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
@@ -69,7 +74,12 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
         rule = "all paths have a weight above 0, as <path>:<weight>, or none has"
         holds = config.algorithm.learns_from is Source.demonstrations and all((w or 0) > 0 for _, w in placed)
         require(holds, named, given, f"weights are for algorithm=sft, and {rule}", "give every path a weight, or none")
-    found = tuple(replace(_file(place, env, named, bounded), weight=weight) for place, weight in placed)
+    convert = tuple(start.convert_actions), tuple(start.convert_state)
+    found = tuple(replace(_file(place, env, named, bounded, convert), weight=weight) for place, weight in placed)
+    rule = "what is converted are the vectors of LeRobot and RLDS datasets"
+    holds = not any(convert) or (found and all(source.kind is Kind.recorded for source in found))
+    path = "warm_start.convert_actions" if convert[0] else "warm_start.convert_state"
+    require(bool(holds), path, list(convert[0] or convert[1]), rule, "leave it out, or give datasets only")
     if not found:
         return (DemonstrationSource(Kind.expert, start.num_demos),)
     if (number := sum(source.num_episodes for source in found)) < NUM_DATA_BLOCKS:
@@ -89,7 +99,9 @@ def _weighted(place: str) -> tuple[str, float | None]:
         return place, None
 
 
-def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> DemonstrationSource:
+def _file(
+    place: str, env: EnvConfig, named: str, bounded: bool, convert: tuple[tuple[str, ...], tuple[str, ...]]
+) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
     path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot or RLDS dataset"
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
@@ -103,9 +115,9 @@ def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> Demonstratio
     elif path.is_file():
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
-        kind, number = Kind.recorded, _require_dataset(open_dataset(path, named), env, f"{named}={path}")
+        kind, number = Kind.recorded, _require_dataset(open_dataset(path, named, *convert), env, f"{named}={path}")
         files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(convert).encode() if any(convert) else b"")
     for file in files:
         if kind is Kind.recorded:
             digest.update(f"{file.relative_to(whole)}\n".encode())
@@ -114,12 +126,24 @@ def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> Demonstratio
             continue
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named, bounded)
+    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named, bounded, convert=convert)
 
 
-def open_dataset(path: Path, named: str) -> RecordedDataset:
-    """Returns a dataset folder of LeRobot or RLDS; raises DataError where it is none."""
-    return (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
+def open_dataset(
+    path: Path, named: str, convert_actions: Sequence[str] = (), convert_state: Sequence[str] = ()
+) -> RecordedDataset:
+    """Returns a dataset folder of LeRobot or RLDS, converted (data/conversions.py).
+
+    Raises:
+        DataError: it is none.
+        ConfigError: a conversion does not fit it.
+    """
+    dataset = (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
+    if not (convert_actions or convert_state):
+        return dataset
+    from rlinf_embodied.data.conversions import ConvertedDataset  # SciPy takes long, and few runs need it
+
+    return ConvertedDataset(dataset, convert_actions, convert_state, "warm_start")
 
 
 def _require_recording(path: Path, env: EnvConfig, named: str, bounded: bool) -> int:
@@ -179,7 +203,7 @@ def statistics_of(sources: Sequence[DemonstrationSource]) -> dict[str, dict[str,
     for source in sources:
         path = Path(source.path)
         if source.kind is Kind.recorded:
-            dataset = open_dataset(path, source.named)
+            dataset = source.open()
             of = dataset.statistics([ACTION, *dataset.states])
             found[ACTION].append(of.pop(ACTION))
             kinds = set.intersection(*({*part} for part in of.values())) - {"count"}

@@ -204,8 +204,10 @@ def clone_folder(config: TrainConfig, kind: str) -> Path:
     `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
     """
     start = config.warm_start
+    unused = () if start.augment else ("augment", "max_augmentations")
+    unused += tuple(name for name in ("convert_actions", "convert_state") if not getattr(start, name))
     key = {
-        "warm_start": {k: v for k, v in asdict(start).items() if k not in (*_PLACES, *_OF_LOADING)},
+        "warm_start": {k: v for k, v in asdict(start).items() if k not in (*_PLACES, *_OF_LOADING, *unused)},
         "sources": [
             (source.kind, source.num_episodes, source.digest) for source in sources_of(replace(config, data=None))
         ],

@@ -99,7 +99,7 @@ def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(r
         ),
         lambda *_: None,
     )
-    config = small(f"{recording},{tmp_path / 'set'}", "policy.critic=observation")
+    config = small(f"{recording},{tmp_path / 'set'}", "policy.critic=observation", "algorithm.augment=[hue,crop]")
     first, second = (learned(config, n) for n in (1, 3))
     assert first == second
     assert first[1]["losses/held_out_loss"] > 0
