@@ -343,6 +343,8 @@ def test_relative_actions_pass_through_both_processors(name, state_mode, tmp_pat
     near(made.robot_actions(goldens["norm.input_normalized"], state), goldens[f"pipeline.{name}.post"])
     texts = facts[f"pipeline_{name}_task_after"]
     if name == "pi05":
+        left = made.normalised_actions(goldens["relative.action"][:1], state[:1])  # of a chunk, seen from a new state
+        near(left, goldens["relative.reanchored_prefix"])
         assert [
             prompt_for(config.family, text.split(",")[0][6:], row) for text, row in zip(texts, normalised, strict=True)
         ] == texts
