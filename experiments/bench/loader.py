@@ -126,14 +126,11 @@ def measure(run: Run[Options]) -> Report:
                 "resident_mb": used,
             }
             size = " + ".join("x".join(map(str, dataset.image_size(camera))) for camera in dataset.cameras)
-            shown = [f"{Spread.of(rates[arm]):.0f}" for arm in arms] + [
-                f"{ratios(rates['ours'], rates['lerobot']):.2f}"
-            ]
+            shown = [f"{Spread.of(rates[arm]):.0f}" for arm in arms]
             watched = f"{used[1]:.0f}, {used[len(used) // 2]:.0f}, {used[-1]:.0f}"
             name = f"{Path(folder).name}: {len(dataset)} frames, {kind['dtype']}, {size}"
-            rows.append(
-                (name, *shown, f"{content[Path(folder).name]['ratio']:.2f}", f"{bytes_of(dataset) / 1e6:.0f}", watched)
-            )
+            shown += [f"{content[Path(folder).name]['ratio']:.2f}", f"{bytes_of(dataset) / 1e6:.0f}"]
+            rows.append((name, *shown, watched))
         assert peer.stdin is not None
         peer.stdin.close()
     header = (

@@ -237,6 +237,7 @@ class PiOptions(FlowSettings):
     cache_prefix: bool = True  # keys and values of a frozen language model are kept with a rollout, instead of images
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # of what would be trained
     precision: Precision = Precision.float32  # of what is not trained
+    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, layer by layer
     critic_hidden_size: int = 256
 
     def __post_init__(self) -> None:

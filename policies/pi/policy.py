@@ -35,6 +35,7 @@ from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
 from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features
+from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
@@ -74,10 +75,14 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         return policy
 
     def _build(self, config: PolicyConfig, env: EnvSpec, options: PiOptions, checkpoint: Checkpoint) -> None:
-        self.config, self.env, self.options, self.checkpoint = config, env, options, checkpoint
         own, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
+        names = {_CAMERA + camera: name for name, camera in self._cameras.items() if name != _CAMERA + camera}
+        processors = replace(checkpoint.processors, rename={**checkpoint.processors.rename, **names})
+        acted = replace(own, raw={**own.raw, "n_action_steps": env.executed})
+        self.checkpoint = replace(checkpoint, config=acted, processors=processors)
+        self.config, self.env, self.options = config, env, options
         self._flows(config.name, options, env, own.steps, own.max_action_dim)
         trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
         if options.lora.rank:
@@ -89,6 +94,8 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
             for parameter in trained:
                 parameter.requires_grad_(True)
                 parameter.data = parameter.data.float()
+        if options.checkpoint_activations:
+            checkpoint_blocks(network.blocks())
         with seeded(0, "critic"):
             privileged = config.critic is Critic.privileged
             critic = ValueHead(env.privileged_dim if privileged else own.expert.width, options.critic_hidden_size)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import ImageAugmentation
 from rlinf_embodied.data.augmentation import augmented
+from rlinf_embodied.errors import ConfigError
 
 EVERY = tuple(ImageAugmentation)
 IMAGES = torch.from_numpy(np.random.default_rng(0).integers(40, 200, (6, 32, 24, 3), np.uint8))
@@ -38,6 +40,12 @@ def test_each_change_is_small_and_keeps_size_and_kind(name: ImageAugmentation) -
     off = (out.float() - IMAGES.float()).abs().mean((1, 2, 3))
     assert off.max() > 0.2
     assert off.max() < 50
+
+
+def test_without_cameras_nothing_can_be_changed() -> None:
+    with pytest.raises(ConfigError, match=r"warm_start.augment is \['hue'\], but it changes images, and"):
+        compose_train(["env=point_reach", "env.cameras=[]", "warm_start.augment=[hue]"])
+    assert compose_train(["warm_start.augment=[hue]"]).warm_start.augment == [ImageAugmentation.hue]
 
 
 def test_as_many_changes_as_asked_for() -> None:

@@ -79,7 +79,7 @@ def commands(
     checkpoint = f"checkpoint={teacher}/checkpoints/latest"
     return [
         script("train_vla.py", teacher, *task, "policy=state", "algorithm=ppo_dense", *held_out, *alone),
-        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=480"),
+        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=240"),
         script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
     ]
 

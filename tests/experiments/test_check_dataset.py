@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.check_dataset import DatasetCheckConfig, check
-from rlinf_embodied.data.faults import find_faults
+from experiments.check_dataset import DatasetCheckConfig, check, find_faults
 from rlinf_embodied.data.lerobot import LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
 from rlinf_embodied.data.recorded import ACTION
@@ -134,7 +133,7 @@ def shortened(folder: Path) -> None:
 
 AFTER = {  # by how the files are changed
     "wrong frame rate: episode 0, frame 0, timestamp: 10 frames": described("info.json", lambda i: i.update(fps=30)),
-    "uneven timestamps: episode 0, frame 12, timestamp": rewrite("timestamp", lambda t: t.__setitem__(12, 1.23)),
+    "wrong timestamps: episode 0, frame 12, timestamp": rewrite("timestamp", lambda t: t.__setitem__(12, 1.23)),
     "unknown task: episode 0, frame 5, task_index: 7": rewrite("task_index", lambda t: t.__setitem__(5, 7)),
     "wrong numbers: episode 1, frame 3, index": rewrite("index", lambda x: x.__setitem__(43, 9)),
     "wrong total: meta/info.json, total_episodes: 4": without_last_episode,
