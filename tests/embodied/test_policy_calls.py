@@ -39,7 +39,7 @@ def test_every_block_has_the_actions_and_columns_of_its_own_rows() -> None:
 def test_training_in_calls_of_all_rows_begins_at_a_ratio_of_one() -> None:
     config = tiny("run.exact=off")
     executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
-    assert iterate(executor, 2)[-1]["losses/initial_log_ratio"] <= 1e-5
+    assert iterate(config, executor, 2)[-1]["losses/initial_log_ratio"] <= 1e-5
 
 
 def test_actions_of_a_chunk_may_repeat_noise() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policies.flow import Flow, StepNoise
 from policies.flow_vla import FlowVLA
-from rlinf_embodied.config import PolicyConfig, TrainConfig
+from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
@@ -20,8 +20,6 @@ from tests.observations import env_spec, observed
 ROWS, CHUNK, ACTION = 4, 3, 2
 ENV = env_spec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera",))
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
-APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
-TOGETHER = (1, trees("all", "all", "all"))
 
 
 def policy_of(**options: object) -> FlowVLA:
@@ -135,21 +133,12 @@ def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> 
     torch.testing.assert_close(greedy.actions, actions)
 
 
-def flow(*overrides: str) -> TrainConfig:
-    return tiny("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32", *overrides)
-
-
-LATE = ("env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1")
-
-
-@pytest.mark.parametrize(
-    "overrides", [(), (*LATE, "env.perturb.inference_jitter=1", "policy.options.noise=flow_noise")]
-)
-def test_plans_give_the_same_weights_from_the_same_clone(overrides: tuple[str, ...]) -> None:
-    config = flow("algorithm.critic_warmup_iterations=0", *overrides)
-    start = clone(config)
-    digests = set()
-    for devices, plan in (TOGETHER, APART):
+def test_plans_give_the_same_weights_where_chunks_are_late_and_continue_each_other() -> None:
+    late = ["env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1"]
+    own = ["env.perturb.inference_jitter=1", "policy.options.expert_size=32", "policy.options.noise=flow_noise"]
+    config = tiny("policy=flow_vla", "algorithm.critic_warmup_iterations=0", *late, *own)
+    start, digests = clone(config), set()
+    for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
         executor = executor_for(config, plan, devices, SerialSession(), start)
         metrics = iterate(executor, 2)
         digests.add(digest(executor))
