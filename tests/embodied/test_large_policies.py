@@ -72,7 +72,8 @@ def test_what_saves_memory_changes_no_step_and_all_of_it_works_together(
         return weights(tmp_path / name)
 
     large = family != "flow_vla"  # which has neither adapters nor anything to recompute
-    plain, same = run("plain"), run("same", *SLICES, *SMALL, *(AGAIN if large else ()))
+    small = SMALL if (family, mode) != ("smolvla", "sft") else []  # whose loss is a mean over what a pass has of it
+    plain, same = run("plain"), run("same", *SLICES, *small, *(AGAIN if large else ()))
     assert plain.keys() == same.keys()
     for name, tensor in plain.items():
         torch.testing.assert_close(same[name], tensor, atol=2e-5, rtol=1e-3, msg=name)
