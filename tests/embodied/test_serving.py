@@ -16,18 +16,24 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import openvla_folders
 import pytest
 from conftest import REPOSITORY
 from runs import clone, tiny
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
+from experiments.examples.small_pi import Options, write_small
 from rlinf_embodied.compose import compose_evaluate, compose_export
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, features_of
 from rlinf_embodied.interfaces.serving import observation_of, pack, unpack
+from rlinf_embodied.plug_ins import load_target
 
 SMALL = ["cluster=serial", "eval.num_envs=4", "eval.num_episodes=6", "eval.record_video=false"]
 ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
@@ -67,18 +73,42 @@ def client(url: str) -> Any:
     return WebsocketClientPolicy(url)
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """A process that serves a flow policy, its url and its checkpoint."""
-    folder = clone(tiny("policy=flow_vla"))
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """Within it a process serves a checkpoint: the process, its url and the checkpoint."""
     words = [f"checkpoint={folder}", "port=0", "wait_ms=500"]
     command = [sys.executable, "-u", str(REPOSITORY / "experiments/serve_policy.py"), *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("serving flow_vla"), line + process.stdout.read()
-    yield process, line.split(" at ")[1].split()[0], folder
-    process.kill()
+    assert line.startswith("serving "), line + process.stdout.read()
+    try:
+        yield process, line.split(" at ")[1].split()[0], folder
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """A process that serves a flow policy."""
+    with serving(clone(tiny("policy=flow_vla"))) as process:
+        yield process
+
+
+def written_by_others(kind: str, place: Path) -> Path:
+    """Returns a checkpoint of a tiny pi0 or OpenVLA, made from a folder as its authors publish it."""
+    env = compose_evaluate(["policy=expert", *ENV]).env
+    if kind == "pi0":
+        small = {"out": str(place / "published"), "action_dim": 2, "proprio_dim": 4, "chunk": 4, "hidden_size": 16}
+        source, target, options = write_small(Options(**small)), "policies.pi.policy.PiPolicy", {}
+    else:
+        source = openvla_folders.write_published(place / "published", action=2, proprio=4)
+        target, options = "policies.openvla.policy.OpenVLAPolicy", {"decoding": "parallel", "prompt_length": 24}
+    config = PolicyConfig(_target_=target, name=kind, options=options)
+    made = load_target(target).from_folder(source, make_env(env, 1, "cpu").spec, config)
+    save_policy(made, place / "checkpoint", env, config)
+    return place / "checkpoint"
 
 
 @contextmanager
@@ -114,6 +144,15 @@ def test_episodes_are_the_same_here_and_through_a_server(served, tmp_path: Path)
     assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
     with pytest.raises(CheckpointError, match=r"trained under other conditions.*horizon is 12 there and 8 here"):
         evaluate(tmp_path, "policy=remote", f"remote.url={url}", *ENV, "env.horizon=8")
+
+
+@pytest.mark.parametrize("kind", ["pi0", "openvla"])
+def test_episodes_of_published_models_are_the_same_here_and_through_a_server(kind: str, tmp_path: Path) -> None:
+    folder = written_by_others(kind, tmp_path)
+    with serving(folder) as (_, url, _):
+        for place, words in (("here", []), ("there", ["policy=remote", f"remote.url={url}"])):
+            evaluate(tmp_path / place, f"checkpoint={folder}", *words)
+    assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
 
 
 def test_openpis_client_is_answered_and_learns_what_is_wrong(served) -> None:
