@@ -30,7 +30,7 @@ NEEDS = {  # have no default
     "folder": ["policy.folder=x"],
     **{name: ["env.task=PickCube-v1"] for name in ("maniskill", "remote")},
     **{name: ["data=x", *STATE] for name in ("iql", "bc")},
-    **{name: STATE for name in ("sac", "rlpd", "dagger")},  # noqa: C420
+    **{name: STATE for name in ("sac", "rlpd", "dagger", "hg_dagger")},  # noqa: C420
 }
 
 

@@ -23,6 +23,7 @@ from runs import clone, tiny
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
+from envs.foreign.adapter import folder_of
 from experiments.examples.small_pi import Options, write_small
 from rlinf_embodied.compose import compose_evaluate, compose_export
 from rlinf_embodied.config import PolicyConfig
@@ -173,6 +174,73 @@ def test_openpis_client_is_answered_and_learns_what_is_wrong(served) -> None:
     with pytest.raises(RuntimeError, match=r"observation.images.base_camera is missing, and the request has"):
         policy.infer({"state": np.zeros(4), "prompt": "reach"})
     assert policy.infer(SEEN)["server_timing"]["rows"] == 1  # the connection is as good as before
+
+
+class VlaEvalWire:
+    """vla_eval.connection.Connection of vla-eval 0.8.0 in a few lines, whose package is not installed here."""
+
+    def __init__(self, url: str) -> None:
+        self._socket, self._number = connect(url, compression=None, max_size=None), 0
+        assert self.send("hello", {"harness_version": "0.8.0", "protocol_version": 1})["protocol_version"] == 1
+
+    def send(self, kind: str, payload: dict, answered: bool = True) -> dict:
+        self._number += 1
+        named = lambda a: {"__ndarray__": True, "data": a.tobytes(), "dtype": a.dtype.str, "shape": a.shape}  # noqa: E731
+        raw = {"type": kind, "payload": payload, "seq": self._number, "timestamp": 0.0}
+        self._socket.send(msgpack.packb(raw, default=named))
+        if not answered:
+            return {}
+        found = msgpack.unpackb(self._socket.recv())
+        assert found["seq"] == self._number
+        if found["type"] == "error":
+            raise RuntimeError(f"Server error: {found['payload']}")
+        return found["payload"]
+
+
+def by_the_wire(url: str, shown: dict, steps: int) -> list[list[float]]:
+    policy, taken = VlaEvalWire(url), []
+    for _ in range(2):
+        policy.send("episode_start", {"task": {"name": "reach"}}, answered=False)
+        actions = [policy.send("observation", shown)["actions"] for _ in range(steps)]
+        taken += [np.frombuffer(one["data"], one["dtype"]).tolist() for one in actions]
+        policy.send("episode_end", {"metrics": {}}, answered=False)
+    with pytest.raises(RuntimeError, match=r"Server error: .*base_camera is missing, and the request has"):
+        policy.send("episode_start", {}, answered=False) or policy.send("observation", {"task_description": "reach"})
+    return taken
+
+
+def by_its_package(url: str, shown: dict, steps: int) -> list[list[float]]:
+    """What the unmodified client does, whose images are PNG."""
+    script = f"""
+import asyncio, json, numpy as np
+from vla_eval.connection import Connection
+
+async def run():
+    shown, taken = {{"images": {{"agentview": np.zeros((16, 16, 3), np.uint8)}}, "states": np.zeros(4)}}, []
+    connection = Connection({url!r})
+    await connection.connect()
+    for _ in range(2):
+        await connection.start_episode({{"task": {{"name": "reach"}}}})
+        acted = [await connection.act(shown | {{"task_description": "reach"}}) for _ in range({steps})]
+        taken += [one["actions"].tolist() for one in acted]
+        await connection.end_episode({{"metrics": {{}}}})
+    await connection.close()
+    print(json.dumps(taken))
+
+asyncio.run(run())
+"""
+    python = folder_of("vla_eval") / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is missing: python -m experiments.setup.foreign env=vla_eval")
+    found = subprocess.run([python, "-P", "-c", script], check=True, capture_output=True, text=True, env={})
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("ask", [by_the_wire, by_its_package])
+def test_vla_evals_client_gets_the_actions_of_a_chunk_one_by_one(served, ask: Callable) -> None:
+    chunk = client(served[1]).infer(SEEN)["actions"].tolist()
+    shown = {"images": {"agentview": IMAGE}, "states": np.zeros(4), "task_description": "reach"}
+    assert ask(f"{served[1]}/vla-eval", shown, 6) == 2 * [*chunk, *chunk[:2]]
 
 
 def test_requests_that_arrive_together_are_one_policy_call(served) -> None:
