@@ -91,7 +91,7 @@ class Server:
 
     def _connected(self) -> ClientConnection:
         options = self._options
-        return connect(options.url, compression=None, max_size=MAX_BYTES, open_timeout=options.timeout_s)
+        return connect(options.url, compression=None, max_size=MAX_BYTES, open_timeout=max(5.0, options.timeout_s))
 
     def _send(self) -> None:
         """Sends the question, over a new connection if there is none; what is lost is noticed by `answer`."""
