@@ -142,8 +142,8 @@ class Scene:
         }
 
     def expert(self) -> np.ndarray:
-        """Returns the scripted policy's next action, float32 [4]; it looks at the present observation only."""
-        return np.asarray(self._policy.get_action(self._seen), dtype=np.float32)
+        """Returns the scripted policy's next action in [-1, 1], float32 [4], for the present observation."""
+        return np.asarray(self._policy.get_action(self._seen), dtype=np.float32).clip(-1.0, 1.0)
 
     def open_renderer(self) -> Renderer:
         renderer = Renderer(self._env.model, light=self._options.pictures == "light")

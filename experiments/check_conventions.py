@@ -1,15 +1,18 @@
 """Finds, before any rollout, in which conventions a policy and demonstrations differ: what is flipped, swapped, scaled.
 
 python experiments/check_conventions.py checkpoint=runs/demo/checkpoints/latest data=runs/pick
+python experiments/check_conventions.py checkpoint=<published folder> policy=pi0 data=runs/pick
 
 The policy predicts demonstrated chunks from recorded observations, once as they are and once per known fault with that
 fault undone.  A fault is reported if undoing it lowers the error by at least `min_gain` and four standard errors.  It
 then stays undone and the search is repeated, so that several faults are found.  Only a policy that predicts the
 demonstrations well can be checked, and only what its actions depend on.
 
-    images    upside down, mirrored, rotated by 180 degrees, BGR, not cropped, of one or all cameras; cameras swapped
+    images    upside down, mirrored, turned by 90 or 180 degrees, BGR, not cropped, of one or all cameras; swapped
     state     degrees or radians, entries swapped, quaternions with their real part first or last
-    actions   signs, entries swapped, gripper in [0, 1], scale, absolute or relative to the state, a step early or late
+    actions   signs, entries swapped, gripper in [0, 1] or inverted, degrees or radians, Euler angles or rotation
+              vectors, in the frame of the tool, absolute or relative to the state, another frame rate, a step early
+              or late, other statistics
 
 Exit code 0: nothing found; 1: a fault was found.
 """
@@ -19,23 +22,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 from torch.nn import functional as F
 
+from policies.checkpoint_folder import read_json
 from rlinf_embodied.algorithms.imitation import Demonstrations
 from rlinf_embodied.command_line import main
+from rlinf_embodied.compose import compose, compose_train
+from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.data.recorded import ACTION, RecordedDataset
 from rlinf_embodied.errors import CheckpointError
-from rlinf_embodied.interfaces.envs import EnvSpec, Observation
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation, features_of
+from rlinf_embodied.interfaces.policies import Policy
 
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
-_ALIKE = 1.5  # factor of errors up to which two explanations are alike
+_ALIKE = 1.2  # factor of errors up to which two explanations are alike
+_BELIEVED = 1.5  # factor up to which an explanation without fitted numbers is believed before one with them
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
 _FRAME_CACHE_BYTES = 1e9
@@ -47,8 +57,11 @@ Predict = Callable[[Observation], Tensor]  # actions float32 [M, C, A] in the un
 class ConventionsConfig:
     """Everything that experiments/check_conventions.py reads; env and policy are the checkpoint's."""
 
-    checkpoint: str
+    checkpoint: str  # of a run, or with policy=<preset> a folder that others published
     data: str  # a folder of LeRobot or RLDS
+    policy: PolicyConfig | None = None  # of a published folder
+    cameras: list[str] = field(default_factory=list)  # of the data, that a published policy sees; []: all
+    chunk: int = 0  # of a published folder whose config.json has no chunk_size (OpenVLA-OFT); 0: chunk_size, or else 1
     num_frames: int = 200  # evenly spread over the dataset
     min_gain: float = 0.15  # least share of the error that disappears
 
@@ -64,6 +77,9 @@ class Undo:
     name: str  # what the fault is, for example "images of wrist are mirrored"
     seen: Callable[[Observation], Observation] | None = None
     predicted: Callable[[Tensor, Demonstrations], Tensor] = lambda actions, _: actions  # NaN: do not compare
+    fits: bool = (
+        False  # whether it has numbers that are fitted to the demonstrations: others that help are believed first
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,9 @@ def find_faults(predict: Predict, demos: Demonstrations, min_gain: float = 0.15)
                 helpful.append((Fault(undo.name, mean, float(errors.mean())), undo))
         if not helpful:
             break
-        fault, undo = min(helpful, key=lambda pair: pair[0].error_undone / pair[0].error)
+        share = lambda pair: pair[0].error_undone / pair[0].error  # noqa: E731
+        least = share(min(helpful, key=share))
+        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _BELIEVED * least, share(pair)))
         alike = [f.name for f, _ in helpful if f is not fault and f.error_undone <= _ALIKE * fault.error_undone]
         found.append(replace(fault, alternatives=tuple(alike)))
         undone.append(undo)
@@ -134,6 +152,8 @@ def _of_images(cameras: list[str]) -> Iterator[Undo]:
         "upside down": lambda x: x.flip(-3),
         "mirrored": lambda x: x.flip(-2),
         "rotated by 180 degrees": lambda x: x.flip(-3, -2),
+        "rotated by 90 degrees to the left": lambda x: x.rot90(-1, (-3, -2)) if x.shape[-3] == x.shape[-2] else x,
+        "rotated by 90 degrees to the right": lambda x: x.rot90(1, (-3, -2)) if x.shape[-3] == x.shape[-2] else x,
         "BGR, not RGB": lambda x: x.flip(-1),
         f"not cropped to {_CROP} of their area": _cropped,
     }
@@ -193,7 +213,18 @@ def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
     names = f"entry {last} of the actions (a gripper's place) lies in"
     yield Undo(f"{names} [0, 1], not [-1, 1]", predicted=lambda a, _: _with_last(a, (a[..., -1:] + 1) / 2))
     yield Undo(f"{names} [-1, 1], not [0, 1]", predicted=lambda a, _: _with_last(a, a[..., -1:] * 2 - 1))
-    yield Undo("the actions have another scale (normaliser, units or frame rate)", predicted=_scaled)
+    yield Undo(f"{names} [0, 1], and the other end is open", predicted=lambda a, _: _with_last(a, 1 - a[..., -1:]))
+    yield Undo("the actions are in degrees, not radians", predicted=lambda a, _: a * (180 / math.pi))
+    yield Undo("the actions are in radians, not degrees", predicted=lambda a, _: a * (math.pi / 180))
+    yield Undo("the actions have another scale (normaliser, units or frame rate)", predicted=_scaled, fits=True)
+    yield Undo("the actions have another scale and offset in each entry (statistics)", predicted=_refitted, fits=True)
+    yield from _of_rotations(demos)
+    for kind, sums in (("absolute", False), ("relative", True)) if demos.actions.shape[1] > 1 else ():
+        for name, way in (("twice", _slower), ("half", _faster)):
+            yield Undo(
+                f"the data has {name} the frame rate that the policy learned ({kind} actions)",
+                predicted=lambda a, _, way=way, sums=sums: way(a, sums),
+            )
     if demos.observation.proprio.shape[1] >= dim:
         for sign, name in ((1.0, "absolute, not relative to"), (-1.0, "relative, not absolute, to")):
             yield Undo(f"the actions are {name} the state", predicted=lambda a, d, sign=sign: a + sign * _offset(a, d))
@@ -203,6 +234,69 @@ def _of_actions(demos: Demonstrations) -> Iterator[Undo]:
         late = lambda actions, _: torch.cat([missing, actions[:, :-1]], 1)  # noqa: E731
         yield Undo("the actions begin one step early", predicted=late)
         yield Undo("the actions begin one step late", predicted=early)
+
+
+def _of_rotations(demos: Demonstrations) -> Iterator[Undo]:
+    """Yields faults of actions that are a translation and a rotation, in their first six entries."""
+    state, dim = demos.observation.proprio, demos.actions.shape[-1]
+    if dim not in (6, 7):
+        return
+    for here, there in (("Euler angles", "rotation vectors"), ("rotation vectors", "Euler angles")):
+        yield Undo(f"the rotations of the actions are {here}, not {there}", predicted=_turned(there, here))
+    for form, size in (("Euler angles", 3), ("rotation vectors", 3), ("xyzw", 4), ("wxyz", 4)):
+        if state.shape[1] >= 3 + size and (size == 3 or bool((state[:, 3:7].norm(dim=1) - 1).abs().max() < 1e-2)):
+            pose = torch.from_numpy(_rotation(state[:, 3 : 3 + size].numpy(), form).as_matrix()).float()[:, None, None]
+            for name, turn in (("tool, not the base", pose.mT), ("base, not the tool", pose)):
+                yield Undo(
+                    f"the actions are in the frame of the {name} (orientation at 3 of the state: {form})",
+                    predicted=lambda a, _, turn=turn: _in_frame(a, turn),
+                )
+
+
+def _rotation(values: np.ndarray, form: str) -> Rotation:
+    if form == "Euler angles":
+        return Rotation.from_euler("xyz", values)
+    quaternions = values[..., [1, 2, 3, 0]] if form == "wxyz" else values
+    return Rotation.from_rotvec(values) if form == "rotation vectors" else Rotation.from_quat(quaternions)
+
+
+def _turned(here: str, there: str) -> Callable[[Tensor, Demonstrations], Tensor]:
+    def changed(actions: Tensor, _: Demonstrations) -> Tensor:
+        found = _rotation(actions[..., 3:6].nan_to_num().reshape(-1, 3).numpy(), here)
+        turns = found.as_euler("xyz") if there == "Euler angles" else found.as_rotvec()
+        turns = torch.from_numpy(turns).float().reshape(*actions.shape[:-1], 3)
+        return torch.cat([actions[..., :3], turns, actions[..., 6:]], -1)
+
+    return changed
+
+
+def _in_frame(actions: Tensor, turn: Tensor) -> Tensor:
+    """Returns actions [M, C, A] whose translations and (small) rotations are turned by matrices [M, 1, 1, 3, 3]."""
+    parts = actions[..., :6].unflatten(-1, (2, 3))
+    return torch.cat([(turn @ parts[..., None])[..., 0].flatten(-2), actions[..., 6:]], -1)
+
+
+def _slower(actions: Tensor, sums: bool) -> Tensor:
+    """Returns a chunk with two steps in place of each."""
+    steps = actions.repeat_interleave(2, 1)[:, : actions.shape[1]]
+    return steps / 2 if sums else steps
+
+
+def _faster(actions: Tensor, sums: bool) -> Tensor:
+    """Returns a chunk with a step in place of two."""
+    half = actions.shape[1] // 2
+    pairs = actions[:, : 2 * half].unflatten(1, (half, 2))
+    steps = pairs.sum(2) if sums else pairs[:, :, 1]
+    return torch.cat([steps, torch.full_like(actions[:, half:], torch.nan)], 1)
+
+
+def _refitted(actions: Tensor, demos: Demonstrations) -> Tensor:
+    """Returns the predictions that are nearest with a positive scale, and an offset, in each entry."""
+    given, wanted = actions.nan_to_num().flatten(0, 1).double(), demos.actions.flatten(0, 1).double()
+    centred = given - given.mean(0)
+    slope = (centred * (wanted - wanted.mean(0))).mean(0) / centred.square().mean(0).clamp(min=1e-12)
+    slope = torch.where(slope > 0, slope, 1.0)
+    return (actions - given.mean(0)).mul(slope).add(wanted.mean(0)).float()
 
 
 def _with_last(actions: Tensor, last: Tensor) -> Tensor:
@@ -220,16 +314,19 @@ def _scaled(actions: Tensor, demos: Demonstrations) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------------------------- command
-def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrations]:
-    """Returns the checkpoint's greedy actions as a function, and chunks that begin at frames of the dataset."""
+def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrations, Tensor | None]:
+    """Returns the checkpoint's greedy actions as a function, chunks that begin at frames of the dataset, and noise.
+
+    A flow's actions begin with the noise; it is None for other policies.
+    """
     from rlinf_embodied.data.frame_cache import FrameCache
-    from rlinf_embodied.data.recorded import ACTION, STATE
-    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+    from rlinf_embodied.data.recorded import STATE
     from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
     from rlinf_embodied.embodied.sources import open_dataset
 
-    policy = load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
-    dataset, spec = open_dataset(Path(config.data), "data"), getattr(policy, "env", None)
+    dataset = open_dataset(config.data, "data")
+    policy = open_policy(config, dataset)
+    spec = getattr(policy, "env", None)
     if not isinstance(spec, EnvSpec):
         rule = "its policy has no attribute `env`, the EnvSpec that it acts in"
         raise CheckpointError(f"checkpoint is {config.checkpoint!r}, but {rule}: set it in from_folder")
@@ -246,11 +343,42 @@ def read_demonstrations(config: ConventionsConfig) -> tuple[Predict, Demonstrati
     start, numbers = policy.spec.greedy_noise, np.arange(len(demos))  # a flow begins with noise
     noise = None if start is None else start.draw(0, "conventions", numbers)
     temperature = 1.0 if start is None else 0.0  # as an evaluation
-    return lambda seen: policy.act(policy.encode(seen), noise, temperature).actions.float(), demos
+    return lambda seen: policy.act(policy.encode(seen), noise, temperature).actions.float(), demos, noise
+
+
+def open_policy(config: ConventionsConfig, dataset: RecordedDataset) -> Policy:
+    """Returns the checkpoint's policy; a published one acts in what the dataset shows."""
+    from rlinf_embodied.embodied.policy_folder import load_policy, trained_under
+
+    if config.policy is None:
+        return load_policy(trained_under(config.checkpoint).policy, config.checkpoint, "cpu").policy
+    section = replace(config.policy, critic=Critic.observation)
+    return load_policy(section, config.checkpoint, "cpu", _spec_of(dataset, config)).policy
+
+
+def _spec_of(dataset: RecordedDataset, config: ConventionsConfig) -> EnvSpec:
+    """Returns what a published policy is taken to act in: the robot of the dataset."""
+    described = read_json(Path(config.checkpoint) / "config.json", "give a published folder")
+    chunk = config.chunk or int(described.get("chunk_size", 1))
+    cameras = config.cameras or list(dataset.cameras)
+    known = set(cameras) <= set(dataset.cameras)
+    require(known, "cameras", cameras, f"the data has {', '.join(dataset.cameras)}", "use some of these")
+    images = {name: dataset.image_size(name) for name in cameras}
+    features = features_of(images, {"proprio": sum(dataset.states.values())})
+    return EnvSpec(str(config.data), 1, chunk, chunk, dataset.size(ACTION) or 0, features, "recorded")
+
+
+def compose_check(words: Sequence[str]) -> ConventionsConfig:
+    """Returns the config of the command's words; those of the policy are as in a training."""
+    of_policy = [word for word in words if word.startswith(("policy=", "policy."))]
+    config = compose(ConventionsConfig, [word for word in words if word not in of_policy])
+    if of_policy:
+        config.policy = compose_train(of_policy).policy
+    return config
 
 
 def check(config: ConventionsConfig) -> int:
-    predict, demos = read_demonstrations(config)
+    predict, demos, _ = read_demonstrations(config)
     with torch.no_grad():
         faults = find_faults(predict, demos, config.min_gain)
         wanted = predict(demos.observation)
@@ -265,4 +393,4 @@ def check(config: ConventionsConfig) -> int:
 
 
 if __name__ == "__main__":
-    main(check, ConventionsConfig)
+    main(check, ConventionsConfig, compose_check)

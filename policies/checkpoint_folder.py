@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -27,9 +27,10 @@ from rlinf_embodied.randomness import words
 
 CONFIG, WEIGHTS, STATISTICS = "config.json", "model.safetensors", "dataset_statistics.json"
 _SCALE = "_scale"  # modules of this name ending hold statistics in `mean` and `std`
+_OPTIONS = "options."
 _ACTION = "give a policy checkpoint folder"
-_FREEZE = "options.freeze_stem"
-_FREE = ("temperature", "noise_repeat", "_target_", _FREEZE)  # settings of use, not of shape
+_FREE = ("temperature", "noise_repeat", "_target_")  # settings of use, not of shape
+_OPTIONAL = "noise."  # how tensors begin that a policy with other options of use may lack
 
 
 @contextlib.contextmanager
@@ -87,15 +88,23 @@ def _read_folder(folder: Path) -> tuple[PolicyConfig, EnvSpec, dict[str, Tensor]
     return config, env, tensors
 
 
-def _adopt(folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type) -> PolicyConfig:
+def with_optional(tensors: Mapping[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """Returns a folder's tensors with the module's own optional ones where it has none, and without others."""
+    own = {name: tensor for name, tensor in module.state_dict().items() if name.startswith(_OPTIONAL)}
+    return own | {name: t for name, t in tensors.items() if not name.startswith(_OPTIONAL) or name in own}
+
+
+def _adopt(
+    folder: Path, saved: PolicyConfig, wanted: PolicyConfig, options_type: type, free: Sequence[str]
+) -> PolicyConfig:
     theirs, ours = _settings(saved, options_type), _settings(wanted, options_type)
     for name, value in theirs.items():
-        if name not in _FREE and ours[name] != value:
+        if name not in _FREE and name.removeprefix(_OPTIONS) not in free and ours[name] != value:
             raise CheckpointError(
                 f"policy.{name} is {ours[name]!r}, but the policy in {folder} was made with {value!r}: "
                 f"set policy.{name}={value} or give another checkpoint"
             )
-    use = {"freeze_stem": ours[_FREEZE]} if _FREEZE in ours else {}
+    use = {name: ours[_OPTIONS + name] for name in free if _OPTIONS + name in ours}
     sampling = {"temperature": wanted.temperature, "noise_repeat": wanted.noise_repeat}
     return replace(saved, **sampling, _target_=wanted._target_, options=saved.options | use)
 
@@ -104,7 +113,7 @@ def _settings(config: PolicyConfig, options_type: type) -> dict[str, object]:
     """Returns all settings by path, those that are left out with their defaults."""
     settings = asdict(config)
     options = asdict(typed(settings.pop("options"), options_type, "policy.options"))
-    return settings | {f"options.{name}": value for name, value in options.items()}
+    return settings | {_OPTIONS + name: value for name, value in options.items()}
 
 
 def _is_statistic(name: str) -> bool:
@@ -120,6 +129,7 @@ class KeptInFolder:
     """Keeps a policy in such a folder: a class first in the bases of policies that are made of (config, env, seed)."""
 
     options_type: ClassVar[type] = NoOptions  # of policy.options: a dataclass
+    options_of_use: ClassVar[tuple[str, ...]] = ("freeze_stem",)  # those of them that decide no shape
     config: PolicyConfig
     env: EnvSpec
     module: nn.Module
@@ -129,15 +139,17 @@ class KeptInFolder:
 
     @classmethod
     def from_folder(cls, folder: Path, env: EnvSpec | None = None, config: PolicyConfig | None = None) -> Self:
-        """Returns the policy of a folder; `config` may change its use (temperature, freeze_stem), not its shape.
+        """Returns the policy of a folder; `config` may change its use (temperature, `options_of_use`), not its shape.
 
         Raises:
             CheckpointError: the folder is missing, damaged, or holds a policy of another shape.
         """
         saved, known, tensors = _read_folder(folder)
-        policy = cls.unloaded(saved if config is None else _adopt(folder, saved, config, cls.options_type), known)
+        if config is not None:
+            saved = _adopt(folder, saved, config, cls.options_type, cls.options_of_use)
+        policy = cls.unloaded(saved, known)
         try:
-            policy.module.load_state_dict(tensors)
+            policy.module.load_state_dict(with_optional(tensors, policy.module))
         except RuntimeError as error:
             raise CheckpointError(
                 f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}; make the checkpoint anew"

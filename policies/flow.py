@@ -1,31 +1,36 @@
-"""How a chunk of actions flows out of noise, given a velocity: chains, their log-probs, and the loss that fits it.
+"""How a chunk of actions flows out of noise, given a velocity: chains, their log-probs, and the error that fits it.
 
-    chain x_0 (noise) --> x_1 --> ... --> x_K (the chunk), time t = k / K, velocity v(x, t) [B, C, A]
+    chain x_0 (noise) --> x_1 --> ... --> x_K (the chunk), time t = k / K, velocity v(x, t) [B, C, D]
 
 Cloning fits v to x_1 - x_0 on straight lines between noise x_0 and a demonstrated chunk x_1 (Lipman et al. 2023,
-arXiv:2210.02747; pi0, arXiv:2410.24164).  Greedy actions follow dx = v dt from x = 0.  Sampled ones follow the
-stochastic equation that has the same distribution at every t, with sigma = temperature sqrt(1 - t):
+arXiv:2210.02747; pi0, arXiv:2410.24164).  Evaluation follows dx = v dt from x_0 ~ N(0, I).  For RL steps are normal
+distributions, which have log-probs, in one of two ways (pi_RL, arXiv:2510.25889).  Flow-SDE (Flow-GRPO too,
+arXiv:2505.05470) follows the stochastic equation that has the same distribution at every t:
 
     dx = (v + sigma^2 / 2 score) dt + sigma dW          score = (t v - x) / (1 - t)
 
-so that each of the K steps is a normal with a log-prob (Flow-GRPO, arXiv:2505.05470; pi-RL, arXiv:2510.25889).
+with sigma = temperature sqrt(1 - t), or as published temperature sqrt((1 - t) / t).  Flow-noise (pi_RL) adds noise to
+dx = v dt whose standard deviation, temperature times a number within `noise_range`, a head of the network learns.
 
-The equation holds for each number of a chunk by itself: where a network's chunk has further dimensions or actions than
-the env executes, these follow dx = v dt, so that the log-probs of the others are those of the whole chain.  With
-`one_step` the same is true of steps: one of a chain, drawn for each row, is stochastic and scored (pi-RL's default).
+Each number of a chunk has its own noise: where a network's chunk has further dimensions or actions than the env
+executes, these follow dx = v dt, so that the log-probs of the others are those of the whole chain.  With `one_step` the
+same is true of steps: one of a chain, drawn for each row, is stochastic and scored (pi_RL's default).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Normal
 
+from rlinf_embodied.config.checks import require, require_numbers
+from rlinf_embodied.interfaces.envs import EnvSpec
 from rlinf_embodied.interfaces.policies import (
     Distribution,
     Evaluation,
@@ -34,26 +39,49 @@ from rlinf_embodied.interfaces.policies import (
     PolicyOutput,
     PolicySpec,
     Record,
-    mean_of_rows,
 )
 
-Velocity = Callable[[Tensor, Tensor], Tensor]  # v [B, C, A] of chunks x [B, C, A] and times [B] in [0, 1]
+# Velocities v [B, C, D] of chunks x [B, C, D] at times [B] in [0, 1], and the standard deviations [B, C, D] that were
+# learned there, of flow-noise (None: none were)
+Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+# The hidden states from which an expert computes v, and v
+Expert = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True, slots=True)
-class FlowStep:
-    """How x_{k + 1} is distributed."""
+class Stochastic(StrEnum):
+    """Which steps of a chain RL makes stochastic, and scores."""
 
-    mean: Tensor  # [B, C, D]
-    std: float | Tensor  # of the noisy part; [B, 1, 1] where rows differ
+    one = "one"  # drawn for each chunk: an update has one pass of the expert
+    all = "all"
 
-    def log_prob(self, x: Tensor, noisy: tuple[int, int] | None = None) -> Tensor:
-        """Returns log p [B, C] of each action of a chunk; only (actions, dimensions) of it may be `noisy`."""
-        found = Normal(self.mean, self.std, validate_args=False).log_prob(x)
-        if noisy is None:
-            return found.sum(-1)
-        actions, dimensions = noisy
-        return torch.nn.functional.pad(found[:, :actions, :dimensions].sum(-1), (0, x.shape[1] - actions))
+
+class StepNoise(StrEnum):
+    """The noise of a stochastic step."""
+
+    decaying = "decaying"  # flow-SDE, sigma = temperature sqrt(1 - t)
+    flow_sde = "flow_sde"  # flow-SDE as published, sigma = temperature sqrt((1 - t) / t), at t = 0 temperature sqrt(K)
+    flow_noise = "flow_noise"  # learned
+
+
+@dataclass(kw_only=True)
+class FlowSettings:
+    """What of policy.options all flow policies have."""
+
+    steps: int = 0  # K of a chain, in training and evaluation
+    stochastic_steps: Stochastic = Stochastic.one
+    noise: StepNoise = StepNoise.decaying
+    noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])  # of flow_noise, at temperature 1: pi_RL's
+
+    def require_valid(self) -> None:
+        """Raises ConfigError if a number is out of range."""
+        require_numbers(self, "policy.options", "steps", low=0)
+        bounds = self.noise_range
+        ordered = len(bounds) == 2 and 0 < bounds[0] < bounds[1]
+        rule = "it is the smallest and the largest standard deviation, above 0"
+        require(ordered, "policy.options.noise_range", bounds, rule, "use [0.08,0.16]")
+
+
+OF_USE = ("stochastic_steps", "noise", "noise_range")  # what a training may change about a trained policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,132 +97,153 @@ class Flow:
     width: int = 0  # D, dimensions of a chain, of which the first A count; 0: A
     executed: int = 0  # the first actions of a chunk count; 0: C
     one_step: bool = False
+    noise: StepNoise = StepNoise.decaying
 
     @property
     def shape(self) -> tuple[int, int]:
         """(C, D)."""
         return self.chunk, self.width or self.action_dim
 
-    @property
-    def noisy(self) -> tuple[int, int] | None:
-        """How many actions and dimensions of a chunk are stochastic; None: all."""
-        part = (self.executed or self.chunk, self.action_dim)
-        return None if part == self.shape else part
-
     def spec(self, name: str) -> PolicySpec:
         """Returns the facts about a policy that acts so: each stochastic step of a chain is a choice."""
-        size = math.prod(self.shape)
-        shape = (2 * size + 1,) if self.one_step else (self.steps + 1, *self.shape)
-        choices, noise = 1 if self.one_step else self.steps, Noise(shape, Distribution.normal)
-        return PolicySpec(name, self.chunk, self.action_dim, choices, noise)
+        draws = (2 * math.prod(self.shape) + 1,) if self.one_step else (self.steps + 1, *self.shape)
+        start = Noise((1, *self.shape), Distribution.normal)
+        choices = 1 if self.one_step else self.steps
+        return PolicySpec(name, self.chunk, self.action_dim, choices, Noise(draws, Distribution.normal), start)
 
     def imitation_noise(self) -> Noise:
-        """Returns what `matching_loss` is handed: x_0, and what decides t."""
+        """Returns what decides x_0 and t of cloning: see `parts_of`."""
         return Noise((math.prod(self.shape) + 1,), Distribution.normal)
 
-    def _part(self, x: Tensor) -> Tensor:
-        """Returns x [B, C, D] with zeros where nothing is stochastic."""
-        if self.noisy is None:
-            return x
-        (actions, dimensions), (chunk, width) = self.noisy, self.shape
-        return torch.nn.functional.pad(x[:, :actions, :dimensions], (0, width - dimensions, 0, chunk - actions))
+    def parts_of(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns x_0 [B, C, D] and uniforms [B] of what `imitation_noise` draws, [B, C * D + 1]."""
+        return noise[:, :-1].unflatten(1, self.shape), Normal(0.0, 1.0).cdf(noise[:, -1])
 
-    def step(self, velocity: Velocity, x: Tensor, k: int | Tensor, level: float | Tensor) -> FlowStep:
-        """Returns how x_{k + 1} is distributed, given x_k [B, C, D].
+    def _noisy(self, device: torch.device) -> Tensor:
+        """Returns which numbers of a chunk are stochastic, bool [C, D]."""
+        chunk, width = self.shape
+        actions = torch.arange(chunk, device=device) < (self.executed or chunk)
+        return actions[:, None] & (torch.arange(width, device=device) < self.action_dim)
+
+    def step(self, field: Field, x: Tensor, k: int | Tensor, level: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the mean [B, C, D] of x_{k + 1} and the standard deviation [B, C, D] of what is stochastic in it.
 
         Args:
-            velocity: of chunks and times.
-            x: x_k.
+            field: velocities.
+            x: x_k [B, C, D].
             k: the number of the step, or those of the rows, int64 [B].
             level: the size of the noise, or those of the rows [B, 1, 1].
         """
-        dt = 1.0 / self.steps
-        if isinstance(k, int):
-            time: Any = k / self.steps
-            v, root = velocity(x, torch.full((len(x),), time, device=x.device)), math.sqrt((1.0 - time) * dt)
-        else:
-            time = (k / self.steps)[:, None, None]
-            v, root = velocity(x, k / self.steps), ((1.0 - time) * dt).sqrt()
-        drift = v + self._part(0.5 * level**2 * (time * v - x))
-        return FlowStep(x + drift * dt, level * root)
+        dt, at = 1.0 / self.steps, torch.as_tensor(k, device=x.device).expand(len(x)) / self.steps
+        v, scale = field(x, at)
+        time = at[:, None, None]
+        if self.noise is StepNoise.flow_noise:
+            assert scale is not None, "flow-noise without a head for it"
+            return x + v * dt, level * scale
+        square: Any = level**2  # of sigma, by 1 - t
+        if self.noise is StepNoise.flow_sde:
+            square = square / time.clamp(min=dt)
+        drift = v + torch.where(self._noisy(x.device), 0.5 * square * (time * v - x), 0.0)
+        return x + drift * dt, (square * (1.0 - time) * dt).sqrt().expand_as(x)
 
-    def act(
-        self, velocity: Velocity, rows: int, device: torch.device, noise: Tensor | None, level: float
-    ) -> PolicyOutput:
+    def _log_prob(self, mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
+        """Returns log p [B, C] of each action of a chunk."""
+        found = Normal(mean, std, validate_args=False).log_prob(x)
+        return torch.where(self._noisy(x.device), found, 0.0).sum(-1)
+
+    def act(self, field: Field, rows: int, device: torch.device, noise: Tensor | None, level: float) -> PolicyOutput:
         """Follows chains from `noise` [B, *spec.noise.shape], whose first numbers are x_0; actions [B, C, D] are x_K.
 
         Without noise, or at level 0, chains follow dx = v dt, from 0 or from x_0; they have no log-probs.
         """
-        if noise is None:
-            return self._greedy(velocity, torch.zeros(rows, *self.shape, device=device))
         size = math.prod(self.shape)
-        start = noise.flatten(1)[:, :size].unflatten(1, self.shape)
-        if level == 0.0:
-            return self._greedy(velocity, start)
-        if self.one_step:
-            chosen = (Normal(0.0, 1.0).cdf(noise[:, -1]) * self.steps).long().clamp(max=self.steps - 1)
-            return self._act_in_one(velocity, start, noise[:, size:-1].unflatten(1, self.shape), chosen, level)
-        chain, log_probs = [start], []
+        drawn = torch.zeros(rows, size, device=device) if noise is None else noise.flatten(1)
+        start = drawn[:, :size].unflatten(1, self.shape)
+        if noise is None or level == 0.0:
+            return self._greedy(field, start)
+        chosen = (Normal(0.0, 1.0).cdf(drawn[:, -1]) * self.steps).long().clamp(max=self.steps - 1)
+        noisy, chain, scores = self._noisy(device), [start], []
         for k in range(self.steps):
-            step = self.step(velocity, chain[-1], k, level)
-            chain.append(step.mean + step.std * self._part(noise[:, k + 1]))
-            log_probs.append(step.log_prob(chain[-1], self.noisy))
-        return PolicyOutput(chain[-1], {"chain": torch.stack(chain, 1)}, torch.stack(log_probs, -1))
+            place = size if self.one_step else size * (k + 1)
+            own = drawn[:, place : place + size].unflatten(1, self.shape)
+            here = level * (chosen == k)[:, None, None] if self.one_step else level
+            mean, std = self.step(field, chain[-1], k, here)
+            chain.append(mean + torch.where(noisy, std * own, 0.0))
+            scores.append(self._log_prob(mean, std, chain[-1]))
+        x, log_probs = torch.stack(chain, 1), torch.stack(scores, -1)
+        if not self.one_step:
+            return PolicyOutput(chain[-1], {"chain": x}, log_probs)
+        each = torch.arange(rows, device=device)
+        ends = x[each[:, None], torch.stack([chosen, chosen + 1], 1)]
+        return PolicyOutput(chain[-1], {"step": chosen, "chain": ends}, log_probs[each, :, chosen][..., None])
 
-    def _greedy(self, velocity: Velocity, start: Tensor) -> PolicyOutput:
+    def _greedy(self, field: Field, start: Tensor) -> PolicyOutput:
         chain = [start]
         for k in range(self.steps):
-            chain.append(self.step(velocity, chain[-1], k, 0.0).mean)
+            v, _ = field(chain[-1], start.new_full((len(start),), k / self.steps))
+            chain.append(chain[-1] + v * (1.0 / self.steps))
         nothing = start.new_zeros(*start.shape[:2], 1 if self.one_step else self.steps)
         return PolicyOutput(chain[-1], {"chain": torch.stack(chain, 1)}, nothing)
 
-    def _act_in_one(self, velocity: Velocity, x: Tensor, drawn: Tensor, chosen: Tensor, level: float) -> PolicyOutput:
-        before, after, log_probs = x, x, x.new_zeros(x.shape[:2])
-        for k in range(self.steps):
-            here = (chosen == k)[:, None, None]
-            step = self.step(velocity, x, k, level * here)
-            moved = step.mean + step.std * self._part(drawn)
-            before, after = torch.where(here, x, before), torch.where(here, moved, after)
-            log_probs = torch.where(here[:, 0], step.log_prob(moved, self.noisy), log_probs)
-            x = moved
-        return PolicyOutput(x, {"step": chosen, "chain": torch.stack([before, after], 1)}, log_probs[..., None])
-
-    def evaluate(self, velocity: Velocity, record: Record, level: float) -> Evaluation:
-        """Returns log-probs [B, C, choices] of a record; the size of the noise is given, so no entropy is."""
-        x = record["chain"].unbind(1)
-        if self.one_step:
-            step = self.step(velocity, x[0], record["step"], level)
-            return Evaluation(step.log_prob(x[1], self.noisy)[..., None])
-        steps = [self.step(velocity, x[k], k, level) for k in range(self.steps)]
-        found = [step.log_prob(after, self.noisy) for step, after in zip(steps, x[1:], strict=True)]
+    def evaluate(self, field: Field, record: Record, level: float) -> Evaluation:
+        """Returns log-probs [B, C, choices] of a record."""
+        x, numbers = record["chain"].unbind(1), [record["step"]] if self.one_step else range(self.steps)
+        found = [self._log_prob(*self.step(field, x[i], k, level), x[i + 1]) for i, k in enumerate(numbers)]
         return Evaluation(torch.stack(found, -1))
 
-    def matching_loss(self, velocity: Velocity, targets: Mapping[str, Tensor], actions: Tensor) -> Tensor:
-        """Returns |v - (x_1 - x_0)|^2 of each row [B], a mean over C * A, of which padding counts as 0.
+    def matching_error(self, expert: Expert, start: Tensor, time: Tensor, chunk: Tensor) -> Tensor:
+        """Returns v - (x_1 - x_0) [B, C, D] at x_t = (1 - t) x_0 + t x_1, for x_0, times [B] and chunks x_1."""
+        x = torch.lerp(start, chunk, time.to(chunk.dtype)[:, None, None])
+        return expert(x, time)[1] - (chunk - start)
 
-        Args:
-            velocity: to fit.
-            targets: "noise" [B, C * A + 1]: x_0, and what decides t in [0, 1]; perhaps "action_is_pad" [B, C].
-            actions: x_1, float32 [B, C, A] in [-1, 1].
-        """
-        noise = targets["noise"]
-        start = noise[:, :-1].view_as(actions)
-        time = Normal(0.0, 1.0).cdf(noise[:, -1])
-        error = velocity(torch.lerp(start, actions, time[:, None, None]), time) - (actions - start)
-        return mean_of_rows(error.square(), targets)
+
+class NoiseHead(nn.Module):
+    """The standard deviations of flow-noise from an expert's hidden states, between two bounds; first in the middle."""
+
+    def __init__(self, width: int, size: int, bounds: list[float]) -> None:
+        """Takes the width of the hidden states, how many numbers there are to each, and the bounds."""
+        super().__init__()
+        self.enter, self.leave = nn.Linear(width, 128), nn.Linear(128, size)
+        nn.init.zeros_(self.leave.weight)
+        nn.init.zeros_(self.leave.bias)
+        self._low, self._high = map(math.log, bounds)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Returns standard deviations [..., size] of hidden states [..., width]."""
+        place = (torch.tanh(self.leave(torch.tanh(self.enter(hidden))).float()) + 1.0) / 2.0
+        return (self._low + (self._high - self._low) * place).exp()
 
 
 class ActsByFlow:
-    """Acting, scoring and cloning of policies whose network gives a velocity: first in a class's bases.
+    """Acting and scoring of policies whose network gives a velocity: first in a class's bases.
 
-    Records: "chain" float32 [B, K + 1, C, A]; policy.temperature is the size of the noise of a step.
+    Records: see Flow; policy.temperature is the size of the noise of a step.
     """
 
     has_entropy = False
     flow: Flow
+    spec: PolicySpec
+    imitation_noise: Noise | None
+    module: Any  # with a NoiseHead `noise`, of flow-noise
 
-    def _velocity(self, features: Features) -> Velocity:
+    def _flows(self, name: str, settings: FlowSettings, env: EnvSpec, steps: int = 0, width: int = 0) -> None:
+        """Sets the flow of an env's chunks, of `width` dimensions; `steps` are those where settings have none."""
+        one = settings.stochastic_steps is Stochastic.one
+        sizes = (env.chunk, env.action_dim, settings.steps or steps, width, env.executed)
+        self.flow = flow = Flow(*sizes, one, settings.noise)
+        self.spec, self.imitation_noise = flow.spec(name), flow.imitation_noise()
+
+    def _expert(self, features: Features) -> Expert:
         raise NotImplementedError
+
+    def _field(self, features: Features) -> Field:
+        expert, head = self._expert(features), getattr(self.module, "noise", None)
+
+        def field(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+            hidden, v = expert(x, time)
+            return v, None if head is None else head(hidden).view_as(v)
+
+        return field
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         """Returns the actions [B, C, A] in [-1, 1] that a chunk x [B, C, D] means."""
@@ -204,14 +253,10 @@ class ActsByFlow:
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Follows a chain, see `Flow.act`; `temperature` is the size of the noise."""
         proprio = features["proprio"]
-        output = self.flow.act(self._velocity(features), len(proprio), proprio.device, noise, temperature)
+        output = self.flow.act(self._field(features), len(proprio), proprio.device, noise, temperature)
         return replace(output, actions=self._actions(features, output.actions))
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        return self.flow.evaluate(self._velocity(features), record, temperature)
-
-    def imitation_loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> Tensor:
-        """Returns the summed `matching_loss` of B rows (scalar)."""
-        return self.flow.matching_loss(self._velocity(features), targets, actions).sum()
+        return self.flow.evaluate(self._field(features), record, temperature)

@@ -15,25 +15,26 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from policies.flow import ActsByFlow, Flow, Velocity
+from policies.flow import OF_USE, ActsByFlow, Expert, FlowSettings, NoiseHead, StepNoise
 from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.interfaces.envs import EnvSpec
-from rlinf_embodied.interfaces.policies import Features
+from rlinf_embodied.interfaces.policies import Features, mean_of_rows
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
 
 
 @dataclass(kw_only=True, slots=True)
-class FlowOptions(TinyVLAOptions):
+class FlowOptions(TinyVLAOptions, FlowSettings):
     """The section policy.options; num_bins has no effect."""
 
-    steps: int = 4  # K of a chain, in training and evaluation
+    steps: int = 4
     expert_size: int = 256  # units of the expert's hidden layers
 
     def __post_init__(self) -> None:
         TinyVLAOptions.__post_init__(self)
+        self.require_valid()
         require_numbers(self, "policy.options", "steps", "expert_size", low=1)
 
 
@@ -51,14 +52,15 @@ class ActionExpert(nn.Module):
         self.leave = nn.Linear(width, size)
         self.register_buffer("frequencies", math.pi * 2.0 ** torch.arange(_FREQUENCIES).float() / 4, persistent=False)
 
-    def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> Tensor:
-        """Returns v [B, C, A] of hidden states [B, C, d], chunks x [B, C, A] and times [B] in [0, 1]."""
+    def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns its last layer [B, width] and v [B, C, A] of hidden states [B, C, d], chunks x and times [B]."""
         angles = time[:, None] * self.frequencies
         inputs = torch.cat([x.flatten(1), hidden.flatten(1), angles.sin(), angles.cos()], dim=1)
         y = self.enter(inputs)
         for layer in self.layers:
             y = y + layer(nn.functional.gelu(y))
-        return self.leave(nn.functional.gelu(y)).view_as(x)
+        last = nn.functional.gelu(y)
+        return last, self.leave(last).view_as(x)
 
 
 class FlowVLANet(TinyVLANet):
@@ -68,6 +70,8 @@ class FlowVLANet(TinyVLANet):
         """Builds the modules for an env's cameras, proprioception and chunk."""
         super().__init__(options, critic, env)
         self.head = ActionExpert(env.chunk, env.action_dim, options.hidden_size, options.expert_size)
+        if options.noise is StepNoise.flow_noise:
+            self.noise = NoiseHead(options.expert_size, env.chunk * env.action_dim, options.noise_range)
 
 
 class FlowVLA(ActsByFlow, TinyVLA):
@@ -75,13 +79,13 @@ class FlowVLA(ActsByFlow, TinyVLA):
 
     _net = FlowVLANet
     options_type = FlowOptions
+    options_of_use = (*TinyVLA.options_of_use, *OF_USE)
 
     def __init__(self, config: PolicyConfig, env: EnvSpec, seed: int) -> None:
         super().__init__(config, env, seed)
-        self.flow = Flow(env.chunk, env.action_dim, cast(FlowOptions, self.options).steps)
-        self.spec, self.imitation_noise = self.flow.spec(config.name), self.flow.imitation_noise()
+        self._flows(config.name, cast(FlowOptions, self.options), env)
 
-    def _velocity(self, features: Features) -> Velocity:
+    def _expert(self, features: Features) -> Expert:
         return partial(self.module.head, self._hidden(features))
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
@@ -91,5 +95,6 @@ class FlowVLA(ActsByFlow, TinyVLA):
         """Adds the loss of helper targets, as of TinyVLA."""
         pooled = self._pool(features)
         hidden = self.module.hidden(pooled, features["proprio"], features["tokens"])
-        loss = self.flow.matching_loss(partial(self.module.head, hidden), targets, self.network_actions(actions))
-        return loss.sum() + self._helper_loss(pooled, targets)
+        start, time = self.flow.parts_of(targets["noise"])
+        error = self.flow.matching_error(partial(self.module.head, hidden), start, time, self.network_actions(actions))
+        return mean_of_rows(error.square(), targets).sum() + self._helper_loss(pooled, targets)

@@ -1,7 +1,7 @@
 """What published folders have in common, and the files that this project adds to them, by which it knows its own.
 
 policy.json           policy section and env
-critic.safetensors    value head, statistics of the state that it sees
+critic.safetensors    value head, statistics of the state that it sees, and the noise head of flow-noise
 adapter_config.json  adapter_model.safetensors      LoRA in peft's form; other weights are then the base's
 """
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from policies.checkpoint_folder import read_json, write_json
+from policies.checkpoint_folder import read_json, with_optional, write_json
 from rlinf_embodied.config import Critic, LoraSettings, PolicyConfig
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import EnvSpec
@@ -128,6 +128,7 @@ def read_parts(folder: Path, module: nn.Module, has_adapters: bool) -> None:
     if has_adapters:
         for name, tensor in read_tensors(folder / ADAPTERS).items():
             tensors["model." + re.sub(r"(\.lora_[AB])\.", r"\1.default.", name.removeprefix(_PEFT))] = tensor
+    tensors = with_optional(tensors, module)
     unlike = sorted(set(tensors) ^ set(_parts(module, has_adapters)))
     action = "give a complete checkpoint folder"
     if unlike:
@@ -175,6 +176,6 @@ def stored(tensor: Tensor) -> Tensor:
 
 
 def _parts(module: nn.Module, has_adapters: bool) -> dict[str, Tensor]:
-    kinds = ("critic.", "privileged_scale.")
+    kinds = ("critic.", "privileged_scale.", "noise.")
     state = module.state_dict()
     return {n: t for n, t in state.items() if n.startswith(kinds) or (has_adapters and _LORA in n)}

@@ -136,6 +136,10 @@ class Adapter:
         """Returns what `Scene.step` takes for each of N rows; `chosen` is float32 [N, A]."""
         return chosen
 
+    def image_size(self, size: int) -> tuple[int, int]:
+        """Returns height and width of the images that a policy sees with env.obs_size."""
+        return size, size
+
     def oriented(self, image: np.ndarray) -> np.ndarray:
         """Returns an upright image as the policy sees it."""
         return image

@@ -65,6 +65,7 @@ class ForeignSimulator(Simulator):
             name: np.zeros([self.num_rows, *([] if size is None else [size])], bool if name in _FLAGS else np.float32)
             for name, size in shapes.items()
         }
+        self.image_sizes = dict.fromkeys(config.cameras, adapter.image_size(config.obs_size))
         if adapter.scripted:
             self.expert = self._scripted_expert
 
@@ -90,9 +91,10 @@ class ForeignSimulator(Simulator):
 
     def images(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Returns what the cameras see, each uint8 [len(rows), S, S, 3]."""
-        seen, size = self._shown(rows), self._config.obs_size
+        seen = self._shown(rows)
         return {
-            name: torch.stack([resized(row[k], size) for row in seen]) for k, name in enumerate(self._config.cameras)
+            name: torch.stack([resized(row[k], size) for row in seen])
+            for k, (name, size) in enumerate(self.image_sizes.items())
         }
 
     def film(self, rows: Sequence[int], size: int) -> dict[int, Tensor]:
@@ -100,7 +102,7 @@ class ForeignSimulator(Simulator):
         if not self._films:
             return {}
         try:
-            return {row: resized(image, size) for row, image in zip(rows, self._shown(rows, size), strict=True)}
+            return {row: resized(image, (size, size)) for row, image in zip(rows, self._shown(rows, size), strict=True)}
         except SimulatorError as error:
             self._films = False
             _LOG.warning("there will be no videos: %s", error)
@@ -115,7 +117,7 @@ class ForeignSimulator(Simulator):
         actions = np.zeros((self.num_rows, self.action_dim), dtype=np.float32)
         for mine, answer in self._ask(sorted(self._begun), lambda mine: Message("expert", {"rows": mine})):
             actions[mine] = answer.arrays["actions"]
-        return torch.from_numpy(actions).clamp(-1.0, 1.0)
+        return torch.from_numpy(actions)
 
     # ------------------------------------------------------------------------------------------------------- questions
     def _shown(self, rows: Sequence[int], film: int = 0) -> list[np.ndarray]:
@@ -148,8 +150,8 @@ class ForeignSimulator(Simulator):
                 self.tasks[row] = RowTask(told[0], self._config.instruction or told[1])
 
 
-def resized(image: np.ndarray, size: int) -> Tensor:
-    """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [size, size, 3]; each pixel is the mean of its area."""
+def resized(image: np.ndarray, size: tuple[int, int]) -> Tensor:
+    """Returns an image [H, W], [H, W, 1] or [H, W, 3] as uint8 [*size, 3]; each pixel is the mean of its area."""
     if image.dtype != np.uint8 or image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2] not in (1, 3)):
         raise SimulatorError(
             f"an image is {image.dtype} {list(image.shape)}, but policies see uint8 [height, width], or 1 or 3 "
@@ -157,10 +159,10 @@ def resized(image: np.ndarray, size: int) -> Tensor:
         )
     pixels = torch.from_numpy(np.array(image))
     pixels = pixels[..., None] if pixels.ndim == 2 else pixels
-    if tuple(pixels.shape[:2]) != (size, size):
-        scaled = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (size, size), mode="area")
+    if tuple(pixels.shape[:2]) != size:
+        scaled = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), size, mode="area")
         pixels = scaled[0].permute(1, 2, 0).round().to(torch.uint8)
-    return pixels.expand(size, size, 3).contiguous()
+    return pixels.expand(*size, 3).contiguous()
 
 
 WORKER = ("-P", "-m", "envs.foreign.worker")

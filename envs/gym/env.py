@@ -6,9 +6,10 @@ from envs.episodes import EpisodeEnv
 from envs.foreign.env import ForeignSimulator, start_processes
 from envs.foreign.process import Local
 from envs.foreign.worker import Rows
-from envs.gym.row import CAMERA, Gymnasium, GymnasiumOptions
+from envs.gym.row import Gymnasium, GymnasiumOptions
 from rlinf_embodied.config import EnvConfig
-from rlinf_embodied.errors import ConfigError, SimulatorError
+from rlinf_embodied.config.checks import require
+from rlinf_embodied.errors import SimulatorError
 from rlinf_embodied.interfaces.options import typed
 
 
@@ -39,11 +40,15 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
 def read_options(config: EnvConfig) -> GymnasiumOptions:
     """Returns the options of a config; raises ConfigError for an unknown option, a bad value or an unknown camera."""
     options = typed(config.options, GymnasiumOptions, "env.options")
-    if any(camera != CAMERA for camera in config.cameras) or len(config.cameras) > 1:
-        raise ConfigError(
-            f"env.cameras is {list(config.cameras)}, but a Gymnasium env has one, the image of its observation or of "
-            f"`render`: use env.cameras=[{CAMERA}], or [] for its state only"
-        )
+    rule = "a Gymnasium env has one camera, the image of its observation or of `render`, which may have any name"
+    action = "use env.cameras=[rgb_array], or [] for its state only"
+    require(
+        len(config.cameras) <= 1 and Gymnasium.film_camera not in config.cameras,
+        "env.cameras",
+        list(config.cameras),
+        rule,
+        action,
+    )
     return options
 
 

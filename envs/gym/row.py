@@ -18,7 +18,7 @@ from envs.gym.spaces import ActionCode, ObservationCode
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import SimulatorError
 
-CAMERA = "rgb_array"  # the only camera of a Gymnasium env: the image of `render`
+RENDERED = "rgb_array"  # the render mode that returns an image
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
 SUCCESS = ("is_success", "success", "succeed")  # in `info`: of Gymnasium-Robotics, MetaWorld, LeRobot's plug-ins
@@ -33,6 +33,7 @@ class GymnasiumOptions(ForeignOptions):
     history_free: bool | None = None  # is an episode a function of seed and actions?  None: true for Gymnasium's own
     success: bool | None = None  # whether `info` has is_success or success; None: decided by the first step
     physical_actions: bool = False  # actions are in the units of the action space, not [-1, 1] mapped to its bounds
+    image_size: list[int] = field(default_factory=list)  # height and width of the image; []: env.obs_size, both
     python: str = ""  # of another environment: <key> for .venv-<key>, or a path
     make: dict[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
 
@@ -41,6 +42,8 @@ class GymnasiumOptions(ForeignOptions):
         taken = sorted({"render_mode", "max_episode_steps", "num_envs"} & set(self.make))
         rule = "rendering follows env.cameras, the time limit is env.horizon, and the rows are env.num_envs"
         require(not taken, "env.options.make", taken, rule, "leave them out")
+        fits = not self.image_size or (len(self.image_size) == 2 and min(self.image_size) > 0)
+        require(fits, "env.options.image_size", self.image_size, "it is [<height>, <width>] in pixels", "give both")
 
 
 class Gymnasium(Adapter):
@@ -70,15 +73,18 @@ class Gymnasium(Adapter):
 
     def open(self, cameras: Sequence[str], size: int) -> Facts:
         """Makes the first row, and steps it once to learn whether `info` reports success."""
-        self._size = size if cameras else FILM_SIZE
-        first = self._made = Row(self.task, self.options.make, self._size)
+        self._size = self.image_size(size) if cameras else (FILM_SIZE, FILM_SIZE)
+        first = self._made = Row(self.task, self.options, self._size)
         self._code = first.action.physical() if self.options.physical_actions else first.action
+        self.scripted = hasattr(first.env.unwrapped, "expert_action")
         if first.code.is_image and not first.code.dim and not cameras:
-            raise SimulatorError(f"env.task is {self.task!r}, which observes only an image: set env.cameras=[{CAMERA}]")
+            raise SimulatorError(
+                f"env.task is {self.task!r}, which observes only an image: set env.cameras=[{RENDERED}]"
+            )
         if cameras and not first.code.is_image and not first.draws:
             raise SimulatorError(
-                f"env.cameras is [{CAMERA}], but {self.task} has neither an image in its observation nor the render "
-                f"mode {CAMERA}: set env.cameras=[], or give it that render mode"
+                f"env.cameras is {list(cameras)}, but {self.task} has neither an image in its observation nor the "
+                f"render mode {RENDERED}: set env.cameras=[], or give it that render mode"
             )
         own = self.options
         return Facts(
@@ -92,28 +98,33 @@ class Gymnasium(Adapter):
             films=first.draws,
         )
 
+    def image_size(self, size: int) -> tuple[int, int]:
+        height, width = self.options.image_size or (size, size)
+        return height, width
+
     def actions(self, chosen: np.ndarray) -> Sequence[Any]:
         return self._code.decode(chosen)
 
     def scene(self, task: int) -> Row:
-        row, self._made = self._made or Row(self.task, self.options.make, self._size), None
+        row, self._made = self._made or Row(self.task, self.options, self._size), None
         return row
 
 
 class Row:
     """A Gymnasium env without a time limit, after a reset."""
 
-    def __init__(self, task: str, make: Mapping[str, Any], size: int) -> None:
-        """Makes the env of Gymnasium's id `task` with arguments `make`; `size` is that of MuJoCo's images.
+    def __init__(self, task: str, options: GymnasiumOptions, size: tuple[int, int]) -> None:
+        """Makes the env of Gymnasium's id `task`; `size` is height and width of images that MuJoCo renders.
 
         Raises:
             SimulatorError: the id is unknown, its packages are missing, or its spaces cannot be used.
         """
         self._task = task
-        self.env = _made(task, make, size)
+        self.env = _made(task, options.make, size)
         self.action = ActionCode.of(self.env.action_space, task)
+        self._is_physical = options.physical_actions
         self.code = ObservationCode.of(self.env.observation_space, task)
-        self.draws = CAMERA in self.env.metadata.get("render_modes", ())
+        self.draws = RENDERED in self.env.metadata.get("render_modes", ())
         self.history_free = type(self.env.unwrapped).__module__.startswith(_OWN)
         self._reset(PROBE_SEED)
 
@@ -141,6 +152,10 @@ class Row:
         self._reset(PROBE_SEED)
         return any(name in info for name in SUCCESS)
 
+    def expert(self) -> np.ndarray:
+        """Returns what `expert_action` of the env returns, in [-1, 1] or in its units, float32 [A]."""
+        return self.action.encode(self.env.unwrapped.expert_action(), self._is_physical)  # pyright: ignore[reportAttributeAccessIssue]
+
     def open_renderer(self) -> Row:
         return self
 
@@ -150,7 +165,7 @@ class Row:
         Raises:
             SimulatorError: packages or a GL context of the renderer are missing.
         """
-        if camera == CAMERA and self.code.is_image:
+        if camera != Gymnasium.film_camera and self.code.is_image:
             return self.code.image(self._seen)
         try:
             return np.asarray(self.env.render())
@@ -168,17 +183,17 @@ class Row:
         self._reward, self._terminated, self._truncated = 0.0, False, False
 
 
-def _made(task: str, make: Mapping[str, Any], size: int) -> gymnasium.Env:
+def _made(task: str, make: Mapping[str, Any], size: tuple[int, int]) -> gymnasium.Env:
     """Returns one Gymnasium env without a time limit; raises SimulatorError if its id or a package is unknown."""
     if not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", offscreen_gl())  # MuJoCo reads it when it is imported
     try:
         entry, given = _spec_of(task).entry_point, dict(make)
         if isinstance(entry, str) and entry.startswith("gymnasium.envs.mujoco."):
-            given = {"width": size, "height": size} | given
+            given = {"width": size[1], "height": size[0]} | given
         made = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
-        draws = CAMERA in getattr(made, "metadata", {}).get("render_modes", ())
-        mode = {"render_mode": CAMERA} if draws else {}  # an env without that mode need not take the argument
+        draws = RENDERED in getattr(made, "metadata", {}).get("render_modes", ())
+        mode = {"render_mode": RENDERED} if draws else {}  # an env without that mode need not take the argument
         return gymnasium.make(task, max_episode_steps=-1, disable_env_checker=True, **mode, **given)
     except AttributeError as error:
         if "glGetError" not in str(error):

@@ -49,6 +49,11 @@ class ActionCode:
         require(not self.categorical, "env.options.physical_actions", True, "its actions are choices", "leave it out")
         return replace(self, is_physical=True)
 
+    def encode(self, action: np.ndarray, is_physical: bool) -> np.ndarray:
+        """Returns the vector in [-1, 1], or in the space's units, that `decode` makes this action of, float32 [A]."""
+        given = np.asarray(action, np.float64).reshape(-1)
+        return (given if is_physical else ((given - self.centre) / self.half).clip(-1.0, 1.0)).astype(np.float32)
+
     def decode(self, actions: np.ndarray) -> np.ndarray | list[int]:
         """Returns the env's action for each of N vectors [N, A]; values are clipped to [-1, 1], or to the bounds."""
         if self.categorical:

@@ -315,9 +315,7 @@ def report(results: Mapping[str, Outcomes], known: Mapping[str, Any]) -> Report:
     return Report(
         content={**known, **found},
         text=f"{table}\n{errors}",
-        markdown="\n".join(
-            ["# plan=auto, measured", "", command_text("auto", known), "", table.markdown(), "", errors]
-        ),
+        markdown="\n".join(["# plan=auto, measured", "", command_text(known), "", table.markdown(), "", errors]),
         exit_code=0 if all(verdict(plans)[0] for plans in results.values()) else 1,
     )
 

@@ -81,7 +81,7 @@ def of_dataset(dataset: RecordedDataset, number: int) -> dict[str, list[np.ndarr
 def draw_strip(own: Options) -> None:
     """Writes the picture of a run folder with videos of before and after, or of a dataset."""
     if own.data is not None:
-        dataset = open_dataset(Path(own.data), "data")
+        dataset = open_dataset(own.data, "data")
         require(bool(dataset.cameras), "data", own.data, "it has no images", "give a dataset with images")
         strip(of_dataset(dataset, own.num_episodes)).save(own.out)
         print(f"{own.out}: {dataset.num_episodes} episodes, {len(dataset)} frames, {', '.join(dataset.cameras)}")

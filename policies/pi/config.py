@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from policies.checkpoint_folder import read_json
+from policies.flow import FlowSettings
 from rlinf_embodied.config import LoraSettings, Precision
 from rlinf_embodied.config.checks import require_numbers
 from rlinf_embodied.data.recorded import ACTION, STATE
@@ -224,29 +225,21 @@ def _only(name: str, value: object, wanted: object) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- policy.options
-class Stochastic(StrEnum):
-    """Which steps of a chain RL makes stochastic, and scores."""
-
-    one = "one"  # drawn for each chunk: an update has one pass of the expert
-    all = "all"
-
-
 @dataclass(kw_only=True, slots=True)
-class PiOptions:
-    """How a folder's policy acts and what of it is trained."""
+class PiOptions(FlowSettings):
+    """How a folder's policy acts and what of it is trained; with steps=0 a chain has the folder's."""
 
     backbone: str | None = None  # folder of the backbone's tokenizer and sizes; null: the folder's own part
     cameras: dict[str, str] = field(default_factory=dict)  # the policy's, and the env's; {}: by name, or else in order
     clip_actions: bool = True  # to [-1, 1]; false for an env that takes actions in the units of the data
-    steps: int = 0  # K of a chain; 0: the folder's
-    stochastic_steps: Stochastic = Stochastic.one
     expert_only: bool = True  # false: the language model is trained as well
     freeze_vision: bool = True  # with expert_only=false
     cache_prefix: bool = True  # keys and values of a frozen language model are kept with a rollout, instead of images
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))  # of what would be trained
     precision: Precision = Precision.float32  # of what is not trained
+    checkpoint_activations: bool = False  # compute those of a pass again in its backward pass, layer by layer
     critic_hidden_size: int = 256
 
     def __post_init__(self) -> None:
-        require_numbers(self, OPTIONS, "steps", low=0)
+        self.require_valid()
         require_numbers(self, OPTIONS, "critic_hidden_size", low=1)

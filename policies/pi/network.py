@@ -245,6 +245,10 @@ class FlowNetwork(nn.Module):
         """The vision tower, and what projects to the width of the language model."""
         return [self.get_submodule(name) for name in self._parts[2:]]
 
+    def blocks(self) -> list[nn.Module]:
+        """The layers of all towers."""
+        return [*self.text.layers, *self.expert.layers, *self.vision[0].encoder.layers]
+
     def look(self, images: Tensor) -> Tensor:
         """Returns the tokens [B, T, width] of images [B, 3, H, W] in [-1, 1], of the size that the config names."""
         tower, projector = self.vision

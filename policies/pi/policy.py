@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal
 from torch.nn import functional as F
 
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json, seeded
 from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
-from policies.flow import ActsByFlow, Flow, Velocity
-from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions, Stochastic
+from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise
+from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
 from policies.pi.processors import resized
@@ -35,7 +34,8 @@ from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.options import typed
-from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Distribution, Features, Noise
+from rlinf_embodied.interfaces.policies import ACTION_IS_PAD, Features
+from rlinf_embodied.learning.gradients import checkpoint_blocks
 
 _CAMERA = "observation.images."
 _IMAGE = "images."  # as `image_features` names them
@@ -75,15 +75,15 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         return policy
 
     def _build(self, config: PolicyConfig, env: EnvSpec, options: PiOptions, checkpoint: Checkpoint) -> None:
-        self.config, self.env, self.options, self.checkpoint = config, env, options, checkpoint
         own, network = checkpoint.config, checkpoint.network
         _require_fitting(env, checkpoint)
         self._cameras = _matched(checkpoint, env, options)
-        steps, one = options.steps or own.steps, options.stochastic_steps is Stochastic.one
-        self.flow = Flow(env.chunk, env.action_dim, steps, own.max_action_dim, env.executed, one)
-        start = Noise((1, *self.flow.shape), Distribution.normal)
-        self.spec = replace(self.flow.spec(config.name), greedy_noise=start)
-        self.imitation_noise = self.flow.imitation_noise()
+        names = {_CAMERA + camera: name for name, camera in self._cameras.items() if name != _CAMERA + camera}
+        processors = replace(checkpoint.processors, rename={**checkpoint.processors.rename, **names})
+        acted = replace(own, raw={**own.raw, "n_action_steps": env.executed})
+        self.checkpoint = replace(checkpoint, config=acted, processors=processors)
+        self.config, self.env, self.options = config, env, options
+        self._flows(config.name, options, env, own.steps, own.max_action_dim)
         trained = network.trained(language=not options.expert_only, vision=not options.freeze_vision)
         if options.lora.rank:
             kept = {id(p) for p in trained}
@@ -94,11 +94,17 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
             for parameter in trained:
                 parameter.requires_grad_(True)
                 parameter.data = parameter.data.float()
+        if options.checkpoint_activations:
+            checkpoint_blocks(network.blocks())
         with seeded(0, "critic"):
             privileged = config.critic is Critic.privileged
             critic = ValueHead(env.privileged_dim if privileged else own.expert.width, options.critic_hidden_size)
         scale = Standardise(env.privileged_dim if privileged else 0)
-        self.module: Any = nn.ModuleDict({"model": network, "critic": critic, "privileged_scale": scale}).eval()
+        parts: dict[str, nn.Module] = {"model": network, "critic": critic, "privileged_scale": scale}
+        if options.noise is StepNoise.flow_noise:
+            with seeded(0, "noise"):
+                parts["noise"] = NoiseHead(own.expert.width, own.max_action_dim, options.noise_range)
+        self.module: Any = nn.ModuleDict(parts).eval()
 
     # ------------------------------------------------------------------------------------------------------ inference
     def encode(self, observation: Observation) -> Features:
@@ -137,10 +143,15 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         padded = F.pad(state, (0, self.checkpoint.config.max_state_dim - state.shape[1]))
         return self.module.model.prefix(self._context(features), padded)
 
-    def _velocity(self, features: Features) -> Velocity:
-        """Returns the velocity from noise (0) to actions (1)."""
+    def _expert(self, features: Features) -> Expert:
+        """Returns the expert, whose time runs from noise (1) to actions (0)."""
         model, prefix = self.module.model, self._prefix(features)
-        return lambda x, time: -model.velocity(prefix, x, (1.0 - time.double()).float())
+
+        def expert(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = model.hidden(prefix, x, (1.0 - time.double()).float())
+            return hidden, -model.action_out_proj(hidden)
+
+        return expert
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
@@ -162,7 +173,8 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
     # ------------------------------------------------------------------------------------------------------- training
     def policy_parameters(self) -> list[nn.Parameter]:
         """Returns what of the network is trained: the expert, the language model and vision if asked, or adapters."""
-        return [p for p in self.module.model.parameters() if p.requires_grad]
+        parts = [part for name, part in self.module.items() if name in ("model", "noise")]
+        return [p for part in parts for p in part.parameters() if p.requires_grad]
 
     def value_parameters(self) -> list[nn.Parameter]:
         return list(self.module.critic.parameters())
@@ -196,13 +208,12 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         x_t = t noise + (1 - t) actions at Beta-distributed t; targets["noise"] [B, C * D + 1] is the noise and what
         decides t.  SmolVLA leaves out steps beyond the episode's end, bool [B, C] targets["action_is_pad"], as LeRobot.
         """
-        own, noise = self.checkpoint.config, targets["noise"][:, :-1].unflatten(1, self.flow.shape)
+        own, (noise, uniforms) = self.checkpoint.config, self.flow.parts_of(targets["noise"])
         wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
         wanted = F.pad(wanted, (0, own.max_action_dim - actions.shape[2]))
         (alpha, _), (scale, offset) = own.beta, own.time_range
-        time = Normal(0.0, 1.0).cdf(targets["noise"][:, -1]) ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
-        x = torch.lerp(wanted, noise, time[:, None, None])
-        error = noise - wanted - self.module.model.velocity(self._prefix(features), x, time)
+        time = uniforms ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
+        error = self.flow.matching_error(self._expert(features), noise, 1.0 - time.double(), wanted)
         losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(ACTION_IS_PAD)
         if is_pad is None or own.family is not Family.smolvla:
             return losses.mean(1).sum()

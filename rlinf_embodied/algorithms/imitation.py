@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf_embodied.algorithms import transitions
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training, adam
 from rlinf_embodied.algorithms.transitions import Columns, ReplayConfig
-from rlinf_embodied.config import AlgorithmConfig, Reduction, Source, TrainConfig
+from rlinf_embodied.config import AlgorithmConfig, Reduction, Sharding, Source, TrainConfig
 from rlinf_embodied.config.checks import require, require_numbers
 from rlinf_embodied.config.learning import FineTuningPhases
 from rlinf_embodied.config.machine import require_no_cores
@@ -41,6 +41,7 @@ _OPTIMIZER, _WHOLE, _HEAD = "policy_optimizer", "whole_optimizer", "head_optimiz
 _NOISE = "noise"  # what a flow policy's loss draws
 _ROWS = 64  # of a call that computes without a gradient
 _AHEAD = 4  # minibatches whose images are decoded in the background
+_Loss = Callable[[ImitationPolicy], Tensor]
 
 
 class Chunks(Protocol):
@@ -220,9 +221,21 @@ class _Imitating(Algorithm):
         self._policy, self._device = cast(ImitationPolicy, training.policy), training.context.device
         self._noise = partial(drawn_noise, training)
 
-    def _loss(self, features: Features, actions: Tensor, targets: Mapping[str, Tensor]) -> LossSums:
-        value = self._policy.imitation_loss(features, actions, targets)
-        return LossSums(value, value.new_tensor(float(len(actions))), value.detach().reshape(1))
+
+def _loss_sums(value: Tensor, number: int) -> LossSums:
+    """Returns the loss of some chunks as what a pass adds up."""
+    return LossSums(value, value.new_tensor(float(number)), value.detach().reshape(1))
+
+
+class _Scored(nn.Module):
+    """A policy's loss as a module's forward pass, which is when sliced weights are gathered."""
+
+    def __init__(self, policy: ImitationPolicy) -> None:
+        super().__init__()
+        self.module, self._policy = policy.module, policy
+
+    def forward(self, loss: _Loss) -> Tensor:
+        return loss(self._policy)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -295,7 +308,7 @@ class Imitation(_Imitating):
         actions = columns[expert if expert in columns else transitions.ACTION]
         targets = {_NOISE: columns[_NOISE]} if _NOISE in columns else {}
         features = self._policy.encode_trainable(transitions.observation_of(columns))
-        return self._loss(features, actions[:, None], targets)
+        return _loss_sums(self._policy.imitation_loss(features, actions[:, None], targets), len(actions))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -313,6 +326,8 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
     warmup: float = 0.1  # share of a phase's steps in which the learning rate rises
     held_out: float = 0.1  # share of the episodes that nothing is learned from; their loss is reported
     reduction: Reduction = Reduction.exact  # on accelerators as well: a cached policy is the same for all of them
+    rows_per_microbatch: int | None = None  # chunks in one forward-backward pass; None: a block's part of a minibatch
+    sharding: Sharding = Sharding.none  # of the policy while it trains
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -320,6 +335,10 @@ class SFTConfig(FineTuningPhases, AlgorithmConfig):
         require_numbers(self, "algorithm", "warmup", high=1)
         require_numbers(self, "algorithm", "held_out", high=0.5)
         require(not self.compile, "algorithm.compile", True, "passes of fine-tuning are not compiled", "use false")
+        require_numbers(self, "algorithm", "rows_per_microbatch", low=1)
+        rule = "a policy in slices is trained whole, not its head on cached features"
+        whole = self.sharding is Sharding.none or not self.head_epochs
+        require(whole, "algorithm.head_epochs", self.head_epochs, rule, "use 0, or algorithm.sharding=none")
 
     @property
     def num_epochs(self) -> int:
@@ -357,6 +376,11 @@ class FineTuning(_Imitating):
         self._features: dict[int, Features] = {}
         given = algorithm.proprio_jitter
         self._jitter = self._policy.proprio_jitter if given is None else given
+        self._copies = [self._policy]
+        self._scored: Callable[[_Loss], Tensor] = lambda loss: loss(self._policy)
+        if algorithm.sharding is not Sharding.none:
+            self.learners[_WHOLE] = self._sharded()
+            return
         phases = ((_WHOLE, algorithm.epochs, algorithm.lr), (_HEAD, algorithm.head_epochs, algorithm.head_lr))
         for name, epochs, lr in phases:
             if epochs:
@@ -365,6 +389,24 @@ class FineTuning(_Imitating):
                     adam(algorithm, lr, algorithm.max_grad_norm),
                 )
                 self.learners[name] = Learner(parameters, settings, ("loss",), training.reducer)
+
+    def _sharded(self) -> Learner:
+        """Returns the learner of a second copy of the policy, in slices, with which losses are computed from now on."""
+        from rlinf_embodied.learning.sharded import ShardedLearner  # slow to import, and few need FSDP2
+
+        training, algorithm = self.training, self.algorithm
+        policy = cast(ImitationPolicy, training.copy())
+        self._scored = root = _Scored(policy)
+        self._copies.append(policy)
+        return ShardedLearner(
+            *(root, partial(policy.imitation_parameters, True), _Scored(self._policy)),
+            *(adam(algorithm, algorithm.lr, algorithm.max_grad_norm), ("loss",)),
+            zero_loss=lambda: self._sums(True, 0, next(iter(self._data.values())), 0, torch.tensor([0])).loss * 0.0,
+            precision=algorithm.precision,
+            group=training.context.group,
+            device=training.context.device,
+            exact=training.exact,
+        )
 
     def measure(self, data: Mapping[int, Chunks]) -> None:
         """Sets the mean and standard deviation with which the policy standardises proprioception and privileged state.
@@ -381,7 +423,8 @@ class FineTuning(_Imitating):
         sum_blocks, count = self.training.reducer.sum_blocks, float(sum(sizes(self.training.reducer, columns).values()))
         mean = sum_blocks({b: v.double().sum(0) for b, v in columns.items()}) / count
         square = sum_blocks({b: (v.double() - mean).square().sum(0) for b, v in columns.items()}) / count
-        self._policy.set_statistics(name, mean.float(), square.sqrt().float())
+        for policy in self._copies:
+            policy.set_statistics(name, mean.float(), square.sqrt().float())
 
     def update(self, step_context: StepContext, data: Mapping[int, Chunks]) -> dict[str, float]:
         """Makes one epoch over the demonstrations of this worker's blocks."""
@@ -401,7 +444,10 @@ class FineTuning(_Imitating):
         shuffle = (self.training.seed, "clone/whole" if whole else "clone/head", epoch)
         fitted, learner = Fitted(), self.learners[name]
         sums = partial(self._sums, whole, epoch)
-        passes = lambda b, index: [Pass(float(len(index)), partial(sums, data[b], b, index))]  # noqa: E731
+        self._data, most = data, algorithm.rows_per_microbatch
+        passes = lambda b, index: [  # noqa: E731
+            Pass(float(len(part)), partial(sums, data[b], b, part)) for part in index.split(most or len(index))
+        ]
         if self.weights:
             pieces = {block: cut(order, number) for block, order in self._mixture(shuffle, data).items()}
             batches = ({block: piece[k] for block, piece in pieces.items()} for k in range(number))
@@ -410,6 +456,7 @@ class FineTuning(_Imitating):
         for k, rows in enumerate(batches if self._features else _announced(batches, data)):
             learner.lr = one_cycle(epoch * number + k, epochs * number, peak, algorithm.warmup)
             fitted.add(learner.step(rows, passes))
+        learner.publish()
         rate = {"losses/updates": float(number), "charts/learning_rate": learner.lr}
         return {"losses/imitation_loss": fitted.loss} | rate
 
@@ -441,6 +488,8 @@ class FineTuning(_Imitating):
     @torch.no_grad()
     def _cache_features(self, data: Mapping[int, Chunks]) -> None:
         """Computes what the frozen part makes of all chunks, unless they take more than `max_feature_bytes`."""
+        if self.algorithm.augment:  # images are others in every epoch
+            return
         some = next(iter(data.values()))
         size = sum(value[0].nbytes for value in self._encoded(some.rows([0]).observation).values())
         if size * sum(map(len, data.values())) > self.max_feature_bytes:
@@ -463,22 +512,36 @@ class FineTuning(_Imitating):
     def _sums(self, whole: bool, epoch: int, data: Chunks, block: int, index: Tensor) -> LossSums:
         cached = None if whole else self._features.get(block)
         targets, part = self._noise("flow", epoch, block, index.numpy()), data.rows(index, images=cached is None)
+        observation = self._augmented(part.observation, whole, epoch, block, index.numpy())
         shape = tuple(part.proprio.shape[1:])
         drawn = normal(self.training.seed, "jitter", epoch, block, index.numpy(), shape=shape)
         jitter = torch.from_numpy(drawn).to(self._device) * self._jitter
         targets |= part.targets(self._device, helpers=whole)
-        if whole:
-            observation = part.observation.to(self._device)
-            features = self._policy.encode_trainable(observation)
-            if self._jitter and "proprio" not in features:
-                features = self._policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
-        elif cached is not None:
-            features = {name: value[index] for name, value in cached.items()}
-        else:
-            features = self._encoded(part.observation)
-        if "proprio" in features:
-            features["proprio"] = features["proprio"] + jitter
-        return self._loss(features, part.actions.to(self._device), targets)
+        observation, actions = observation.to(self._device), part.actions.to(self._device)
+
+        def loss(policy: ImitationPolicy) -> Tensor:
+            if whole:
+                features = policy.encode_trainable(observation)
+                if self._jitter and "proprio" not in features:
+                    features = policy.encode_trainable(observation.with_proprio(observation.proprio + jitter))
+            elif cached is not None:
+                features = {name: value[index] for name, value in cached.items()}
+            else:
+                features = policy.encode_frozen(observation)
+            if "proprio" in features:
+                features["proprio"] = features["proprio"] + jitter
+            return policy.imitation_loss(features, actions, targets)
+
+        return _loss_sums(self._scored(loss), len(actions))
+
+    def _augmented(self, seen: Observation, whole: bool, *ids: int | np.ndarray) -> Observation:
+        names, number = self.algorithm.augment, self.algorithm.max_augmentations
+        if not names or not seen.images:
+            return seen
+        from rlinf_embodied.data.augmentation import augmented  # torchvision takes long, and few runs need it
+
+        change = lambda name, images: augmented(images, names, number, self.training.seed, name, whole, *ids)  # noqa: E731
+        return replace(seen, images={name: change(name, images) for name, images in seen.images.items()})
 
     @torch.no_grad()
     def held_out(self, data: Mapping[int, Chunks | None]) -> dict[str, float]:

@@ -83,6 +83,10 @@ class TrainConfig(TrainingConfig):
         rule, action = f"{algorithm.name} learns from rollouts", "leave it out, or use algorithm=rlpd, iql, bc or sft"
         used = algorithm.learns_from is not Source.rollouts or algorithm.uses_demonstrations
         require(self.data is None or used, "data", self.data, rule, f"{action}, or algorithm.bc_coef=0.1")
+        for path, section in (("warm_start", self.warm_start), ("algorithm", algorithm)):
+            names, action = [str(name) for name in getattr(section, "augment", [])], "leave it out, or name cameras"
+            rule = "it changes images, and env.cameras is empty"
+            require(bool(env.cameras) or not names, f"{path}.augment", names, rule, action)
 
     def _paid_once(self, env: EnvConfig) -> EnvConfig:
         """Returns the env whose success bonus does not come in addition to the value after a time-out."""

@@ -49,6 +49,19 @@ class PolicyConfig:
         require_numbers(self, "policy", "noise_repeat", high=1)
 
 
+class ImageAugmentation(StrEnum):
+    """A random change of images (data/augmentation.py)."""
+
+    brightness = "brightness"
+    contrast = "contrast"
+    saturation = "saturation"
+    hue = "hue"
+    sharpness = "sharpness"
+    affine = "affine"
+    crop = "crop"
+    blur = "blur"
+
+
 @dataclass(kw_only=True)  # slots of two bases would conflict
 class FineTuningPhases:
     """Supervised fine-tuning in two phases: of algorithm=sft, and of a warm start."""
@@ -64,10 +77,13 @@ class FineTuningPhases:
     # standard deviation of the noise on proprioception, in the units in which features hold it (m, rad, or normalised);
     # null: the policy's own, 0.005 unless it says otherwise
     proprio_jitter: float | None = None
+    # random changes of images: some of brightness, contrast, saturation, hue, sharpness, affine, crop, blur
+    augment: list[ImageAugmentation] = field(default_factory=list)
+    max_augmentations: int = 3  # of one image
 
     def require_phases(self, path: str) -> None:
         """Checks the numbers in the section at `path`."""
-        require_numbers(self, path, "batch_size", "head_batch_size", low=1)
+        require_numbers(self, path, "batch_size", "head_batch_size", "max_augmentations", low=1)
         require_numbers(self, path, "epochs", "head_epochs", "weight_decay", "proprio_jitter", low=0)
         require_numbers(self, path, "max_grad_norm", above=True, high=math.inf)
         require_numbers(self, path, "lr", "head_lr", low=0, above=True)
@@ -86,6 +102,9 @@ class WarmStartConfig(FineTuningPhases):
     noise_steps: int = 15  # the largest noise lasts for this many steps only
     cache_gb: float = 4.0  # of a worker, for decoded images of datasets, and again for cached features
     decoders: int = 1  # background threads of a worker that decode images of datasets
+    # conventions of a dataset (data=, or demonstrations), in order, as 3:euler_xyz:rotation_vector (docs/datasets.md)
+    convert_actions: list[str] = field(default_factory=list)
+    convert_state: list[str] = field(default_factory=list)
     cache_dir: str = "~/.cache/rlinf_embodied"  # RLINF_EMBODIED_CACHE overrides it
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
 from rlinf_embodied.data.recorded import ACTION, STATE
 from rlinf_embodied.embodied.env_stage import Controller
 from rlinf_embodied.embodied.recorded_chunks import RecordedChunks
-from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, open_dataset, require_actions
+from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, require_actions
 from rlinf_embodied.errors import DataError
 from rlinf_embodied.interfaces.envs import EnvSpec, FeatureKind, Observation, VectorEnv
 from rlinf_embodied.randomness import normal, reset_seed
@@ -64,7 +64,7 @@ def demonstrator(
         episodes = read_recording(Path(source.path), source.named).episodes
         _require_size(source, "actions", episodes[0].actions.shape[1], spec.action_dim, "env.options.robot")
         return partial(_replay, env, spec.chunk, episodes)
-    dataset = open_dataset(Path(source.path), source.named)
+    dataset = source.open()
     settings = "env.options.control_mode, env.options.robot"
     _require_size(source, ACTION, dataset.size(ACTION), spec.action_dim, settings)
     state_dim = sum(part.shape[-1] for part in spec.of_kind(FeatureKind.state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +94,8 @@ def require_exportable(config: ExportConfig, out: Path) -> None:
 def _acting(config: ExportConfig, env: VectorEnv) -> _Acting:
     """Returns who acts; a policy acts chunk by chunk, as it was trained."""
     if config.policy == "expert":
-        return lambda step, shown: env.expert_actions().clamp(-1.0, 1.0)
+        bound = math.inf if getattr(env_options(config.env), "physical_actions", False) else 1.0
+        return lambda step, shown: env.expert_actions().clamp(-bound, bound)
     is_remote = config.policy == "remote"
     folder = str(config.remote.url if is_remote else config.checkpoint)
     trained = remote_policy(config.remote, config.env) if is_remote else trained_under(folder)

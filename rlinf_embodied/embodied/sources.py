@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from rlinf_embodied.data.recorded import ACTION, STATE, RecordedDataset
 from rlinf_embodied.data.rlds import DESCRIPTION, RldsDataset
 from rlinf_embodied.data.statistics import Statistics, combine, vector_statistics
 from rlinf_embodied.errors import DataError
-from rlinf_embodied.plug_ins import env_options, load_target
+from rlinf_embodied.plug_ins import env_options, load_plug_in, load_target
 
 NUM_DATA_BLOCKS = 4  # of demonstrations: fixed, so that weights are the same under every plan
 
@@ -44,11 +45,16 @@ class DemonstrationSource:
     named: str = ""  # the config path that gave it, for errors
     bounded: bool = True  # whether actions must lie in [-1, 1]
     weight: float | None = None  # its share of what an epoch draws; None: every chunk is drawn once
+    convert: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # of a dataset: conversions of actions, of the state
 
     @property
     def where(self) -> str:
         """The beginning of an error."""
         return f"{self.named} is {self.path!r}"
+
+    def open(self) -> RecordedDataset:
+        """Returns the dataset, its vectors in the conventions of the env."""
+        return open_dataset(self.path, self.named, *self.convert)
 
 
 def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
@@ -69,7 +75,12 @@ def sources_of(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
         rule = "all paths have a weight above 0, as <path>:<weight>, or none has"
         holds = config.algorithm.learns_from is Source.demonstrations and all((w or 0) > 0 for _, w in placed)
         require(holds, named, given, f"weights are for algorithm=sft, and {rule}", "give every path a weight, or none")
-    found = tuple(replace(_file(place, env, named, bounded), weight=weight) for place, weight in placed)
+    convert = tuple(start.convert_actions), tuple(start.convert_state)
+    found = tuple(replace(_file(place, env, named, bounded, convert), weight=weight) for place, weight in placed)
+    rule = "what is converted are the vectors of LeRobot and RLDS datasets"
+    holds = not any(convert) or (found and all(source.kind is Kind.recorded for source in found))
+    path = "warm_start.convert_actions" if convert[0] else "warm_start.convert_state"
+    require(bool(holds), path, list(convert[0] or convert[1]), rule, "leave it out, or give datasets only")
     if not found:
         return (DemonstrationSource(Kind.expert, start.num_demos),)
     if (number := sum(source.num_episodes for source in found)) < NUM_DATA_BLOCKS:
@@ -89,23 +100,27 @@ def _weighted(place: str) -> tuple[str, float | None]:
         return place, None
 
 
-def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> DemonstrationSource:
+def _file(
+    place: str, env: EnvConfig, named: str, bounded: bool, convert: tuple[tuple[str, ...], tuple[str, ...]]
+) -> DemonstrationSource:
     """Returns a trajectory file or a dataset folder, after all checks that need no simulator."""
-    path, kinds = Path(place), "a trajectory file of ManiSkill (.h5) or the folder of a LeRobot or RLDS dataset"
+    reader, kinds = place.rpartition("@")[0], "a trajectory file of ManiSkill (.h5) or the folder of a dataset"
+    path = Path(place.rpartition("@")[2])
     require(path.exists(), named, place, "there is nothing", f"give {kinds}")
     whole = path.absolute()  # a link has the name that tells what it is, its target may not
-    if path.suffix in (".h5", ".hdf5"):
+    if path.suffix in (".h5", ".hdf5") and not reader:
         kind, number, files = (
             Kind.maniskill,
             _require_recording(path, env, named, bounded),
             [path, path.with_suffix(".json")],
         )
-    elif path.is_file():
+    elif path.is_file() and not reader:
         raise DataError(f"{named} is {place!r}, but a file is known by its ending .h5: give {kinds}")
     else:
-        kind, number = Kind.recorded, _require_dataset(open_dataset(path, named), env, f"{named}={path}")
-        files = [file for file in sorted(whole.rglob("*")) if file.is_file()]
-    digest = hashlib.sha256()
+        dataset = open_dataset(place, named, *convert)
+        kind, number = Kind.recorded, _require_dataset(dataset, env, f"{named}={path}")
+        files = [file for file in sorted(whole.rglob("*")) if file.is_file()] or [whole]
+    digest = hashlib.sha256(repr(convert).encode() if any(convert) else b"")
     for file in files:
         if kind is Kind.recorded:
             digest.update(f"{file.relative_to(whole)}\n".encode())
@@ -114,12 +129,30 @@ def _file(place: str, env: EnvConfig, named: str, bounded: bool) -> Demonstratio
             continue
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return DemonstrationSource(kind, number, str(whole), digest.hexdigest(), named, bounded)
+    read = f"{reader}@{whole}" if reader else str(whole)
+    return DemonstrationSource(kind, number, read, digest.hexdigest(), named, bounded, convert=convert)
 
 
-def open_dataset(path: Path, named: str) -> RecordedDataset:
-    """Returns a dataset folder of LeRobot or RLDS; raises DataError where it is none."""
-    return (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
+def open_dataset(
+    place: str | Path, named: str, convert_actions: Sequence[str] = (), convert_state: Sequence[str] = ()
+) -> RecordedDataset:
+    """Returns a dataset folder of LeRobot or RLDS, or <module>.<class>@<path>, converted (data/conversions.py).
+
+    Raises:
+        DataError: it is none.
+        ConfigError: there is no such class, or a conversion does not fit the dataset.
+    """
+    reader, _, place = str(place).rpartition("@")
+    path = Path(place)
+    if reader:
+        dataset = cast(RecordedDataset, load_plug_in(reader, named)(path, named))
+    else:
+        dataset = (RldsDataset if (path / DESCRIPTION).exists() else LeRobotDataset)(path, named)
+    if not (convert_actions or convert_state):
+        return dataset
+    from rlinf_embodied.data.conversions import ConvertedDataset  # SciPy takes long, and few runs need it
+
+    return ConvertedDataset(dataset, convert_actions, convert_state, "warm_start")
 
 
 def _require_recording(path: Path, env: EnvConfig, named: str, bounded: bool) -> int:
@@ -149,11 +182,14 @@ def _require_dataset(dataset: RecordedDataset, env: EnvConfig, where: str) -> in
     missing = [name for name in env.cameras if name not in dataset.cameras]
     rule, action = f"{where} has images of {', '.join(dataset.cameras) or 'no camera'}", "name cameras that it has"
     require(bool(env.cameras) and not missing, "env.cameras", env.cameras, rule, action)
+    own = getattr(env_options(env), "image_size", None)
     for name in env.cameras:
         height, width = dataset.image_size(name)
         rule, action = f"{dataset.cameras[name]} of {where} is {width} x {height}", f"set env.obs_size={width}"
-        action = action if width == height else "give a dataset with square images"
-        require((height, width) == (env.obs_size, env.obs_size), "env.obs_size", env.obs_size, rule, action)
+        if width != height or own:
+            action = f"set env.options.image_size=[{height}, {width}] (Gymnasium), or give a dataset with square images"
+        path, wanted = ("env.options.image_size", own) if own else ("env.obs_size", [env.obs_size] * 2)
+        require([height, width] == wanted, path, own or env.obs_size, rule, action)
     return dataset.num_episodes
 
 
@@ -179,7 +215,7 @@ def statistics_of(sources: Sequence[DemonstrationSource]) -> dict[str, dict[str,
     for source in sources:
         path = Path(source.path)
         if source.kind is Kind.recorded:
-            dataset = open_dataset(path, source.named)
+            dataset = source.open()
             of = dataset.statistics([ACTION, *dataset.states])
             found[ACTION].append(of.pop(ACTION))
             kinds = set.intersection(*({*part} for part in of.values())) - {"count"}

@@ -63,7 +63,7 @@ def starting_policy(config: TrainConfig, session: Session, cluster: Cluster, pro
         make = lambda folder: _make_cloned(folder, config, session, cluster, progress)  # noqa: E731
         return common.made_once(clone_folder(config, cluster.kind), make)
     needs = config.algorithm.needs_success
-    settings = {"measures": not cloned, "needs_success": needs, "sources": _measured(config)}
+    settings = {"measures": not cloned, "needs_success": needs, "sources": _measured(config, published)}
     new = NewPolicyConfig(config.env, config.policy, config.run.seed, given, **settings)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
@@ -74,10 +74,12 @@ def starting_high_level(config: TrainConfig, session: Session, cluster: Cluster)
     return _new(new, config.warm_start.cache_dir, session, cluster)
 
 
-def _measured(config: TrainConfig) -> tuple[DemonstrationSource, ...]:
-    """Returns the files by whose statistics a new policy normalises, if it does."""
+def _measured(config: TrainConfig, published: bool = False) -> tuple[DemonstrationSource, ...]:
+    """Returns the files by whose statistics a new policy normalises, if it does; a published one takes its data's."""
+    learns = published and bool(config.files) and config.algorithm.learns_from is Source.demonstrations
     policy = config.policy
-    return sources_of(config) if policy.normalise_actions is not None or policy.normalise_state is not None else ()
+    asked = policy.normalise_actions is not None or policy.normalise_state is not None
+    return sources_of(config) if learns or asked else ()
 
 
 def _new(config: NewPolicyConfig, cache_dir: str, session: Session, cluster: Cluster) -> Path:
@@ -204,8 +206,10 @@ def clone_folder(config: TrainConfig, kind: str) -> Path:
     `kind` is torch's name of the devices: on other kinds than "cpu" bits differ, on some the simulation too.
     """
     start = config.warm_start
+    unused = () if start.augment else ("augment", "max_augmentations")
+    unused += tuple(name for name in ("convert_actions", "convert_state") if not getattr(start, name))
     key = {
-        "warm_start": {k: v for k, v in asdict(start).items() if k not in (*_PLACES, *_OF_LOADING)},
+        "warm_start": {k: v for k, v in asdict(start).items() if k not in (*_PLACES, *_OF_LOADING, *unused)},
         "sources": [
             (source.kind, source.num_episodes, source.digest) for source in sources_of(replace(config, data=None))
         ],

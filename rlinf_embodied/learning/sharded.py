@@ -79,8 +79,10 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
     for unit in (*layers, module):
         policy = MixedPrecisionPolicy()
         if precision is Precision.bfloat16:
-            # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=unit is not module)
+            # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score;
+            # frozen layers may never run (a cached prefix), and torch looks at their gradients if sums have a dtype
+            sums = torch.float32 if any(p.requires_grad for p in unit.parameters()) else None
+            policy = MixedPrecisionPolicy(torch.bfloat16, sums, cast_forward_inputs=unit is not module)
         sharded = cast(FSDPModule, fully_shard(unit, mesh=mesh, mp_policy=policy))
         # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
         sharded.set_gradient_divide_factor(1.0)

@@ -22,7 +22,7 @@ def run_seeds(words: Sequence[str]) -> int:
         ConfigError: the seeds cannot be read, or run.dir is missing.
     """
     asked = [word.removeprefix(KEY) for word in words if word.startswith(KEY)][-1]
-    seeds = _seeds(asked)
+    seeds = seeds_of(asked, "run.seeds")
     roots = [word.removeprefix("run.dir=") for word in words if word.startswith("run.dir=")]
     if not roots or any(word.startswith("run.seed=") for word in words):
         raise ConfigError(f"run.seeds is {asked!r}, which needs run.dir and takes the place of run.seed: give run.dir")
@@ -41,8 +41,12 @@ def run_seeds(words: Sequence[str]) -> int:
     return 0
 
 
-def _seeds(text: str) -> list[int]:
-    """Returns the seeds in "0-4" or "0,3,7"."""
+def seeds_of(text: str, key: str) -> list[int]:
+    """Returns the seeds in "0-4" or "0,3,7".
+
+    Raises:
+        ConfigError: they cannot be read, or one is listed twice; names the `key` that they were given to.
+    """
     try:
         found: list[int] = []
         for part in text.split(","):
@@ -51,5 +55,5 @@ def _seeds(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or len(set(found)) < len(found):
-        raise ConfigError(f"run.seeds is {text!r}, but it lists different seeds: use 0-4, or 0,3,7")
+        raise ConfigError(f"{key} is {text!r}, but it lists different seeds: use 0-4, or 0,3,7")
     return found

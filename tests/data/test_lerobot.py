@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 from rlinf_embodied.data.lerobot import LeRobotDataset, LeRobotEpisode
 from rlinf_embodied.data.lerobot_writer import write_dataset
-from rlinf_embodied.errors import DataError
+from rlinf_embodied.embodied.sources import open_dataset
+from rlinf_embodied.errors import ConfigError, DataError
 
 NAMED = "warm_start.demonstrations"
 ORACLE = Path(__file__).parents[1] / "oracles/lerobot/datasets"
@@ -224,3 +225,10 @@ def test_missing_and_damaged_files_are_named(folder: Path) -> None:
         path.unlink()
     with pytest.raises(DataError, match=r"holds no episode: record some"):
         LeRobotDataset(folder, NAMED)
+
+
+def test_a_class_of_another_format_is_named_before_the_path() -> None:
+    place = f"rlinf_embodied.data.lerobot.LeRobotDataset@{ORACLE / 'images'}"
+    assert len(open_dataset(place, "data")) == len(open_dataset(ORACLE / "images", "data")) == 40
+    with pytest.raises(ConfigError, match=r"data is 'rlinf_embodied.data.lerobot.Zarr', but"):
+        open_dataset("rlinf_embodied.data.lerobot.Zarr@/data", "data")

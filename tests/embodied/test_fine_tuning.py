@@ -99,11 +99,17 @@ def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(r
         ),
         lambda *_: None,
     )
-    config = small(f"{recording},{tmp_path / 'set'}", "policy.critic=observation")
+    config = small(f"{recording},{tmp_path / 'set'}", "policy.critic=observation", "algorithm.augment=[hue,crop]")
     first, second = (learned(config, n) for n in (1, 3))
     assert first == second
     assert first[1]["losses/held_out_loss"] > 0
     assert learned(small(recording), 1)[0] != first[0]
+    turned = ["policy.critic=observation", "warm_start.convert_actions=[1:signed:signed_closed]"]
+    (plain,), (other,) = (sources_of(small(tmp_path / "set", *words)) for words in (turned[:1], turned))
+    assert np.array_equal(plain.open().columns["action"] * [1, -1], other.open().columns["action"])
+    assert plain.digest != other.digest
+    with pytest.raises(ConfigError, match=r"warm_start.convert_actions is .* vectors of LeRobot and RLDS"):
+        sources_of(small(recording, *turned))
 
 
 def test_an_epoch_draws_from_weighted_sources_in_their_proportions(recording: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import gym_envs
 import gymnasium
 import numpy as np
 import pytest
@@ -64,6 +65,26 @@ def test_actions_may_be_in_the_units_of_the_space() -> None:
     assert torch.equal(steps[0].observation.proprio, steps[1].observation.proprio)
     with pytest.raises(ConfigError, match=r"env.options.physical_actions is True, .* choices: leave it out"):
         ActionCode.of(spaces.Discrete(3), "arm").physical()
+
+
+def test_an_expert_of_the_env_acts_in_its_units_or_in_those_of_policies() -> None:
+    code = ActionCode.of(spaces.Box(np.array([-90.0, 0.0]), np.array([90.0, 100.0]), dtype=np.float64), "arm")
+    assert code.encode(np.array([45.0, 100.0]), is_physical=True).tolist() == [45.0, 100.0]
+    assert code.encode(np.array([45.0, 120.0]), is_physical=False).tolist() == [0.5, 1.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gym_envs.Walk, "expert_action", lambda self: np.array([self.place]), raising=False)
+        env = make_env(replace(WALK, options={"physical_actions": True}), 2)
+        assert torch.equal(env.expert_actions(), torch.zeros(2, 1))
+        seen = env.reset([1, 2])
+        assert torch.equal(env.expert_actions(), seen.proprio)
+
+
+def test_the_camera_may_have_any_name_and_images_need_not_be_square() -> None:
+    config = replace(WALK, task="gym_envs:Picture-v0", cameras=["front"], options={"image_size": [3, 9]})
+    images = make_env(config, 1).reset([1]).images
+    assert {name: tuple(image.shape) for name, image in images.items()} == {"front": (1, 3, 9, 3)}
+    with pytest.raises(ConfigError, match=r"env.options.image_size is \[3\], but it is \[<height>, <width>\]"):
+        make_env(replace(config, options={"image_size": [3]}), 1)
 
 
 @pytest.mark.parametrize("hold_steps", [0, 1])
@@ -142,9 +163,9 @@ def picture(**changes: object) -> EpisodeEnv:
 
 def test_images_are_scaled_by_the_mean_of_an_area() -> None:
     chequered = np.indices((4, 4)).sum(0) % 2 * 200
-    assert resized(chequered.astype(np.uint8), 2).unique().tolist() == [100]
+    assert resized(chequered.astype(np.uint8), (2, 2)).unique().tolist() == [100]
     with pytest.raises(SimulatorError, match="1 or 3 channels"):
-        resized(np.zeros((4, 4, 2), np.uint8), 2)
+        resized(np.zeros((4, 4, 2), np.uint8), (2, 2))
 
 
 def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
@@ -165,7 +186,7 @@ def test_films_are_what_render_gives_and_missing_ones_are_left_out() -> None:
     ("changes", "message"),
     [
         ({"task": "NoSuch-v0"}, "env.task is 'NoSuch-v0', which gymnasium.make refuses"),
-        ({"cameras": ["base_camera"]}, r"env.cameras is \['base_camera'\], but a Gymnasium env has one"),
+        ({"cameras": ["a", "b"]}, r"env.cameras is \['a', 'b'\], but a Gymnasium env has one"),
         ({"task": "gym_envs:Picture-v0"}, r"observes only an image: set env.cameras=\[rgb_array\]"),
         ({"cameras": ["rgb_array"]}, "neither an image in its observation nor the render mode"),
         ({"options": {"thread": 2}}, "env.options.thread is 2"),

@@ -21,7 +21,7 @@ PAGES = [
 ]
 USED = {
     *("train_vla", "train_llm_math", "evaluate", "export_dataset"),
-    *("plan", "emulate", "profile_stages", "report", "check_conventions", "serve_policy", "serve_env"),
+    *("plan", "emulate", "profile_stages", "report", "check_conventions", "check_dataset", "serve_policy", "serve_env"),
 }
 
 

@@ -1,17 +1,18 @@
-"""The flow policy: chains keep the distribution that the velocity stands for, log-probs are exact, it learns."""
+"""Flow policies: chains keep the distribution that the velocity stands for, log-probs are exact, they learn."""
 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from runs import clone, digest, executor_for, iterate, tiny, trees
 from torch import Tensor, nn
 
+from policies.flow import Flow, StepNoise
 from policies.flow_vla import FlowVLA
 from rlinf_embodied.config import PolicyConfig, TrainConfig
+from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
 from tests.observations import env_spec, observed
@@ -23,7 +24,7 @@ APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
 TOGETHER = (1, trees("all", "all", "all"))
 
 
-def policy_of(**options: int) -> FlowVLA:
+def policy_of(**options: object) -> FlowVLA:
     config = PolicyConfig(_target_="policies.flow_vla.FlowVLA", name="flow_vla", options=SMALL | options)
     return FlowVLA(config, ENV, seed=3)
 
@@ -42,29 +43,27 @@ class ToNormal(nn.Module):
         super().__init__()
         self.mean, self.std = mean, std
 
-    def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
         t = time[:, None, None].double()
         variance = (1 - t) ** 2 + t**2 * self.std**2
         centred = (x.double() - t * self.mean) / variance
-        return (self.mean + (t * self.std**2 - (1 - t)) * centred).float()
+        return hidden, (self.mean + (t * self.std**2 - (1 - t)) * centred).float()
 
 
-@pytest.mark.parametrize("level", [0.0, 0.5, 1.0])
-def test_chains_end_in_the_distribution_that_the_velocity_leads_to_at_any_noise(level: float) -> None:
-    policy = policy_of(steps=200)
+@pytest.mark.parametrize("steps", ["all", "one"])
+@pytest.mark.parametrize(("noise", "level"), [("decaying", 0.0), ("decaying", 1.0), ("flow_sde", 0.5)])
+def test_chains_end_in_the_distribution_that_the_velocity_leads_to_at_any_noise(steps, noise: str, level) -> None:
+    policy, rows = policy_of(steps=200, noise=noise, stochastic_steps=steps), 400
     policy.module.head = ToNormal(0.3, 0.1)
-    rows = 400
-    noise = policy.spec.noise.draw(0, "test", range(rows))
-    x = noise[:, 0]
-    for k in range(200):
-        step = policy.flow.step(partial(policy.module.head, torch.zeros(rows, CHUNK, 32)), x, k, level)
-        x = step.mean + step.std * noise[:, k + 1]
+    drawn = policy.spec.noise.draw(0, "test", range(rows))
+    features = {name: value[[0] * rows] for name, value in policy.encode(seen(1)).items()}
+    x = policy.act(features, drawn, level).actions
     assert float(x.mean()) == pytest.approx(0.3, abs=0.01)
     assert float(x.std()) == pytest.approx(0.1, rel=0.05)
 
 
 def test_log_probs_are_those_of_the_steps_noise() -> None:
-    policy = policy_of(steps=5)
+    policy = policy_of(steps=5, stochastic_steps="all")
     features, noise = policy.encode(seen()), policy.spec.noise.draw(1, "test", range(ROWS))
     output = policy.act(features, noise, 0.7)
     assert output.log_probs.shape == (ROWS, CHUNK, 5)
@@ -78,14 +77,60 @@ def test_log_probs_are_those_of_the_steps_noise() -> None:
     assert (other - found).abs().max() > 1e-3
 
 
-def test_straight_lines_to_a_chunk_have_no_loss_and_greedy_actions_end_there() -> None:
+def test_the_log_probs_of_flow_noise_are_the_density_of_the_whole_chain() -> None:
+    flow = Flow(chunk=1, action_dim=1, steps=2, noise=StepNoise.flow_noise)
+    field = lambda x, time: (torch.sin(2 * x) + time[:, None, None], 0.2 + 0.1 * torch.cos(x))  # noqa: E731
+    rows, level, start = 100_000, 1.5, 0.3
+    noise = flow.spec("flow").noise.draw(0, "test", range(rows))
+    noise[:, 0] = start
+    output = flow.act(field, rows, torch.device("cpu"), noise, level)
+    assert torch.allclose(flow.evaluate(field, output.record, level).log_probs, output.log_probs, atol=1e-4)
+    grid = torch.linspace(-2.5, 4, 651)  # of both x_1 and x_2
+    middle, last = (part.reshape(-1) for part in torch.meshgrid(grid, grid, indexing="ij"))
+    chain = torch.stack([torch.full_like(middle, start), middle, last], 1)[..., None, None]
+    density = flow.evaluate(field, {"chain": chain}, level).log_probs.sum((1, 2)).exp().view(651, 651)
+    ends = torch.trapezoid(density, grid, dim=0)  # of x_2
+    assert float(torch.trapezoid(ends, grid)) == pytest.approx(1.0, abs=1e-3)
+    for low, high in ((0.0, 0.6), (0.8, 1.4), (1.4, 2.2)):
+        share = ((output.actions > low) & (output.actions < high)).float().mean()
+        inside = (grid > low - 1e-4) & (grid < high + 1e-4)
+        assert float(torch.trapezoid(ends[inside], grid[inside])) == pytest.approx(float(share), abs=0.01)
+
+
+def test_flow_noise_is_learned_within_its_range_and_begins_with_a_policy_that_has_none(tmp_path) -> None:
+    policy_of().save(tmp_path)
+    learned = policy_of(noise="flow_noise", noise_range=[0.1, 0.4])
+    policy = FlowVLA.from_folder(tmp_path, ENV, learned.config)
+    features, noise = policy.encode(seen()), policy.spec.noise.draw(1, "test", range(ROWS))
+    output = policy.act(features, noise, 1.0)
+    policy.evaluate(features, output.record, 1.0).log_probs.sum().backward()
+    assert policy.module.noise.leave.bias.grad.abs().max() > 0
+    x = torch.zeros(ROWS, CHUNK, ACTION)
+    _, std = policy.flow.step(policy._field(features), x, 0, 1.0)
+    torch.testing.assert_close(std, torch.full_like(std, 0.2))  # the geometric mean
+    with torch.no_grad():
+        policy.module.noise.leave.bias.fill_(9.0)
+    _, std = policy.flow.step(policy._field(features), x, 0, 1.0)
+    torch.testing.assert_close(std, torch.full_like(std, 0.4))
+    policy.save(tmp_path)
+    assert torch.equal(
+        FlowVLA.from_folder(tmp_path).act(features, noise, 1.0).actions, policy.act(features, noise, 1.0).actions
+    )
+    assert not hasattr(FlowVLA.from_folder(tmp_path, ENV, policy_of().config).module, "noise")
+    with pytest.raises(ConfigError, match=r"policy.options.noise_range is \[0.4, 0.1\], but"):
+        policy_of(noise_range=[0.4, 0.1])
+
+
+def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> None:
     flow = policy_of(steps=4).flow
     actions = torch.rand(ROWS, CHUNK, ACTION, generator=torch.Generator().manual_seed(1)) * 1.6 - 0.8
-    straight = lambda x, time: (actions - x) / (1 - time)[:, None, None]  # noqa: E731
-    drawn = {"noise": flow.imitation_noise().draw(0, "clone", range(ROWS))}
-    assert flow.matching_loss(straight, drawn, actions).abs().max() < 1e-8
-    assert flow.matching_loss(lambda x, time: straight(x, time) + 0.5, drawn, actions).sub(0.25).abs().max() < 1e-4
-    greedy = flow.act(straight, ROWS, torch.device("cpu"), None, 1.0)
+    straight = lambda x, time: (x, (actions - x) / (1 - time)[:, None, None])  # noqa: E731
+    start, time = flow.parts_of(flow.imitation_noise().draw(0, "clone", range(ROWS)))
+    assert flow.matching_error(straight, start, time, actions).abs().max() < 1e-4
+    field = lambda x, time: (straight(x, time)[1], None)  # noqa: E731
+    greedy = flow.act(
+        field, ROWS, torch.device("cpu"), flow.spec("flow").greedy_noise.draw(0, "test", range(ROWS)), 0.0
+    )
     torch.testing.assert_close(greedy.actions, actions)
 
 

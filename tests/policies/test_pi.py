@@ -66,7 +66,11 @@ def seen() -> Observation:
 
 
 # ----------------------------------------------------------------------------------------------------------- the policy
-@pytest.mark.parametrize("options", [{}, {"stochastic_steps": "all", "expert_only": False}], ids=["one", "all"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"stochastic_steps": "all", "expert_only": False}, {"noise": "flow_noise"}],
+    ids=["one", "all", "noise"],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_what_training_asks_of_a_policy(published, family: str, options: dict) -> None:
     for critic in Critic:
@@ -128,7 +132,7 @@ def test_what_is_trained_gets_a_gradient_and_nothing_else(published, family: str
 # ------------------------------------------------------------------------------------------------------------ log-probs
 def test_the_log_prob_of_one_stochastic_step_is_the_density_of_where_it_leads() -> None:
     flow = Flow(chunk=1, action_dim=1, steps=4, one_step=True)
-    field = lambda x, time: torch.sin(2 * x) + time[:, None, None]  # noqa: E731
+    field = lambda x, time: (torch.sin(2 * x) + time[:, None, None], None)  # noqa: E731
     rows, level, start = 40_000, 0.8, 0.3
     noise = flow.spec("flow").noise.draw(0, "test", range(rows))
     noise[:, 0] = start
@@ -149,12 +153,12 @@ def test_the_log_prob_of_one_stochastic_step_is_the_density_of_where_it_leads() 
 
 def test_what_is_not_executed_follows_the_ordinary_equation_and_is_not_scored() -> None:
     flow = Flow(chunk=3, action_dim=2, steps=5, width=4, executed=2)
-    field = lambda x, time: x.flip(2) - x.mean((1, 2), keepdim=True)  # noqa: E731
+    field = lambda x, time: (x.flip(2) - x.mean((1, 2), keepdim=True), None)  # noqa: E731
     noise = flow.spec("flow").noise.draw(0, "test", range(ROWS))
     output = flow.act(field, ROWS, torch.device("cpu"), noise, 0.7)
     chain = output.record["chain"]
     for k in range(5):
-        straight = chain[:, k] + field(chain[:, k], torch.zeros(ROWS)) / 5
+        straight = chain[:, k] + field(chain[:, k], torch.zeros(ROWS))[0] / 5
         torch.testing.assert_close(chain[:, k + 1, :, 2:], straight[..., 2:])
         torch.testing.assert_close(chain[:, k + 1, 2], straight[:, 2])
     expected = torch.distributions.Normal(0.0, 1.0).log_prob(noise[:, 1, :2, :2]).sum(-1) - 2 * math.log(0.7 / 5**0.5)
@@ -192,7 +196,7 @@ def test_a_folder_is_fine_tuned_then_trained_and_continues(published, tmp_path, 
     assert found["success_once"] == straight["after"]["success_once"]
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}}], ids=["weights", "adapters"])
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 2}, "noise": "flow_noise"}], ids=["weights", "adapters"])
 def test_what_is_saved_is_restored(published, tmp_path, options: dict) -> None:
     policy = policy_of(published("pi05"), **options)
     with torch.no_grad():

@@ -12,15 +12,23 @@ Writes <out>.json and <out>.png.
 
 from __future__ import annotations
 
+import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.bench.control import cases
-from experiments.bench.control.cases import UNSEEN
-from experiments.bench.control.curves import Curve, draw, seeds_of
-from experiments.bench.harness import Benchmark, Report, Run, chosen
+from experiments.bench.control.cases import CASES, COMMON, UNSEEN, place_of, words_of
+from experiments.bench.harness import REPOSITORY, Benchmark, Child, Report, Table, chosen
+from experiments.bench.harness import Run as Asked
+from rlinf_embodied.compose import compose_train
+from rlinf_embodied.embodied.outcome import shown
+from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.seeds import seeds_of
+from rlinf_embodied.telemetry.plots import COLOURS, rate_lines
+from rlinf_embodied.telemetry.run_reader import Run, read_run
+
+Curve = Sequence[tuple[float, float]]  # (env steps or updates, held-out success in per cent or else return)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +42,90 @@ class Options:
     out: str = ""
 
 
-def measure(run: Run[Options]) -> Report:
+def trained(name: str, seed: int, folder: Path, points: int, overrides: Sequence[str]) -> Run:
+    """Returns the run of a case; it, and the one that it begins with, are trained now unless `folder` has them.
+
+    Raises:
+        ConfigError: the folder has a training with other settings in its place, or the words make no training.
+        WorkerError: the training failed; its log is named.
+    """
+    if CASES[name].source:
+        trained(CASES[name].source, seed, folder, points, overrides)
+    place, words = place_of(folder, name, seed), words_of(name, seed, folder, overrides)
+    every = max(1, compose_train(words).run.num_iterations // points)
+    words += [f"eval.every={every}", "eval.record_video=false"]
+    if not (place / "summary.json").exists():
+        place.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(REPOSITORY / "experiments/train_vla.py"), *words]
+        Child(f"{name}, seed {seed}", command, place / "log.txt").wait()
+    run = read_run(place)
+    if run.manifest["command"][1:] != words:
+        raise ConfigError(f"{place} holds a training with other settings: use another folder=, or remove it")
+    return run
+
+
+def score_of(run: Run) -> str:
+    """Returns what the task is about."""
+    return "success_once" if "success_once" in run.before else "return"
+
+
+def curve(run: Run) -> Curve:
+    """Returns the curve of a run, from its evaluation before to that after."""
+    return rate_lines(run, score_of(run), "")[1].points
+
+
+def table(runs: Mapping[str, Sequence[Run]]) -> Table:
+    """Returns median and worst over the seeds; success in per cent, or the return."""
+    rows = []
+    for name, several in runs.items():
+        first, last = ([curve(run)[end][1] for run in several] for end in (0, -1))
+        numbers = (statistics.median(first), statistics.median(last), min(last))
+        seconds = statistics.median(run.summary["rl_s"] for run in several)
+        steps = f"{curve(several[0])[-1][0]:,.0f} {CASES[name].unit}"
+        rows.append((name, steps, *(f"{number:.1f}" for number in numbers), f"{seconds:.0f}"))
+    return Table(("case", "after", "before, median", "after, median", "worst", "s of training"), rows)
+
+
+def draw(runs: Mapping[str, Sequence[Run]], path: Path) -> None:
+    """Draws a panel for each case: every curve thinly, and the mean of the seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 if len(runs) == 1 else 4.2 * len(runs), 4.0), layout="constrained")
+    for axes, (name, several) in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs.items(), strict=True):
+        curves = [curve(run) for run in several]
+        for points in curves:
+            axes.plot(*zip(*points, strict=True), color=COLOURS[0], lw=0.8, alpha=0.4)
+        means = [statistics.mean(score for _, score in points) for points in zip(*curves, strict=False)]
+        steps = [step for step, _ in curves[0]][: len(means)]
+        axes.plot(steps, means, color=COLOURS[0], lw=2, label=f"mean of {len(several)} seeds")
+        label = "success, %" if score_of(several[0]) == "success_once" else "return"
+        axes.set(xlabel=CASES[name].unit, ylabel=label, title=name)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def measure(asked: Asked[Options]) -> Report:
     """Trains case by case; what others begin with comes before them.
 
     Raises:
         ConfigError: seeds that are no numbers, an unknown case, or a folder of other settings.
     """
-    own, curves = run.options, dict[str, list[Curve]]()
-    names, seeds = list(chosen(own.cases, cases.CASES, "cases")), seeds_of(own.seeds)
-    settings = {name: [*cases.CASES[name].words, *cases.COMMON, *run.overrides] for name in names}
-    plain = lambda: {name: [asdict(curve) for curve in several] for name, several in curves.items()}  # noqa: E731
+    own, runs, found = asked.options, dict[str, list[Run]](), dict[str, list[dict[str, object]]]()
+    names, seeds = list(chosen(own.cases, CASES, "cases")), seeds_of(own.seeds, "seeds")
+    settings = {name: [*CASES[name].words, *COMMON, *asked.overrides] for name in names}
+    lines = []
     for name in names:
         for seed in seeds:
-            found = cases.case_curve(name, seed, Path(own.folder).absolute(), own.points, run.overrides)
-            curves.setdefault(name, []).append(found)
-            run.keep({"settings": settings, "curves": plain()})
-    each = [cases.said(name, curve) for name, several in curves.items() for curve in several]
-    panels: dict[str, dict[str, Sequence[Curve]]] = {name: {"ours": several} for name, several in curves.items()}
+            run = trained(name, seed, Path(own.folder).absolute(), own.points, asked.overrides)
+            runs.setdefault(name, []).append(run)
+            found.setdefault(name, []).append({"seed": seed, "curve": curve(run), "summary": run.summary})
+            lines.append(f"{name}, seed {seed}: {shown(run.before)} -> {shown(run.after)}")
+            asked.keep({"settings": settings, "curves": found})
     return Report(
-        content={"settings": settings, "curves": plain()},
-        text="\n".join([*each, "", str(cases.table(curves))]),
-        draw=lambda path: draw(panels, {name: cases.CASES[name].unit for name in names}, path),
+        content={"settings": settings, "curves": found},
+        text="\n".join([*lines, "", str(table(runs))]),
+        draw=lambda path: draw(runs, path),
     )
 
 

@@ -17,14 +17,9 @@ pick     PickCube-v1 on its state   `dagger`                                    
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from experiments.bench.control.curves import Curve, kept, trained
-from experiments.bench.harness import Table
-from rlinf_embodied.embodied.outcome import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,43 +129,13 @@ CASES: dict[str, Case] = {
 }
 
 
-def words_of(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Returns the words of a case's training; its start is stored below `folder` too."""
-    case = CASES[name]
-    begun = [f"{case.given}={_place(folder, case.source, seed) / 'run/checkpoints/latest'}"] if case.source else []
-    return [*case.words, *COMMON, *begun, *overrides]
-
-
-def _place(folder: Path, name: str, seed: int) -> Path:
+def place_of(folder: Path, name: str, seed: int) -> Path:
+    """Returns where below `folder` a case is trained."""
     return folder / name / f"seed_{seed}"
 
 
-def case_curve(name: str, seed: int, folder: Path, points: int, overrides: Sequence[str]) -> Curve:
-    """Returns the curve of a case; it, and the one that it begins with, are trained now unless `folder` has them.
-
-    Raises:
-        ConfigError: the folder has a training with other settings in its place.
-        WorkerError: the training failed; its log is named.
-    """
-    if CASES[name].source:
-        case_curve(CASES[name].source, seed, folder, points, overrides)
-    place, words = _place(folder, name, seed), words_of(name, seed, folder, overrides)
-    return kept(place, {"words": words}, lambda: trained(words, seed, place, points))
-
-
-# ------------------------------------------------------------------------------------------------------------- results
-def said(name: str, curve: Curve) -> str:
-    """Returns what one training gave, in a line."""
-    return f"{name}, seed {curve.seed}: {shown(curve.before)} -> {shown(curve.after)}, {curve.cpu_s:.0f} CPU s"
-
-
-def table(curves: Mapping[str, Sequence[Curve]]) -> Table:
-    """Returns median and worst over the seeds; success in per cent, or the return."""
-    rows = []
-    for name, several in curves.items():
-        first, last = ([curve.scores[place] for curve in several] for place in (0, -1))
-        numbers = (statistics.median(first), statistics.median(last), min(last))
-        cpu = statistics.median(curve.cpu_s for curve in several)
-        steps = f"{several[0].steps[-1]:,} {CASES[name].unit}"
-        rows.append((name, steps, *(f"{number:.1f}" for number in numbers), f"{cpu:.0f}"))
-    return Table(("case", "after", "before, median", "after, median", "worst", "CPU s"), rows)
+def words_of(name: str, seed: int, folder: Path, overrides: Sequence[str]) -> list[str]:
+    """Returns the words of a case's training; its start is stored below `folder` too."""
+    case = CASES[name]
+    begun = [f"{case.given}={place_of(folder, case.source, seed)}/checkpoints/latest"] if case.source else []
+    return [*case.words, *COMMON, *begun, *overrides, f"run.seed={seed}", f"run.dir={place_of(folder, name, seed)}"]

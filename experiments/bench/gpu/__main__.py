@@ -5,7 +5,6 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=agrees,physics
     agrees    log-probs of the same tokens on CPU and CUDA: largest difference
     physics   physx_cuda env: steps/s over N rows, and whether a row that ends freezes
     reduce    TorchGroup on nccl with one process per GPU (two GPUs): exact and fast sums against the CPU's
-    train     two iterations of PPO on the device through the executor: seconds, ratio at the start
     same      two iterations of PPO on the toy env, whose physics is that of the CPU: largest difference of any weight
               between CPU and CUDA, and the ratio at the start on both
     language  three iterations of GRPO on a small language model: largest difference of any weight between CPU and CUDA,
@@ -14,7 +13,6 @@ python -m experiments.bench.gpu [out=docs/results/gpu.json] [only=agrees,physics
     rollout   OpenVLA with 7.5 billion random weights in bfloat16: actions/s and MFU, token by token and a chunk at once
     lora      the same network, adapters of rank 32 on all layers: samples/s and MFU of an update
     plans     PPO on the available devices: seconds of an iteration under each plan, predicted and measured
-    demo      the demo's whole command: its summary
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -33,10 +31,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from experiments.bench.auto import run_case
 from experiments.bench.gpu.language_models import ADAPTERS, LARGE, SHARDED, fine_tuned, random_model, trained
 from experiments.bench.gpu.member import member
 from experiments.bench.gpu.openvla import published, rollouts, training
-from experiments.bench.gpu.whole import DEMO, PPO, demo, plans
 from experiments.bench.harness import Benchmark, Report, Run, chosen
 from experiments.bench.harness.trainings import in_this_process, iterations, job_of, weights_of
 from policies.tiny_vla import TinyVLA
@@ -60,6 +58,14 @@ TOY = (
     "policy.options.keypoints=4",
     "algorithm.critic_warmup_iterations=0",
     "algorithm.target_kl=null",
+)
+PPO = (
+    "env=maniskill_pick",
+    "env.chunks_per_rollout=10",
+    "warm_start.num_demos=24",
+    "warm_start.epochs=2",
+    "warm_start.head_epochs=4",
+    "algorithm.critic_warmup_iterations=0",
 )
 
 
@@ -148,19 +154,6 @@ def reduce(config: TrainConfig) -> dict[str, object]:
     return {f"rank {rank}": {"exact_error": exact, "fast_error": fast} for rank, exact, fast in sorted(found)}
 
 
-def train(config: TrainConfig) -> dict[str, object]:
-    need_gpus(1)
-    vla, _, _ = example(config, config.env.block_size)
-    with tempfile.TemporaryDirectory() as folder:
-        save_policy(cast(Policy, vla), Path(folder), config.env, config.policy)
-        results, start = {}, time.perf_counter()
-        with in_this_process(training_workflow(config, folder), config.plan.variants, "cuda") as executor:
-            for number, (_, metrics) in enumerate(iterations(job_of(config), executor, 2)):
-                results[f"iteration {number}"] = {"seconds": time.perf_counter() - start, **metrics}
-                start = time.perf_counter()
-    return results
-
-
 def trained_toy(kind: str) -> tuple[dict[str, Tensor], float]:
     """Returns (weights on the CPU, largest log-ratio at the start) after two iterations on a kind of device."""
     config = compose_train(TOY)
@@ -208,6 +201,15 @@ def language_on(kind: str) -> dict[str, object]:
     return {**runs, **differences}
 
 
+def plans(words: Sequence[str]) -> dict[str, object]:
+    """Returns seconds of an iteration, predicted from a profile of these devices and measured, by plan."""
+    found, _ = run_case(words, 1, least_devices=1)
+    return {
+        name: {"predicted_s": plan.predicted_s, "measured_s": plan.measured_s.median, "error": plan.error}
+        for name, plan in found.items()
+    }
+
+
 def on_gpu(run: Callable[..., dict[str, object]], *given: object) -> dict[str, object]:
     """Returns what work gives that needs one GPU at least."""
     need_gpus(1)
@@ -218,13 +220,11 @@ CHECKS = {
     "agrees": agrees,
     "physics": physics,
     "reduce": reduce,
-    "train": train,
     "same": same,
     "language": language,
     "rollout": lambda config: on_gpu(rollouts, published(), "cuda:0"),
     "lora": lambda config: on_gpu(training, published(), "cuda:0"),
     "plans": lambda config: on_gpu(plans, [*PPO, "cluster.torch_device=cuda"]),
-    "demo": lambda config: on_gpu(demo, [*DEMO, "cluster.torch_device=cuda"]),
 }
 
 

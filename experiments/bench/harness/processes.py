@@ -1,60 +1,17 @@
-"""Measurements in separate processes: one that answers questions, and one that runs a command to its end."""
+"""A measurement in a separate process: a command that runs to its end."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rlinf_embodied.errors import WorkerError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LP_NUM_THREADS")
-
-
-class Worker:
-    """A process with an object whose methods measure; several can be asked before the first one is answered."""
-
-    def __init__(self, make: Callable[..., object], *arguments: object) -> None:
-        """Starts the process; `make(*arguments)` builds the object there."""
-        spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, make, arguments), daemon=True)
-        self._process.start()
-        theirs.close()  # so that a process that dies ends the wait for its answer
-
-    def ask(self, method: str, *arguments: object) -> Worker:
-        """Starts a measurement."""
-        self._pipe.send((method, arguments))
-        return self
-
-    def answer(self) -> object:
-        """Waits for what it gave.
-
-        Raises:
-            WorkerError: the process died.
-        """
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise WorkerError("a process of the benchmark died: its error stands above") from None
-
-    def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died, and has said why
-            self._pipe.send(None)
-        self._process.join()
-
-
-def _serve(pipe: Connection, make: Callable[..., object], arguments: Sequence[object]) -> None:
-    bench = make(*arguments)
-    while (asked := pipe.recv()) is not None:
-        method, values = asked
-        pipe.send(getattr(bench, method)(*values))
 
 
 class Child:

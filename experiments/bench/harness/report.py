@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from experiments.bench.harness.statistics import Goal
 from rlinf_embodied.cluster.hardware import gpus, num_cores, processor
 from rlinf_embodied.telemetry.run_folder import git_revision, library_versions
-from rlinf_embodied.telemetry.tables import markdown_table
+from rlinf_embodied.telemetry.tables import markdown_table, text_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,8 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def __str__(self) -> str:
-        """Returns aligned columns; the first one flushes left."""
-        lines = [self.header, *self.rows]
-        widths = [max(len(line[i]) for line in lines) for i in range(len(self.header))]
-        aligned = ["  ".join(c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-                   for line in lines]  # fmt: skip
-        return "\n".join([aligned[0], "-" * len(aligned[0]), *aligned[1:]])
+        """Returns aligned columns."""
+        return text_table([dict(zip(self.header, row, strict=True)) for row in self.rows])
 
     def markdown(self) -> str:
         """Returns the table in Markdown."""
@@ -59,8 +55,7 @@ class Report:
         """Returns the page; its title is the command if it has none."""
         if self.markdown.startswith("# "):
             return self.markdown
-        command = [f"python -m experiments.bench.{known['benchmark']}", *cast("list[str]", known["arguments"])]
-        return f"# {known['benchmark']}\n\n`{' '.join(command)}`\n\n{self.markdown}"
+        return f"# {known['benchmark']}\n\n{command_text(known)}\n\n{self.markdown}"
 
 
 def machine() -> dict[str, object]:
@@ -95,6 +90,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def command_text(name: str, run: Mapping[str, Any]) -> str:
+def command_text(run: Mapping[str, Any]) -> str:
     """Returns the command of a run, in Markdown."""
-    return f"`{' '.join([f'python -m experiments.bench.{name}', *run['arguments']])}`"
+    command = f"python -m experiments.bench.{run['benchmark']}"
+    return f"`{' '.join([command, *run['arguments']])}`"

@@ -185,7 +185,7 @@ def report(run: Run[Options], found: Runs) -> Report:
     table = Table(HEADER, [row(name, runs) for name, runs in found.items()]).markdown()
     page = [
         "# GRPO compared with TRL and a no-framework baseline",
-        f"{command_text('llm', run.known)}: {own.prompts} prompts x {own.group} completions, "
+        f"{command_text(run.known)}: {own.prompts} prompts x {own.group} completions, "
         f"{own.new_tokens} tokens at most, level {own.level}, lr {own.lr:g}, {own.steps} steps of which "
         f"the first {own.skip} are not timed, {own.rounds} rounds. Medians (smallest - largest).",
         table,

@@ -33,6 +33,7 @@ from experiments.bench.recipe.outcomes import Outcome, cells, in_order, outcome_
 from rlinf_embodied.cluster.hardware import num_cores
 from rlinf_embodied.config import WarmStartConfig
 from rlinf_embodied.errors import ConfigError
+from rlinf_embodied.reporting.seeds import seeds_of
 
 EXPERIMENTS = Path(__file__).resolve().parents[2]
 RECIPES: dict[str, list[str]] = {
@@ -58,21 +59,6 @@ class Options:
     keep: str = ""  # folder for run folders and behaviour-cloned policies; "": a temporary one
 
 
-def seeds_of(text: str) -> list[int]:
-    """Returns the seeds of a list such as "0,3" or "1000-1009".
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    try:
-        if "-" in text:
-            first, last = (int(part) for part in text.split("-"))
-            return list(range(first, last + 1))
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"seeds is {text!r}, but it is a list or a range: use 0,3 or 1000-1009") from None
-
-
 def commands(
     recipe: str, seed: int, folder: Path, episodes: int, core: int | None, overrides: Sequence[str]
 ) -> list[list[str]]:
@@ -93,7 +79,7 @@ def commands(
     checkpoint = f"checkpoint={teacher}/checkpoints/latest"
     return [
         script("train_vla.py", teacher, *task, "policy=state", "algorithm=ppo_dense", *held_out, *alone),
-        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=480"),
+        script("export_dataset.py", data, *task, _CAMERAS, checkpoint, "num_episodes=240"),
         script("train_vla.py", folder / "student", *task, _CAMERAS, *tuned, *held_out, *alone, *overrides),
     ]
 
@@ -146,8 +132,8 @@ def with_demos(number: int) -> list[str]:
 def run_all(own: Options, overrides: Sequence[str], keep: Callable[[Sequence[Outcome]], None]) -> list[Outcome]:
     """Runs every seed and returns the outcomes in the order of the seeds; `keep` gets those so far after each run."""
     shared = own.side_by_side > 1
-    numbers: list[int | None] = [*seeds_of(own.demos)] if own.demos else [None]
-    waiting = [(number, seed) for seed in seeds_of(own.seeds) for number in numbers]
+    numbers: list[int | None] = [*seeds_of(own.demos, "demos")] if own.demos else [None]
+    waiting = [(number, seed) for seed in seeds_of(own.seeds, "seeds") for number in numbers]
     root = Path(own.keep or tempfile.mkdtemp(prefix="recipe-")).resolve()
     cores = list(range(num_cores()))[: own.side_by_side]
     if shared and len(cores) < own.side_by_side:

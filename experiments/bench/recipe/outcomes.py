@@ -94,7 +94,7 @@ def page(found: Mapping[str, Any]) -> str:
         "Wilson intervals.",
         "",
         *(line for part in by_demos(outcomes).values() for line in _section(part)),
-        command_text("recipe", found),
+        command_text(found),
     ]
     return "\n".join(lines)
 

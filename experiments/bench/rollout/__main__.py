@@ -18,13 +18,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from multiprocessing import get_context
 
-from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, Worker, alternate, ratios
+from experiments.bench.harness import Benchmark, Goal, Report, Run, Spread, Table, Timing, alternate, ratios
 from experiments.bench.harness.trainings import COLLOCATED, starting_folder
-from experiments.bench.rollout.parts import FIRST_STEP, Bench, bench_config, bench_workflow
+from experiments.bench.rollout.parts import FIRST_STEP, bench_config, bench_workflow, build, timed
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.cluster.hardware import Cluster, num_cores
 from rlinf_embodied.compose import compose_train
@@ -83,10 +84,13 @@ def measure(run: Run[Options]) -> Report:
     folder = starting_folder(config)
     config = bench_config(config, own.chunks)
     on_ray = RayWorkers(config, folder)
-    plain = [Worker(Bench, config, folder, worker, NUM_WORKERS, own.stock_steps) for worker in range(NUM_WORKERS)]
+    plain = [
+        ProcessPoolExecutor(1, get_context("spawn"), build, (config, folder, worker, NUM_WORKERS, own.stock_steps))
+        for worker in range(NUM_WORKERS)
+    ]
 
-    def at_once(piece: str, workers: Sequence[Worker]) -> Timing:
-        return Timing.together(cast(Timing, w.answer()) for w in [worker.ask(piece) for worker in workers])
+    def at_once(piece: str, workers: Sequence[ProcessPoolExecutor]) -> Timing:
+        return Timing.together(asked.result() for asked in [worker.submit(timed, piece) for worker in workers])
 
     try:
         at_once("env", plain)  # both are built
@@ -98,7 +102,7 @@ def measure(run: Run[Options]) -> Report:
     finally:
         on_ray.close()
         for worker in plain:
-            worker.close()
+            worker.shutdown()
     return report(timings)
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 import experiments.bench
-from experiments.bench import revisions
-from experiments.bench.harness import REPOSITORY, Benchmark, Run
-from rlinf_embodied.errors import ConfigError
+from experiments.bench.harness import Benchmark
 
 FOLDER = Path(str(experiments.bench.__file__)).parent
 MODULES = sorted(
@@ -34,15 +32,3 @@ def test_a_benchmark_has_the_name_of_its_module_and_refuses_unknown_words(name: 
     if not found.takes_overrides:
         assert found.main(["nonsense=1"]) == 2
         assert capsys.readouterr().err.startswith("error: nonsense")
-
-
-def test_two_revisions_alternate_and_their_metric_is_compared(monkeypatch, tmp_path) -> None:
-    (tmp_path / "experiments").mkdir()
-    speeds = {str(tmp_path): 100.0, str(REPOSITORY): 98.0}
-    made = []
-    monkeypatch.setattr(revisions, "trained", lambda checkout, *_: made.append(checkout) or speeds[str(checkout)])
-    report = revisions.measure(Run(revisions.Options(old=str(tmp_path), rounds=2), [], {}))
-    assert made == [tmp_path, REPOSITORY, REPOSITORY, tmp_path]
-    assert "new / old: 0.98 (0.98-0.98), goal 1: missed (floor 0.97: held)" in report.text
-    with pytest.raises(ConfigError, match=r"old is '', but it must be another checkout"):
-        revisions.measure(Run(revisions.Options(), [], {}))

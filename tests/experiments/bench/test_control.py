@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from experiments.bench.control import cases
-from experiments.bench.control.curves import Curve
+from experiments.bench.control import __main__ as control
+from experiments.bench.control.cases import CASES, words_of
 from rlinf_embodied.algorithms.transitions import ReplayConfig
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
-    case, words = cases.CASES[name], cases.words_of(name, 7, tmp_path, [])
-    config = compose_train(words)
+    case, config = CASES[name], compose_train(words_of(name, 7, tmp_path, []))
     if not isinstance(config.algorithm, ReplayConfig):
         assert config.hierarchy.on == bool(case.source)
         assert config.warm_start.checkpoint == (
-            f"{tmp_path}/{case.source}/seed_7/run/checkpoints/latest" if case.source else None
+            f"{tmp_path}/{case.source}/seed_7/checkpoints/latest" if case.source else None
         )
         return
     assert config.algorithm.acts == (case.unit == "env steps")
@@ -28,21 +30,35 @@ def test_a_case_is_a_training_that_composes(tmp_path, name) -> None:
 def test_a_case_is_trained_once_with_what_it_begins_with_and_its_settings_stay(tmp_path, monkeypatch) -> None:
     trained = []
 
-    def found(words, seed, folder, points) -> Curve:
-        trained.append((folder.parent.name, seed, points, words))
-        folder.mkdir(parents=True)
-        told = {"return": 1.0, "return_interval": [0.0, 2.0]}
-        return Curve(seed, [0, 10], [float(seed), 5.0 * seed], [], 1.0, before=told, after=told, cpu_s=3.0)
+    class Trained:
+        """Stands for a training: writes the files of its run."""
 
-    monkeypatch.setattr(cases, "trained", found)
-    first = [cases.case_curve("iql", seed, tmp_path, 4, []) for seed in (1, 2)]
-    assert [(name, seed, points) for name, seed, points, _ in trained] == [
-        (name, seed, 4) for seed in (1, 2) for name in ("sac", "iql")
-    ]
-    assert f"data={tmp_path}/sac/seed_2/run/checkpoints/latest" in trained[-1][3]
-    assert [cases.case_curve("iql", seed, tmp_path, 4, []) for seed in (1, 2)] == first
+        def __init__(self, name: str, command: list[str], log: Path) -> None:
+            trained.append((name, command[2:]))
+            seed = int(name[-1])
+            summary = {"iterations": 2, "rl_s": 3.0}
+            for key, score in (("before", 1.0 * seed), ("after", 5.0 * seed)):
+                summary[key] = {"return": score, "return_interval": [0.0, score]}
+            rows = [{"iteration": 1, "global_step": 5, "eval/return": 3.0}, {"iteration": 2, "global_step": 10}]
+            (log.parent / "config.yaml").write_text("{}")
+            (log.parent / "manifest.json").write_text(json.dumps({"command": command[1:]}))
+            (log.parent / "summary.json").write_text(json.dumps(summary))
+            (log.parent / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+        def wait(self) -> None:
+            """Has ended."""
+
+    monkeypatch.setattr(control, "Child", Trained)
+    runs = [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)]
+    assert [name for name, _ in trained] == ["sac, seed 1", "iql, seed 1", "sac, seed 2", "iql, seed 2"]
+    assert f"data={tmp_path}/sac/seed_2/checkpoints/latest" in trained[-1][1]
+    assert "eval.every=3" in trained[-1][1]
+    assert list(control.curve(runs[0])) == [(0, 1), (5, 3), (10, 5)]
+    assert [control.trained("iql", seed, tmp_path, 2, []) for seed in (1, 2)] == runs
     assert len(trained) == 4
-    row = cases.table({"iql": first}).rows[0]
+    row = control.table({"iql": runs}).rows[0]
     assert list(row) == ["iql", "10 updates", "1.5", "7.5", "5.0", "3"]
+    control.draw({"iql": runs}, tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 0
     with pytest.raises(ConfigError, match=r"sac/seed_1 holds a training with other settings: use another folder="):
-        cases.case_curve("iql", 1, tmp_path, 4, ["run.num_iterations=2"])
+        control.trained("iql", 1, tmp_path, 2, ["run.num_iterations=2"])

@@ -11,7 +11,6 @@ from runs import tiny_overrides
 
 from experiments.bench.gpu import __main__ as gpu
 from experiments.bench.gpu.openvla import Work, forward_flops, meta_network, rollouts, training
-from experiments.bench.gpu.whole import demo, plans
 from policies.openvla.config import config_of
 
 TOY = Work(
@@ -37,10 +36,10 @@ def test_without_a_gpu_every_check_is_skipped_with_the_reason(monkeypatch, tmp_p
 
 def test_a_broken_check_does_not_hide_the_others_and_shows_in_the_exit_code(monkeypatch, tmp_path):
     monkeypatch.setitem(gpu.CHECKS, "physics", lambda config: {}["nothing"])
-    monkeypatch.setitem(gpu.CHECKS, "train", lambda config: {"seconds": 1.0})
-    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,train"]) == 1
+    monkeypatch.setitem(gpu.CHECKS, "same", lambda config: {"seconds": 1.0})
+    assert gpu.BENCHMARK.main([f"out={tmp_path / 'gpu.json'}", "only=physics,same"]) == 1
     results = json.loads((tmp_path / "gpu.json").read_text())["results"]
-    assert results == {"physics": {"failed": "KeyError: 'nothing'"}, "train": {"seconds": 1.0}}
+    assert results == {"physics": {"failed": "KeyError: 'nothing'"}, "same": {"seconds": 1.0}}
     assert gpu.BENCHMARK.main(["only=phisics"]) == 2
 
 
@@ -78,20 +77,10 @@ SHORT = ["warm_start.from_scratch=true", "env.chunks_per_rollout=3", "plan.profi
 )
 def test_an_iteration_under_each_plan_has_predicted_and_measured_seconds(kind: str) -> None:
     placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
-    found = plans([*tiny_overrides(*SHORT), f"cluster.torch_device={kind}", *placed])
+    found = gpu.plans([*tiny_overrides(*SHORT), f"cluster.torch_device={kind}", *placed])
     assert {"auto", "collocated"} <= set(found)
     for plan in found.values():
         assert plan["error"] == pytest.approx(plan["predicted_s"] / plan["measured_s"] - 1)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("sim", marks=pytest.mark.accelerator)])
-def test_a_whole_command_gives_its_summary(kind: str) -> None:
-    placed = ["cluster.device_module=simulated_accelerator", "cluster.num_devices=1"] if kind == "sim" else []
-    short = tiny_overrides(*SHORT, "run.num_iterations=1", "eval.num_episodes=2", "eval.num_envs=2")
-    found = demo([*short, f"cluster.torch_device={kind}", *placed])
-    assert found["exit_code"] == 0
-    assert found["summary"]["iterations"] == 1
-    assert found["seconds"] >= found["summary"]["rl_s"] > 0
 
 
 @pytest.mark.gpu
@@ -101,7 +90,6 @@ def test_every_check_passes_on_a_gpu(tmp_path):
     assert results["same"]["max_abs_weight_difference"] < 1e-2
     assert results["same"]["cpu_initial_log_ratio"] <= 1e-5
     assert results["same"]["cuda_initial_log_ratio"] < 1e-2
-    assert max(iteration["losses/initial_log_ratio"] for iteration in results["train"].values()) < 1e-2
     assert results["language"]["cpu against cuda"]["max_abs_weight_difference"] < 1e-2
     assert results["language"]["sharded against not"]["max_abs_weight_difference"] < 1e-3
     assert results["language"]["cuda"]["mismatch"] < 1e-4 < results["language"]["adapters"]["mismatch"] < 0.5
@@ -109,4 +97,3 @@ def test_every_check_passes_on_a_gpu(tmp_path):
     assert 0 < results["rollout"]["autoregressive"]["actions_per_s"] < results["rollout"]["parallel"]["actions_per_s"]
     assert results["lora"]["samples_per_s"] > 0
     assert results["plans"]["collocated"]["measured_s"] > 0
-    assert results["demo"]["exit_code"] == 0

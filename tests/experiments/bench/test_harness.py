@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import dataclass
 
 import pytest
 
 from experiments.bench import harness
-from experiments.bench.harness import REPOSITORY, Benchmark, Child, Goal, Report, Run, Spread, Worker, alternate, ratios
+from experiments.bench.harness import REPOSITORY, Benchmark, Child, Goal, Report, Run, Spread, alternate, ratios
 from rlinf_embodied.errors import WorkerError
 
 TERMINATED = """
@@ -92,17 +91,6 @@ def test_arms_take_turns_and_every_other_round_goes_backwards():
     assert "".join(order) == "baabba"
     assert found == {"a": [3, 6], "b": [4, 5]}
     assert heard == [(0, "a", 3), (0, "b", 4), (1, "b", 5), (1, "a", 6)]
-
-
-def test_a_worker_answers_in_turn_and_its_death_is_reported():
-    worker = Worker(Counter, "aab")
-    try:
-        assert worker.ask("__getitem__", "a").answer() == 2
-        worker.ask("no method of its own")
-        with pytest.raises(WorkerError, match="a process of the benchmark died"):
-            worker.answer()
-    finally:
-        worker.close()
 
 
 def test_a_child_that_fails_says_where_its_output_is(tmp_path):
