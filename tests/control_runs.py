@@ -6,18 +6,12 @@ import copy
 import functools
 from pathlib import Path
 
-from placements import looped
-from runs import cluster, digest, executor_for
-
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import AlgorithmConfig, PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import solo_context
-from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.training.job import Progress
 
 SMALL = {
     "env": "gymnasium",
@@ -73,22 +67,6 @@ def small(*overrides: str) -> TrainConfig:
 @functools.cache  # composing takes a fifth of a second
 def _composed(overrides: tuple[str, ...]) -> TrainConfig:
     return compose_train(overrides)
-
-
-def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
-    """Returns a plan that places the four stages."""
-    return looped(env, policy, shards, replay=replay, actor=learner)
-
-
-def trained(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> tuple:
-    """Returns the digest of all weights and the metrics of four iterations."""
-    job, progress, metrics = EmbodiedJob(config), Progress(), []
-    start = job.starting_policy(SerialSession(), cluster(1), lambda *progress: None)
-    executor = executor_for(config, plan, devices, session, start)
-    for _ in range(4):
-        metrics.append(job.run_iteration(executor, progress)[1])
-        progress.iteration += 1
-    return digest(executor), metrics
 
 
 def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):

@@ -8,10 +8,7 @@ import pytest
 import torch
 from control_runs import DAGGER, HG_DAGGER, RLPD, reach, recorded, small
 from runs import metric_rows, train, weights_of
-from training_faults import lost, once
 
-from rlinf_embodied.embodied.learner import PolicyLearner
-from rlinf_embodied.embodied.replay_stage import ReplayStage
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.learning.checkpoint import load_tensors
 
@@ -73,19 +70,6 @@ def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight
     train(make(straight, f"run.dir={parts}"))
     assert weights_of(whole) == weights_of(parts)
     assert metric_rows(whole) == metric_rows(parts)
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "call", "after"),
-    [(ReplayStage, "run", 2, True), (PolicyLearner, "save", 1, False)],
-    ids=lambda value: getattr(value, "__name__", str(value)),
-)
-def test_what_a_fault_takes_is_run_again(straight, tmp_path, monkeypatch, kind, method, call, after) -> None:
-    calls = once(monkeypatch, kind, method, call, lost(), after)
-    train(small(f"run.dir={tmp_path}"))
-    assert len(calls) > call + 1
-    assert weights_of(tmp_path) == weights_of(straight)
-    assert metric_rows(tmp_path) == metric_rows(straight)
 
 
 @pytest.mark.parametrize(
