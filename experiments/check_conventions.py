@@ -45,6 +45,7 @@ from rlinf_embodied.interfaces.policies import Policy
 _STANDARD_ERRORS = 4.0
 _MAX_FAULTS = 4
 _ALIKE = 1.2  # factor of errors up to which two explanations are alike
+_BELIEVED = 1.5  # factor up to which an explanation without fitted numbers is believed before one with them
 _SMALLEST_SPREAD = 1e-3  # of an action's entry, by which its error is divided
 _CROP = 0.9  # share of an image's area
 _FRAME_CACHE_BYTES = 1e9
@@ -113,7 +114,7 @@ def find_faults(predict: Predict, demos: Demonstrations, min_gain: float = 0.15)
             break
         share = lambda pair: pair[0].error_undone / pair[0].error  # noqa: E731
         least = share(min(helpful, key=share))
-        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _ALIKE * least, share(pair)))
+        fault, undo = min(helpful, key=lambda pair: (pair[1].fits or share(pair) > _BELIEVED * least, share(pair)))
         alike = [f.name for f, _ in helpful if f is not fault and f.error_undone <= _ALIKE * fault.error_undone]
         found.append(replace(fault, alternatives=tuple(alike)))
         undone.append(undo)
