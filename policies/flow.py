@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
+from torch.nn import functional as F
 
 from rlinf_embodied.config.checks import require, require_numbers
-from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import (
     Distribution,
     Evaluation,
@@ -70,18 +71,20 @@ class FlowSettings:
     steps: int = 0  # K of a chain, in training and evaluation
     stochastic_steps: Stochastic = Stochastic.one
     noise: StepNoise = StepNoise.decaying
+    max_guidance: float = 10.0  # of real-time chunking, as in LeRobot
     noise_range: list[float] = field(default_factory=lambda: [0.08, 0.16])  # of flow_noise, at temperature 1: pi_RL's
 
     def require_valid(self) -> None:
         """Raises ConfigError if a number is out of range."""
-        require_numbers(self, "policy.options", "steps", low=0)
+        require_numbers(self, "policy.options", "steps", "max_guidance", low=0)
         bounds = self.noise_range
         ordered = len(bounds) == 2 and 0 < bounds[0] < bounds[1]
         rule = "it is the smallest and the largest standard deviation, above 0"
         require(ordered, "policy.options.noise_range", bounds, rule, "use [0.08,0.16]")
 
 
-OF_USE = ("stochastic_steps", "noise", "noise_range")  # what a training may change about a trained policy
+_PENDING = "pending."  # how features begin that say how chunks overlap
+OF_USE = ("stochastic_steps", "noise", "noise_range", "max_guidance")  # a training may change it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,16 @@ class Flow:
         """Returns x_0 [B, C, D] and uniforms [B] of what `imitation_noise` draws, [B, C * D + 1]."""
         return noise[:, :-1].unflatten(1, self.shape), Normal(0.0, 1.0).cdf(noise[:, -1])
 
-    def _noisy(self, device: torch.device) -> Tensor:
-        """Returns which numbers of a chunk are stochastic, bool [C, D]."""
+    def _noisy(self, delay: Tensor) -> Tensor:
+        """Returns which numbers of chunks are stochastic, bool [B, C, D]: those that are executed, late by `delay`."""
         chunk, width = self.shape
-        actions = torch.arange(chunk, device=device) < (self.executed or chunk)
-        return actions[:, None] & (torch.arange(width, device=device) < self.action_dim)
+        since = torch.arange(chunk, device=delay.device) - delay[:, None]
+        actions = (since >= 0) & (since < (self.executed or chunk))
+        return actions[..., None] & (torch.arange(width, device=delay.device) < self.action_dim)
 
-    def step(self, field: Field, x: Tensor, k: int | Tensor, level: float | Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, field: Field, x: Tensor, k: int | Tensor, level: float | Tensor, delay: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Returns the mean [B, C, D] of x_{k + 1} and the standard deviation [B, C, D] of what is stochastic in it.
 
         Args:
@@ -133,6 +139,7 @@ class Flow:
             x: x_k [B, C, D].
             k: the number of the step, or those of the rows, int64 [B].
             level: the size of the noise, or those of the rows [B, 1, 1].
+            delay: after how many env steps chunks arrive, int64 [B].
         """
         dt, at = 1.0 / self.steps, torch.as_tensor(k, device=x.device).expand(len(x)) / self.steps
         v, scale = field(x, at)
@@ -143,37 +150,39 @@ class Flow:
         square: Any = level**2  # of sigma, by 1 - t
         if self.noise is StepNoise.flow_sde:
             square = square / time.clamp(min=dt)
-        drift = v + torch.where(self._noisy(x.device), 0.5 * square * (time * v - x), 0.0)
+        drift = v + torch.where(self._noisy(delay), 0.5 * square * (time * v - x), 0.0)
         return x + drift * dt, (square * (1.0 - time) * dt).sqrt().expand_as(x)
 
-    def _log_prob(self, mean: Tensor, std: Tensor, x: Tensor) -> Tensor:
-        """Returns log p [B, C] of each action of a chunk."""
+    def _log_prob(self, mean: Tensor, std: Tensor, x: Tensor, delay: Tensor) -> Tensor:
+        """Returns log p [B, C] of each action of a chunk, the first one that is executed first."""
         found = Normal(mean, std, validate_args=False).log_prob(x)
-        return torch.where(self._noisy(x.device), found, 0.0).sum(-1)
+        found = torch.where(self._noisy(delay), found, 0.0).sum(-1)
+        places = torch.arange(self.chunk, device=delay.device) + delay[:, None]
+        return F.pad(found, (0, self.chunk)).gather(1, places)
 
-    def act(self, field: Field, rows: int, device: torch.device, noise: Tensor | None, level: float) -> PolicyOutput:
+    def act(self, field: Field, noise: Tensor | None, level: float, delay: Tensor) -> PolicyOutput:
         """Follows chains from `noise` [B, *spec.noise.shape], whose first numbers are x_0; actions [B, C, D] are x_K.
 
         Without noise, or at level 0, chains follow dx = v dt, from 0 or from x_0; they have no log-probs.
         """
-        size = math.prod(self.shape)
-        drawn = torch.zeros(rows, size, device=device) if noise is None else noise.flatten(1)
+        size, rows = math.prod(self.shape), len(delay)
+        drawn = torch.zeros(rows, size, device=delay.device) if noise is None else noise.flatten(1)
         start = drawn[:, :size].unflatten(1, self.shape)
         if noise is None or level == 0.0:
             return self._greedy(field, start)
         chosen = (Normal(0.0, 1.0).cdf(drawn[:, -1]) * self.steps).long().clamp(max=self.steps - 1)
-        noisy, chain, scores = self._noisy(device), [start], []
+        noisy, chain, scores = self._noisy(delay), [start], []
         for k in range(self.steps):
             place = size if self.one_step else size * (k + 1)
             own = drawn[:, place : place + size].unflatten(1, self.shape)
             here = level * (chosen == k)[:, None, None] if self.one_step else level
-            mean, std = self.step(field, chain[-1], k, here)
+            mean, std = self.step(field, chain[-1], k, here, delay)
             chain.append(mean + torch.where(noisy, std * own, 0.0))
-            scores.append(self._log_prob(mean, std, chain[-1]))
+            scores.append(self._log_prob(mean, std, chain[-1], delay))
         x, log_probs = torch.stack(chain, 1), torch.stack(scores, -1)
         if not self.one_step:
             return PolicyOutput(chain[-1], {"chain": x}, log_probs)
-        each = torch.arange(rows, device=device)
+        each = torch.arange(rows, device=delay.device)
         ends = x[each[:, None], torch.stack([chosen, chosen + 1], 1)]
         return PolicyOutput(chain[-1], {"step": chosen, "chain": ends}, log_probs[each, :, chosen][..., None])
 
@@ -185,16 +194,28 @@ class Flow:
         nothing = start.new_zeros(*start.shape[:2], 1 if self.one_step else self.steps)
         return PolicyOutput(chain[-1], {"chain": torch.stack(chain, 1)}, nothing)
 
-    def evaluate(self, field: Field, record: Record, level: float) -> Evaluation:
+    def evaluate(self, field: Field, record: Record, level: float, delay: Tensor) -> Evaluation:
         """Returns log-probs [B, C, choices] of a record."""
         x, numbers = record["chain"].unbind(1), [record["step"]] if self.one_step else range(self.steps)
-        found = [self._log_prob(*self.step(field, x[i], k, level), x[i + 1]) for i, k in enumerate(numbers)]
-        return Evaluation(torch.stack(found, -1))
+        steps = [self.step(field, x[i], k, level, delay) for i, k in enumerate(numbers)]
+        return Evaluation(torch.stack([self._log_prob(*step, x[i + 1], delay) for i, step in enumerate(steps)], -1))
 
     def matching_error(self, expert: Expert, start: Tensor, time: Tensor, chunk: Tensor) -> Tensor:
         """Returns v - (x_1 - x_0) [B, C, D] at x_t = (1 - t) x_0 + t x_1, for x_0, times [B] and chunks x_1."""
         x = torch.lerp(start, chunk, time.to(chunk.dtype)[:, None, None])
         return expert(x, time)[1] - (chunk - start)
+
+
+def drawn_to(v: Tensor, x: Tensor, time: Tensor, previous: Tensor, weights: Tensor, max_guidance: float) -> Tensor:
+    """Returns v [B, C, D] of chunks x at times [B] with the guidance of real-time chunking, as in LeRobot.
+
+    v + min(max_guidance, (r^2 + t^2) / (t r)) weights (previous - (x + r v)), r = 1 - t: where x would end is drawn to
+    what is left of the chunk before, [B, C, D], by weights [B, C] (arXiv:2506.07339, without the network's derivative).
+    """
+    t = time.to(v.dtype)[:, None, None]
+    rest = 1.0 - t
+    gain = ((rest.square() + t.square()) / (t * rest)).clamp(max=max_guidance)  # infinite at t = 0
+    return v + gain * weights[..., None] * (previous - (x + rest * v))
 
 
 class NoiseHead(nn.Module):
@@ -221,7 +242,9 @@ class ActsByFlow:
     """
 
     has_entropy = False
+    continues_chunks = True
     flow: Flow
+    _max_guidance: float
     spec: PolicySpec
     imitation_noise: Noise | None
     module: Any  # with a NoiseHead `noise`, of flow-noise
@@ -230,6 +253,7 @@ class ActsByFlow:
         """Sets the flow of an env's chunks, of `width` dimensions; `steps` are those where settings have none."""
         one = settings.stochastic_steps is Stochastic.one
         sizes = (env.chunk, env.action_dim, settings.steps or steps, width, env.executed)
+        self._max_guidance = settings.max_guidance
         self.flow = flow = Flow(*sizes, one, settings.noise)
         self.spec, self.imitation_noise = flow.spec(name), flow.imitation_noise()
 
@@ -238,12 +262,20 @@ class ActsByFlow:
 
     def _field(self, features: Features) -> Field:
         expert, head = self._expert(features), getattr(self.module, "noise", None)
+        left, weights = (features.get(_PENDING + name) for name in ("actions", "weights"))
+        previous = None if left is None else self._chunk(features, left)
 
         def field(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
             hidden, v = expert(x, time)
+            if previous is not None and weights is not None:
+                v = drawn_to(v, x, time, previous, weights, self._max_guidance)
             return v, None if head is None else head(hidden).view_as(v)
 
         return field
+
+    def _chunk(self, features: Features, actions: Tensor) -> Tensor:
+        """Returns the chunk [B, C, D] that means actions [B, C, A]."""
+        raise NotImplementedError
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         """Returns the actions [B, C, A] in [-1, 1] that a chunk x [B, C, D] means."""
@@ -252,11 +284,20 @@ class ActsByFlow:
     @torch.no_grad()
     def act(self, features: Features, noise: Tensor | None, temperature: float) -> PolicyOutput:
         """Follows a chain, see `Flow.act`; `temperature` is the size of the noise."""
-        proprio = features["proprio"]
-        output = self.flow.act(self._field(features), len(proprio), proprio.device, noise, temperature)
+        output = self.flow.act(self._field(features), noise, temperature, _delay(features))
         return replace(output, actions=self._actions(features, output.actions))
 
     def evaluate(
         self, features: Features, record: Record, temperature: float, entropy_gradient: bool = True
     ) -> Evaluation:
-        return self.flow.evaluate(self._field(features), record, temperature)
+        return self.flow.evaluate(self._field(features), record, temperature, _delay(features))
+
+
+def pending_features(observation: Observation) -> Features:
+    """Returns what of an observation says how chunks overlap; {} where they do not."""
+    return {_PENDING + name: value for name, value in observation.pending.items()}
+
+
+def _delay(features: Features) -> Tensor:
+    rows = len(features["proprio"])
+    return features.get(_PENDING + "delay", torch.zeros(rows, dtype=torch.long, device=features["proprio"].device))

@@ -15,11 +15,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from policies.flow import OF_USE, ActsByFlow, Expert, FlowSettings, NoiseHead, StepNoise
+from policies.flow import OF_USE, ActsByFlow, Expert, FlowSettings, NoiseHead, StepNoise, pending_features
 from policies.tiny_vla import TinyVLA, TinyVLANet, TinyVLAOptions
 from rlinf_embodied.config import Critic, PolicyConfig
 from rlinf_embodied.config.checks import require_numbers
-from rlinf_embodied.interfaces.envs import EnvSpec
+from rlinf_embodied.interfaces.envs import EnvSpec, Observation
 from rlinf_embodied.interfaces.policies import Features, mean_of_rows
 
 _FREQUENCIES = 8  # of the embedding of time: sine and cosine each
@@ -85,8 +85,14 @@ class FlowVLA(ActsByFlow, TinyVLA):
         super().__init__(config, env, seed)
         self._flows(config.name, cast(FlowOptions, self.options), env)
 
+    def encode(self, observation: Observation) -> Features:
+        return super().encode(observation) | pending_features(observation)
+
     def _expert(self, features: Features) -> Expert:
         return partial(self.module.head, self._hidden(features))
+
+    def _chunk(self, features: Features, actions: Tensor) -> Tensor:
+        return self.network_actions(actions)
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         return self.robot_actions(x) if self.normalisation else super()._actions(features, x)

@@ -6,18 +6,12 @@ import copy
 import functools
 from pathlib import Path
 
-from placements import looped
-from runs import cluster, digest, executor_for
-
 from rlinf_embodied.algorithms.algorithm import Algorithm, Training
 from rlinf_embodied.compose import compose_train
 from rlinf_embodied.config import AlgorithmConfig, PolicyConfig, TrainConfig
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.learning.groups import SoloGroup
 from rlinf_embodied.learning.reduce import Reducer
 from rlinf_embodied.runtime.host import solo_context
-from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.training.job import Progress
 
 SMALL = {
     "env": "gymnasium",
@@ -47,6 +41,7 @@ RLPD = [
     *("algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.num_critics=3", "algorithm.policy_period=2"),
     "algorithm.updates_per_step=0.1",
 ]
+HG_DAGGER = ["algorithm=hg_dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 
 
@@ -64,7 +59,7 @@ def recorded(algorithm: str, folder: Path, *overrides: str) -> TrainConfig:
 def small(*overrides: str) -> TrainConfig:
     """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
     given = SMALL | dict(text.split("=", 1) for text in overrides)
-    if given["algorithm"] in ("bc", "dagger"):  # which have no critics
+    if given["algorithm"] in ("bc", "dagger", "hg_dagger"):  # which have no critics
         given["algorithm.critic_hidden_size"] = "None"
     return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
 
@@ -72,22 +67,6 @@ def small(*overrides: str) -> TrainConfig:
 @functools.cache  # composing takes a fifth of a second
 def _composed(overrides: tuple[str, ...]) -> TrainConfig:
     return compose_train(overrides)
-
-
-def trees(env: object, policy: object, replay: object, learner: object, shards: int = 1) -> list[dict]:
-    """Returns a plan that places the four stages."""
-    return looped(env, policy, shards, replay=replay, actor=learner)
-
-
-def trained(config: TrainConfig, plan: list[dict], devices: int, session: Session) -> tuple:
-    """Returns the digest of all weights and the metrics of four iterations."""
-    job, progress, metrics = EmbodiedJob(config), Progress(), []
-    start = job.starting_policy(SerialSession(), cluster(1), lambda *progress: None)
-    executor = executor_for(config, plan, devices, session, start)
-    for _ in range(4):
-        metrics.append(job.run_iteration(executor, progress)[1])
-        progress.iteration += 1
-    return digest(executor), metrics
 
 
 def learning(kind: type[Algorithm], policy: object, algorithm: AlgorithmConfig, num_blocks: int = 1, seed: int = 5):

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
-from pathlib import Path
-
-from runs import cluster, drawing
 
 from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
-from rlinf_embodied.execution.executor import Executor
-from rlinf_embodied.planning.notation import resolve
-from rlinf_embodied.reasoning import job as job_module
-from rlinf_embodied.reasoning.fine_tuning import starting_policy
-from rlinf_embodied.reasoning.job import ReasoningJob
-from rlinf_embodied.reasoning.workflow import training_workflow
-from rlinf_embodied.runtime.session import SerialSession, Session
-from rlinf_embodied.training.job import Progress
-from rlinf_embodied.training.trainer import Trainer
 
 TINY_MATH = {
     "data.level": "sum1-2-9",
@@ -75,38 +62,9 @@ def _composed(overrides: tuple[str, ...]) -> MathConfig:
     return compose_math(overrides)
 
 
-def train_math(config: MathConfig, code: int = 0, draws: bool = False) -> dict:
-    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    with drawing(job_module, draws):
-        assert Trainer(ReasoningJob(config)).run() == code
-    path = Path(config.run.dir or "") / "summary.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def warm(config: MathConfig, session: Session | None = None, devices: int = 1) -> Path:
-    """Returns the folder of the fine-tuned model that `config` starts from, made now or found in the cache."""
-    return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
-
-
-def math_executor(config: MathConfig, plan: list[dict], devices: int, session: Session, folder: str = "") -> Executor:
-    """Returns the training workflow of `config` under a plan, started from a folder or its fine-tuned model."""
-    workflow = training_workflow(config, folder or str(warm(config)))
-    return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
-
-
-def iterate_math(
-    config: MathConfig, executor: Executor, iterations: int, progress: Progress | None = None
-) -> list[dict[str, float]]:
-    """Runs iterations as a training does, from where it is, and returns their metrics."""
-    job, progress, found = ReasoningJob(config), progress or Progress(), []
-    for _ in range(iterations):
-        found.append(job.run_iteration(executor, progress)[1])
-        progress.iteration += 1
-    return found
-
-
-def untimed_rows(folder: Path) -> list[dict]:
-    """Returns what metrics.jsonl says about the training, without anything that was timed."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "system/", "charts/tokens_per_s")
-    return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]
+def sft(*overrides: str) -> MathConfig:
+    """Returns the config of a fine-tuning of four iterations, with a checkpoint after the second."""
+    shared = [f"{k}={v}" for k, v in TINY_MATH.items() if not k.startswith(("algorithm.", "warm_start.", "run.num"))]
+    numbers = ["steps=36", "steps_per_iteration=10", "num_examples=96", "lr=1e-2", "num_held_out=16"]
+    asked = [*(f"algorithm.{text}" for text in numbers), "checkpoint.every=2", "eval.num_samples=0"]
+    return compose_math([*shared, "algorithm=sft", *asked, *overrides])

@@ -5,31 +5,28 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from placements import looped
 from torch import Tensor
 
+from experiments.bench.harness.trainings import job_of
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.compose import compose_train
-from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied import job as job_module
-from rlinf_embodied.embodied.job import EmbodiedJob
-from rlinf_embodied.embodied.warm_start import starting_policy
-from rlinf_embodied.embodied.workflow import run_iteration, training_workflow
+from rlinf_embodied.config import MathConfig, TrainConfig
+from rlinf_embodied.embodied import job as embodied_job
 from rlinf_embodied.errors import RlinfError
 from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.interfaces.options import NoOptions
 from rlinf_embodied.learning.weights import WeightsMessage
 from rlinf_embodied.planning.notation import resolve
 from rlinf_embodied.plug_ins import load_target
+from rlinf_embodied.reasoning import job as reasoning_job
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession, Session
+from rlinf_embodied.training.job import Progress
 from rlinf_embodied.training.trainer import Trainer
 
 OPTION = "policy.options."
@@ -80,6 +77,15 @@ SFT = [  # four epochs
     *("algorithm.head_lr=5e-3", "algorithm.head_batch_size=16", "checkpoint.every=1"),
     *("algorithm.num_minibatches=-", "algorithm.value_epochs=-", "algorithm.target_kl=-"),
 ]
+SHORT = [
+    *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
+    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_scratch=true"),
+    "recovery.snapshot_share=1",
+]
+BEHIND = [
+    *("run.num_iterations=4", "checkpoint.every=1", "env.carry_over=true", "plan=collocated", "plan.max_staleness=2"),
+    *("algorithm.tis_cap=2.0", "algorithm.lr_end_fraction=1.0"),
+]
 GRPO = [
     "algorithm=grpo",
     "algorithm.group_size=4",
@@ -118,28 +124,26 @@ def _composed(overrides: tuple[str, ...]) -> TrainConfig:
     return compose_train(overrides)
 
 
+def short(*overrides: str) -> TrainConfig:
+    """Three short iterations, a checkpoint after the second."""
+    return tiny(*SHORT, *overrides)
+
+
 def four(folder: Path, *overrides: str) -> TrainConfig:
     """Four iterations, a checkpoint after every second."""
     short = ["run.num_iterations=4", "checkpoint.every=2", "eval.num_episodes=3", "eval.num_envs=3"]
     return tiny(f"run.dir={folder}", *short, *overrides)
 
 
-def trainer_of(config: TrainConfig) -> Trainer:
-    return Trainer(EmbodiedJob(config))
+def trainer_of(config: TrainConfig | MathConfig) -> Trainer:
+    return Trainer(job_of(config))
 
 
-@contextmanager
-def drawing(job: ModuleType, draws: bool) -> Iterator[None]:
-    """Within it runs of a workflow draw their curves or do not: drawing takes as long as training."""
+def train(config: TrainConfig | MathConfig, code: int = 0, draws: bool = False) -> dict:
+    """Runs a whole training in this process and returns its summary ({} if it was stopped); drawing takes as long."""
     with pytest.MonkeyPatch.context() as patch:
-        if not draws:
+        for job in () if draws else (embodied_job, reasoning_job):
             patch.setattr(job, "plot_curve", lambda folder: folder / "curve.png")
-        yield
-
-
-def train(config: TrainConfig, code: int = 0, draws: bool = False) -> dict:
-    """Runs a whole training in this process and returns its summary ({} if it was stopped)."""
-    with drawing(job_module, draws):
         assert trainer_of(config).run() == code
     path = Path(config.run.dir or "") / "summary.json"
     return json.loads(path.read_text()) if path.exists() else {}
@@ -155,26 +159,46 @@ def cluster(devices: int) -> Cluster:
     return Cluster("test", "cpu", devices, devices, 0)
 
 
-def clone(config: TrainConfig, session: Session | None = None, devices: int = 1) -> Path:
-    """Returns the folder of the clone that `config` starts from, made now or found in the cache."""
-    return starting_policy(config, session or SerialSession(), cluster(devices), lambda *progress: None)
+def clone(config: TrainConfig | MathConfig, session: Session | None = None, devices: int = 1) -> Path:
+    """Returns the folder of the clone or model that `config` starts from, made now or found in the cache."""
+    return job_of(config).starting_policy(session or SerialSession(), cluster(devices), lambda *progress: None)
 
 
-def executor_for(config: TrainConfig, plan: list[dict], devices: int, session: Session, folder: Path) -> Executor:
-    """Returns the training workflow of `config` under a plan, started from a policy folder."""
-    workflow = training_workflow(config, str(folder))
+def executor_for(
+    config: TrainConfig | MathConfig, plan: list[dict], devices: int, session: Session, folder: Path | None = None
+) -> Executor:
+    """Returns the training workflow of `config` under a plan, started from a policy folder, or from what it is to."""
+    job = job_of(config)
+    start = folder or job.starting_policy(SerialSession(), cluster(1), lambda *progress: None)
+    workflow = job.workflow(str(start))
     return Executor(workflow, resolve("test", plan, devices, workflow), session, cluster(devices))
 
 
-def iterate(executor: Executor, iterations: int) -> list[dict[str, float]]:
-    """Runs iterations and returns their metrics."""
-    return [run_iteration(executor, number)[1] for number in range(iterations)]
+def iterate(
+    config: TrainConfig | MathConfig, executor: Executor, number: int, progress: Progress | None = None
+) -> list[dict[str, float]]:
+    """Runs iterations as a training does, from where it is, and returns their metrics."""
+    job, progress, found = job_of(config), progress or Progress(), []
+    for _ in range(number):
+        found.append(job.run_iteration(executor, progress)[1])
+        progress.iteration += 1
+    return found
 
 
-def digest(executor: Executor) -> str:
-    """Returns the SHA-256 of the actor's weights; all of its workers must have the same."""
-    (value,) = set(executor.call("actor", "weights_digest", StepContext(0)))
+def digest(executor: Executor, learner: str = "actor") -> str:
+    """Returns the SHA-256 of a learner's weights; all of its workers must have the same."""
+    (value,) = set(executor.call(learner, "weights_digest", StepContext(0)))
     return str(value)
+
+
+def learned(config: TrainConfig | MathConfig, devices: int) -> tuple[str, dict[str, float]]:
+    """Makes an iteration in so many workers; returns the digest of the learner's weights and what was reported."""
+    job, session, places = job_of(config), SerialSession(), cluster(devices)
+    start = job.starting_policy(session, places, lambda *_: None)
+    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
+    job.prepare(executor, lambda *_: None)
+    _, metrics = job.run_iteration(executor, Progress())
+    return digest(executor, job.learners[0]), metrics
 
 
 def exported_weights(executor: Executor) -> dict[str, Tensor]:
@@ -192,5 +216,5 @@ def weights_of(folder: Path) -> str:
 def metric_rows(folder: Path) -> list[dict]:
     """Returns what metrics.jsonl says about the training, without anything that was timed."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("time/", "system/", "charts/SPS")
+    timed = ("time/", "system/", "charts/SPS", "charts/tokens_per_s")
     return [{k: v for k, v in row.items() if not k.startswith(timed)} for row in rows]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import torch
+from runs import metric_rows
+
+from rlinf_embodied.embodied.job import EmbodiedJob
+from rlinf_embodied.learning import checkpoint
+from rlinf_embodied.reasoning.job import ReasoningJob
 
 
 def straight_runs(tmp_path_factory, train: Callable[[Path, str], object], first: str) -> Callable[..., Path]:
@@ -25,17 +31,35 @@ def straight_runs(tmp_path_factory, train: Callable[[Path, str], object], first:
     return folder
 
 
-def interrupt_in(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, iteration: int, error: BaseException | None = None
-) -> None:
-    """Ctrl-C arrives while a job's module runs this iteration (numbers count from 0); or something fails in it."""
-    original = module.run_iteration
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, iteration: int, error: BaseException | None = None) -> None:
+    """Ctrl-C arrives while this iteration runs (numbers count from 0); or something fails in it."""
 
-    def run(executor, number, *arguments):
-        if number == iteration:
-            if error is not None:
-                raise error
-            signal.raise_signal(signal.SIGINT)
-        return original(executor, number, *arguments)
+    def interrupted(original: Callable) -> Callable:
+        def run(job, executor, progress):
+            if progress.iteration == iteration:
+                if error is not None:
+                    raise error
+                signal.raise_signal(signal.SIGINT)
+            return original(job, executor, progress)
 
-    monkeypatch.setattr(module, "run_iteration", run)
+        return run
+
+    for job in (EmbodiedJob, ReasoningJob):
+        monkeypatch.setattr(job, "run_iteration", interrupted(job.run_iteration))
+
+
+def same_end(folder: Path, other: Path) -> None:
+    """Both runs ended with the same weights, moments, counts and metrics."""
+    untimed = lambda key: not key.endswith(("_s", "_per_iteration", "plan"))  # noqa: E731
+    summary, expected = (
+        {key: value for key, value in json.loads((f / "summary.json").read_text()).items() if untimed(key)}
+        for f in (folder, other)
+    )
+    assert summary == expected
+    assert metric_rows(folder) == metric_rows(other)
+    state, known = (checkpoint.load_state(f / "checkpoints/latest") for f in (folder, other))
+    assert state["progress"]["counts"] == known["progress"]["counts"]
+    for name in ("policy_optimizer", "policy_module", "critic_optimizer", "critic_module"):
+        ours, theirs = (checkpoint.load_tensors(f / "checkpoints/latest", name) for f in (folder, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name

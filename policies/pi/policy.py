@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from policies.adapters import inject_adapters
 from policies.checkpoint_folder import read_json, seeded
 from policies.critic import HIDDEN, Standardise, Standardises, ValueHead
-from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise
+from policies.flow import ActsByFlow, Expert, NoiseHead, StepNoise, pending_features
 from policies.pi.config import ACTION, OPTIONS, STATE, WHOLE, Family, PiOptions
 from policies.pi.folder import Checkpoint, read_checkpoint, write_checkpoint, write_described
 from policies.pi.network import Prefix
@@ -112,13 +112,14 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         processors, proprio = self.checkpoint.processors, observation.proprio
         prompts = processors.prompts(observation.instruction, processors.normalised_state(proprio))
         ids, present = (part.to(proprio.device) for part in self.checkpoint.tokenizer(prompts, fixed=True))
-        features = {"proprio": proprio, "ids": ids, "present": present, **image_features(observation)}
+        pending = pending_features(observation)
+        features = {"proprio": proprio, "ids": ids, "present": present, **image_features(observation), **pending}
         if not (self.options.expert_only and self.options.cache_prefix):
             return features
         with torch.no_grad():
             context = self._context(features)
         keys, values = (torch.stack(parts, 1) for parts in zip(*context.layers, strict=True))
-        return {"proprio": proprio, "keys": keys, "values": values, "valid": context.valid}
+        return {"proprio": proprio, "keys": keys, "values": values, "valid": context.valid, **pending}
 
     def _context(self, features: Features) -> Prefix:
         if "keys" in features:
@@ -152,6 +153,10 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
             return hidden, -model.action_out_proj(hidden)
 
         return expert
+
+    def _chunk(self, features: Features, actions: Tensor) -> Tensor:
+        wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
+        return F.pad(wanted, (0, self.checkpoint.config.max_action_dim - actions.shape[2]))
 
     def _actions(self, features: Features, x: Tensor) -> Tensor:
         actions = self.checkpoint.processors.robot_actions(x[..., : self.env.action_dim], features["proprio"])
@@ -209,11 +214,10 @@ class PiPolicy(ActsByFlow, Standardises, BeginsWithFolder):
         decides t.  SmolVLA leaves out steps beyond the episode's end, bool [B, C] targets["action_is_pad"], as LeRobot.
         """
         own, (noise, uniforms) = self.checkpoint.config, self.flow.parts_of(targets["noise"])
-        wanted = self.checkpoint.processors.normalised_actions(actions, features["proprio"])
-        wanted = F.pad(wanted, (0, own.max_action_dim - actions.shape[2]))
         (alpha, _), (scale, offset) = own.beta, own.time_range
         time = uniforms ** (1.0 / alpha) * scale + offset  # Beta(alpha, 1)
-        error = self.flow.matching_error(self._expert(features), noise, 1.0 - time.double(), wanted)
+        wanted, time = self._chunk(features, actions), 1.0 - time.double()
+        error = self.flow.matching_error(self._expert(features), noise, time, wanted)
         losses, is_pad = error[..., : self.env.action_dim].square().mean(2), targets.get(ACTION_IS_PAD)
         if is_pad is None or own.family is not Family.smolvla:
             return losses.mean(1).sum()

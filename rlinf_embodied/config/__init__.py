@@ -32,7 +32,7 @@ from rlinf_embodied.config.commands import (
     ServeEnvConfig,
     TrainConfig,
 )
-from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, Reward
+from rlinf_embodied.config.env import EnvConfig, EnvOptions, PerturbConfig, PrefixSchedule, Reward
 from rlinf_embodied.config.hierarchy import HierarchyConfig
 from rlinf_embodied.config.language import DataConfig, LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.config.learning import Critic, ImageAugmentation, NormMode, PolicyConfig, WarmStartConfig

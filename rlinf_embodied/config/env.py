@@ -18,6 +18,19 @@ class Reward(StrEnum):
     sparse = "sparse"  # nothing; only the success bonus
 
 
+class PrefixSchedule(StrEnum):
+    """How far real-time chunking draws actions of a chunk to what is left of the one before: the weight of each.
+
+    It is 1 of those that are executed while the policy computes, and 0 where nothing is left.
+    """
+
+    off = "off"  # 0: no real-time chunking
+    zeros = "zeros"  # 0 in between
+    ones = "ones"  # 1 in between
+    linear = "linear"  # falls linearly in between, LeRobot's default
+    exp = "exp"  # falls faster
+
+
 MANISKILL = "envs.maniskill.make_env"
 
 
@@ -65,6 +78,7 @@ class Chunking:
 
 
 VISUAL = ("camera", "camera_turn", "light", "texture")  # axes of PerturbConfig that only images show
+LATE = ("inference_delay", "inference_jitter")  # those that concern policies: any env has them
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,12 +96,15 @@ class PerturbConfig:
     initial_steps: int = 0  # env steps of random actions before an episode begins
     instruction: bool = False  # instructions are paraphrased
     delay: int = 0  # env steps until an action is executed; zeros until then
+    inference_delay: int = 0  # env steps that a policy call takes; meanwhile the chunk before goes on being executed
+    inference_jitter: int = 0  # so many more at most, drawn for each call
     noise: float = 0.0  # standard deviation of what is added to each action
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_numbers(self, "env.perturb", "camera", "camera_turn", "initial_steps", "delay", "noise", "seed")
         require_numbers(self, "env.perturb", "light", high=1.0)
+        require_numbers(self, "env.perturb", *LATE)
 
     @property
     def axes(self) -> dict[str, Any]:
@@ -108,6 +125,7 @@ class EnvConfig(Chunking):
     obs_size: int = 64  # pixels, width and height of each camera
     chunk: int = 5  # actions that a policy call predicts
     execute_steps: int = 0  # how many of these are executed before the policy is asked again; 0: all
+    rtc: PrefixSchedule = PrefixSchedule.off  # real-time chunking: chunks of flow policies continue the one before
     horizon: int = 50  # env steps per episode
     chunks_per_rollout: int = 20  # chunk-steps per rollout; 0: an episode; with auto_reset=false at least that
     auto_reset: bool = True  # partial resets: a row whose episode ends starts the next one within the rollout
@@ -149,9 +167,22 @@ class EnvConfig(Chunking):
         held, rule = 0 <= self.hold_steps <= self.horizon, f"it lies in [0, env.horizon={self.horizon}]"
         action = "use 1 to end episodes once the task is solved, or 0 to never end them early"
         require(held, "env.hold_steps", self.hold_steps, rule, action)
+        late, left = self.perturb.inference_delay + self.perturb.inference_jitter, self.chunk - self.executed
+        rule = f"it needs what is left of a chunk, and {self.executed} of env.chunk={self.chunk} actions are executed"
+        action = "predict more actions (env.chunk), or execute fewer (env.execute_steps)"
+        within = late <= min(left, self.executed)
+        require(within, "env.perturb.inference_delay + inference_jitter", late, rule, action)
+        require(left > 0 or self.rtc is PrefixSchedule.off, "env.rtc", self.rtc.value, rule, action)
+        rule = "what is left of a chunk is not carried over"
+        require(not (self.overlaps and self.carry_over), "env.carry_over", True, rule, "set env.carry_over=false")
         for name in (name for name in self.perturb.axes if name in VISUAL):
             value, rule = self.perturb.axes[name], "only images show it, and env.cameras is empty"
             require(bool(self.cameras), f"env.perturb.{name}", value, rule, "leave it out, or name cameras")
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it matters to a chunk what is left of the one before."""
+        return self.rtc is not PrefixSchedule.off or any(name in LATE for name in self.perturb.axes)
 
     @property
     def num_blocks(self) -> int:

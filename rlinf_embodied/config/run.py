@@ -62,6 +62,9 @@ class EvalConfig:
     check_seed: int = 1_000_000  # of a check's first episode
     greedy: bool = True  # false: sample at policy.temperature
     sampled_episodes: int = 0  # so many of the same episodes once more, sampled: reported where the outcomes differ
+    # m of ACT's temporal ensembling (arXiv:2304.13705): the predictions of an env step are averaged, weighted by
+    # exp(-m i), i = 0 the oldest; null: the latest one counts
+    temporal_ensemble: float | None = None
     end_at_success: bool = False  # whether an episode ends once it is solved (LIBERO), or at env.horizon (ManiSkill)
     record_video: bool = True
     num_videos: int = 6  # episodes that are filmed, the first ones

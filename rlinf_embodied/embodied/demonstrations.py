@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.imitation import Demonstrations
-from rlinf_embodied.config import EnvConfig, PerturbConfig, WarmStartConfig
+from rlinf_embodied.config import EnvConfig, PerturbConfig, PrefixSchedule, WarmStartConfig
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.maniskill_h5 import RecordedEpisode, read_recording
@@ -36,7 +36,7 @@ def for_demonstrations(env: EnvConfig, slowest: float = 1.0) -> EnvConfig:
     is, the longer may an episode be.
     """
     horizon = env.horizon if slowest == 1 else math.ceil(env.horizon / slowest / env.chunk) * env.chunk
-    env = replace(env, perturb=PerturbConfig(), horizon=horizon)
+    env = replace(env, perturb=PerturbConfig(), rtc=PrefixSchedule.off, horizon=horizon)
     return replace(env, auto_reset=False, carry_over=False, hold_steps=0, execute_steps=0, chunks_per_rollout=0)
 
 

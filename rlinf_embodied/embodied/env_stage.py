@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ from rlinf_embodied.algorithms.batch import EnvColumns, Episode, RolloutReport
 from rlinf_embodied.algorithms.transitions import Columns
 from rlinf_embodied.config import EnvConfig
 from rlinf_embodied.config.checks import require
+from rlinf_embodied.config.env import LATE
+from rlinf_embodied.data.action_chunks import ActionChunks
 from rlinf_embodied.errors import ConfigError, SimulatorError
 from rlinf_embodied.interfaces.envs import ChunkResult, EnvSpec, Observation, RunningEpisode, VectorEnv
 from rlinf_embodied.plug_ins import load_target, named_when_raised
@@ -40,7 +43,9 @@ class EnvStageConfig:
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
+    tolerance: float = math.inf  # a scripted human, the expert, acts where the policy is farther from him than this
     counts_actions: bool = False  # whether reports have the histograms of what was executed
+    ensemble: float | None = None  # see EvalConfig.temporal_ensemble
 
 
 @dataclass(slots=True)
@@ -53,11 +58,13 @@ class Shard:
     running: np.ndarray  # bool, rows that are not frozen
     episode: np.ndarray  # int64, number of each row's episode within this rollout
     begun: np.ndarray  # int64, chunk-step of this rollout in which each row's episode began; 0 if before it
+    chunks: ActionChunks | None = None  # where they overlap
     next_seeds: list[int] | None = None  # of the episodes that would begin now; None: not known since one ended
     observation: Observation | None = None
     results: list[ChunkResult] = field(default_factory=list)
     actions: list[Tensor] = field(default_factory=list)  # [N, C, A] of each chunk-step, where they are counted
     tasks: list[Tensor] = field(default_factory=list)  # int64 [N] of each chunk-step, where columns have them
+    is_intervention: Tensor | None = None  # bool [N], whether the human acts in this step
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
 
@@ -76,7 +83,7 @@ def make_env(config: EnvConfig, num_envs: int, device: str, render_final: bool =
     rule = f"{config._target_} shows {env.spec.history} env steps (EnvSpec.history)"
     require(env.spec.history == config.history, "env.history", config.history, rule, f"use {env.spec.history}")
     known = getattr(env, "perturbs", ())
-    for name, value in config.perturb.axes.items():
+    for name, value in ((name, value) for name, value in config.perturb.axes.items() if name not in LATE):
         rule = f"{config._target_} on {env.spec.backend} can perturb {', '.join(known) or 'nothing'}"
         require(name in known, f"env.perturb.{name}", value, rule, "leave it out, or use an env that can")
     return env
@@ -132,7 +139,9 @@ class EnvStage(HoldsNoMemory):
             env = make_env(self._config.env, len(blocks) * self._size, context.device, self._config.keep_images)
             ids = np.concatenate([np.arange(b * self._size, (b + 1) * self._size) for b in blocks])
             idle = np.zeros(len(ids), dtype=bool)
-            self._shards[blocks] = Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
+            self._shards[blocks] = shard = Shard(blocks, env, ids, idle, np.zeros_like(ids), np.zeros_like(ids))
+            if self._config.env.overlaps or self._config.ensemble is not None:
+                shard.chunks = ActionChunks(self._config.env, env.spec, self._config.ensemble)
         spec = next(iter(self._shards.values())).env.spec
         require_success(spec, self._config.needs_success)
         return spec
@@ -141,16 +150,18 @@ class EnvStage(HoldsNoMemory):
     def open(self, step_context: StepContext, blocks: Blocks) -> dict[int, Observation | None]:
         """Starts an episode in every row, or continues the running ones, and returns the policy's first observation."""
         shard = self._shards[blocks]
-        self._begin(shard)
+        self._begin(shard, shard.env_ids, step_context.iteration, step_context.round)
         if shard.observation is None or not self._config.env.carry_over:
             shard.observation = shard.env.reset(self._seeds(shard, step_context, shard.episode).tolist())
             shard.running[:] = True
         return self._by_block(shard, shard.observation)
 
-    def _begin(self, shard: Shard) -> None:
-        """Forgets the rollout before."""
+    def _begin(self, shard: Shard, *keys: int | np.ndarray) -> None:
+        """Forgets the rollout before; what is drawn in this one is keyed by the rows' numbers and others."""
         shard.results, shard.tasks, shard.steps, shard.ended, shard.next_seeds = [], [], [], [], None
         shard.actions = []
+        if shard.chunks is not None:
+            shard.chunks.begin(*keys)
         shard.episode[:] = 0
         shard.begun[:] = 0
 
@@ -178,6 +189,12 @@ class EnvStage(HoldsNoMemory):
         if self._config.env.auto_reset and shard.next_seeds is None:
             shard.next_seeds = self._seeds(shard, step_context, shard.episode + 1).tolist()
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
+        chunk = chunk if shard.chunks is None else shard.chunks.executed(chunk)
+        if transitions.IS_INTERVENTION in self._config.transitions:
+            expert = shard.env.expert_actions().clamp(-1.0, 1.0).to(chunk.device)
+            demonstrates = step_context.iteration < self._config.expert_iterations
+            takes_over = (chunk[:, 0] - expert).abs().amax(1) > (-1.0 if demonstrates else self._config.tolerance)
+            chunk, shard.is_intervention = torch.where(takes_over[:, None, None], expert[:, None], chunk), takes_over
         return self._advance(shard, chunk, shard.next_seeds)
 
     def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
@@ -191,6 +208,8 @@ class EnvStage(HoldsNoMemory):
             shard.actions.append(actions)
         if before:
             assert isinstance(actions, Tensor)
+            if shard.is_intervention is not None:
+                before[transitions.IS_INTERVENTION] = shard.is_intervention.to(torch.float32)
             shard.steps.append(self._transition(before, actions, result))
         for end in result.episodes:
             if self._seen_whole(shard, end.row):
@@ -204,6 +223,8 @@ class EnvStage(HoldsNoMemory):
         shard.next_seeds = None if rows else shard.next_seeds
         shard.episode[rows] += 1
         shard.begun[rows] = len(shard.results)
+        if shard.chunks is not None:
+            shard.chunks.forget(rows)
         if seeds is None:
             shard.running[rows] = False
         shard.observation = result.observation
@@ -246,6 +267,7 @@ class EnvStage(HoldsNoMemory):
 
     def _by_block(self, shard: Shard, observation: Observation) -> dict[int, Observation | None]:
         """Splits rows into blocks; a block of frozen rows has nothing to show."""
+        observation = observation if shard.chunks is None else shard.chunks.shown(observation)
         by_block: dict[int, Observation | None] = {}
         for i, block in enumerate(shard.blocks):
             rows = slice(i * self._size, (i + 1) * self._size)

@@ -58,7 +58,9 @@ def held_out(
     env: EnvConfig, how: EvalConfig, run: RunConfig, videos: str | None = None, acting: Acting = "policy"
 ) -> EvaluationEnvConfig:
     """Returns the whole episodes to run in an env; run.seed is of sampled or random actions, `videos` a folder."""
-    rows = min(how.num_envs, how.num_episodes)
+    rows, rule = min(how.num_envs, how.num_episodes), f"all {env.chunk} actions of a chunk are executed: none overlap"
+    overlap, action = env.executed < env.chunk or how.temporal_ensemble is None, "use env.execute_steps=1, as ACT"
+    require(overlap, "eval.temporal_ensemble", how.temporal_ensemble, rule, action)
     whole = replace(
         env,
         num_envs=rows,
@@ -68,7 +70,8 @@ def held_out(
         hold_steps=1 if how.end_at_success else 0,
         chunks_per_rollout=env.chunks_per_episode,
     )
-    return EvaluationEnvConfig(whole, run.seed, eval=how, videos=videos, acting=acting, exact=run.exact.holds)
+    shown = {"videos": videos, "acting": acting, "exact": run.exact.holds, "ensemble": how.temporal_ensemble}
+    return EvaluationEnvConfig(whole, run.seed, eval=how, **shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class EvaluationEnvStage(EnvStage):
         limit = how.sampled_episodes if again else limit
         seeds, only = how.seed + numbers, self._eval.only
         rows = np.nonzero((numbers < limit) & (np.isin(seeds, only) if only else True))[0].tolist()
-        self._begin(shard)
+        self._begin(shard, seeds)
         self._traces[blocks] = []
         shard.running[:] = False
         shard.running[rows] = True

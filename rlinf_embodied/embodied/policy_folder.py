@@ -12,7 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rlinf_embodied.config import Critic, EnvConfig, HierarchyConfig, PerturbConfig, PolicyConfig, Precision, Reward
+from rlinf_embodied.config import (
+    Critic,
+    EnvConfig,
+    HierarchyConfig,
+    PerturbConfig,
+    PolicyConfig,
+    Precision,
+    PrefixSchedule,
+    Reward,
+)
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import kind_of
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -233,6 +242,7 @@ def conditions_in(content: Mapping[str, Any]) -> TrainedUnder:
     policy_of = lambda section: PolicyConfig(**{**section, "critic": Critic(section["critic"])})  # noqa: E731
     env, levels = dict(content["env"]), content.get("hierarchy")
     env["reward"], env["perturb"] = Reward(env["reward"]), PerturbConfig(**env.get("perturb", {}))
+    env["rtc"] = PrefixSchedule(env.get("rtc", PrefixSchedule.off))
     if levels is not None:
         levels = HierarchyConfig(**{**levels, "policy": policy_of(levels["policy"])})
     conditions, precision = dict(content["fingerprint"]), Precision(content.get("precision", Precision.float32))

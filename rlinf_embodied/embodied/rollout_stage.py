@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rlinf_embodied.algorithms.batch import PolicyColumns
-from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision
+from rlinf_embodied.config import Critic, EnvConfig, PolicyConfig, Precision, PrefixSchedule
 from rlinf_embodied.config.checks import require, within
 from rlinf_embodied.device import computing, is_accelerator
 from rlinf_embodied.embodied.policy_folder import load_policy, require_fitting
@@ -96,6 +96,12 @@ class RolloutStage(WeightsUser[Policy]):
             f"{spec.name} takes no separate noise for each action of a chunk",
         )
         require(each or not repeat, "policy.noise_repeat", repeat, rule, "use 0")
+        flows, env = getattr(self._policy, "continues_chunks", False), config.env
+        rule = f"{spec.name} is no flow policy: its chunks cannot be drawn to others"
+        require(flows or env.rtc is PrefixSchedule.off, "env.rtc", env.rtc.value, rule, "use off")
+        rule = f"{spec.name} is scored for the first actions of its chunks, and others are executed"
+        trained = config.records and env.overlaps and not flows
+        require(not trained, "env.perturb.inference_delay", env.perturb.axes, rule, "use it in evaluations alone")
 
     @torch.no_grad()
     def step(

@@ -39,7 +39,7 @@ _PLACES = ("cache_dir", "checkpoint", "demonstrations")  # where files lie; what
 _OF_LOADING = ("cache_gb", "decoders")  # of the section warm_start: memory and speed
 _OF_TRAINING = (  # of the env's section: scale, reward and speed
     *("num_envs", "block_size", "chunks_per_rollout", "auto_reset", "carry_over"),
-    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb"),
+    *("hold_steps", "reward", "success_bonus", "bonus_at_timeout", "control_hz", "rows_per_call", "perturb", "rtc"),
 )
 _OF_SAMPLING = ("temperature", "noise_repeat")  # of the policy's section
 _MIN_STD = 0.1  # random actions see little of what training will see: an object that they never lift, for example

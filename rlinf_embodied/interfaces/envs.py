@@ -74,6 +74,9 @@ class Observation:
     instruction: tuple[str, ...]  # N texts: what to do
     images: Mapping[str, Tensor] = field(default_factory=dict)  # uint8 [N, H, W, 3] each; {} where nothing is rendered
     privileged: Tensor | None = None  # float32 [N, Q]; None if there is none; a policy to be deployed never reads it
+    # where chunks overlap (data/action_chunks.py): "actions" [N, C, A] that are left of the last chunk, the next one
+    # first, "weights" [N, C] by which the next chunk is drawn to them, and "delay" int64 [N], after how many it arrives
+    pending: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.instruction)
@@ -106,7 +109,7 @@ class Observation:
     def _each(self, change: Callable[[Tensor], Tensor], instruction: tuple[str, ...]) -> Observation:
         changed = lambda tensors: {name: change(tensor) for name, tensor in tensors.items()}  # noqa: E731
         privileged = None if self.privileged is None else change(self.privileged)
-        return Observation(changed(self.state), instruction, changed(self.images), privileged)
+        return Observation(changed(self.state), instruction, changed(self.images), privileged, changed(self.pending))
 
     def padded(self, size: int) -> Observation:
         """Returns `size` rows, the last one repeated as often as needed (policy calls have fixed sizes)."""
@@ -120,7 +123,8 @@ class Observation:
         join = lambda group: {k: torch.cat([getattr(p, group)[k] for p in parts]) for k in getattr(parts[0], group)}  # noqa: E731
         privileged = [part.privileged for part in parts if part.privileged is not None]
         texts = tuple(text for part in parts for text in part.instruction)
-        return Observation(join("state"), texts, join("images"), torch.cat(privileged) if privileged else None)
+        known = torch.cat(privileged) if privileged else None
+        return Observation(join("state"), texts, join("images"), known, join("pending"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def executor(plan: PlanConfig, devices: int, session: Session) -> Executor:
 def of_the_cpu() -> str:
     config = tiny("algorithm.reduction=exact")
     made = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
-    iterate(made, 2)
+    iterate(config, made, 2)
     return digest(made)
 
 
@@ -55,7 +55,7 @@ def test_simulators_are_on_cores_and_all_else_is_not(of_the_cpu, sim, name, devi
     made = executor(preset(name), devices, SerialSession())
     assert made.workers("env") == [devices, devices + 1]
     assert (made.workers("policy"), made.workers("actor")) == (policy, actor)
-    iterate(made, 2)
+    iterate(tiny(*EXACT), made, 2)
     assert digest(made) == of_the_cpu
     assert all(sim.memory_allocated(k) > 0 for k in range(devices))
 

@@ -61,7 +61,7 @@ def on_the_cpu(variant: str) -> str:
     """Returns the digest of the weights after two iterations on a core."""
     config = tiny(*EXACT, *VARIANTS[variant])
     executor = executor_for(config, PLANS["collocated"][1], 1, SerialSession(), clone(config))
-    iterate(executor, 2)
+    iterate(config, executor, 2)
     return digest(executor)
 
 
@@ -120,7 +120,7 @@ def test_an_openvla_folder_is_trained_on_accelerators_as_on_a_cpu(tmp_path) -> N
 def test_a_policy_call_has_all_rows_of_a_worker_unless_it_is_bounded() -> None:
     assert rows_of_calls(tiny(), "sim:0") == [16, 16]
     assert rows_of_calls(tiny("env.rows_per_call=9"), "sim:0") == [8, 8, 8, 8]
-    (metrics,) = iterate(executor_on_sim(tiny(), PLANS["collocated"][1], 1, clone(tiny())), 1)
+    (metrics,) = iterate(tiny(), executor_on_sim(tiny(), PLANS["collocated"][1], 1, clone(tiny())), 1)
     assert metrics["losses/initial_log_ratio"] <= 1e-5  # training scores in calls of a block
 
 
@@ -129,7 +129,7 @@ def test_two_iterations_give_the_weights_of_the_cpu(sim, variant: str, plan: str
     config, (devices, tree) = tiny(*EXACT, *VARIANTS[variant]), PLANS[plan]
     executor = executor_on_sim(config, tree, devices, clone(config))
     before = sim.operations()
-    metrics = iterate(executor, 2)
+    metrics = iterate(config, executor, 2)
     assert sim.operations() > before + 1000
     assert metrics[-1]["losses/policy_steps"] > 0
     assert digest(executor) == on_the_cpu(variant)
@@ -140,7 +140,7 @@ def test_passes_in_bfloat16_are_close_to_those_in_float32(sim) -> None:
     for precision in ("float32", "bfloat16"):
         config = tiny(*EXACT, f"algorithm.precision={precision}", "algorithm.critic_warmup_iterations=0")
         executor = executor_on_sim(config, PLANS["collocated"][1], 1, clone(config))
-        rows += iterate(executor, 1)
+        rows += iterate(config, executor, 1)
     assert rows[1]["losses/initial_log_ratio"] <= 1e-5
     assert rows[1]["losses/grad_norm"] != rows[0]["losses/grad_norm"]
     assert rows[1]["losses/grad_norm"] == pytest.approx(rows[0]["losses/grad_norm"], rel=0.2)
@@ -181,7 +181,7 @@ def test_after_a_switch_no_byte_of_the_stage_that_left_is_on_the_device(sim) -> 
     gc.collect()
     assert sim.memory_allocated(1) == 0
     executor = executor_on_sim(config, SWITCHING, 2, folder, session)
-    iterate(executor, 1)
+    iterate(config, executor, 1)
     host = worker(session, 1)  # of policy and actor, whose data lies on sim:1
     policy = load_policy(config.policy, str(folder), "cpu").policy.module
     weights = sum(tensor.numel() * tensor.element_size() for tensor in policy.state_dict().values())
@@ -191,13 +191,13 @@ def test_after_a_switch_no_byte_of_the_stage_that_left_is_on_the_device(sim) -> 
     host._switch("actor", "offload", StepContext(0))
     assert sim.memory_allocated(1) == 0
     host._switch("actor", "onload", StepContext(0))
-    iterate(executor, 2)  # and it continues
+    iterate(config, executor, 2)  # and it continues
     session.close()
 
 
 def test_what_a_worker_keeps_is_gone_once_it_is_cleared(sim) -> None:
     config, session = tiny(), SerialSession()
-    iterate(executor_on_sim(config, PLANS["disaggregated"][1], 2, clone(config), session), 1)
+    iterate(config, executor_on_sim(config, PLANS["disaggregated"][1], 2, clone(config), session), 1)
     assert min(sim.memory_allocated(device) for device in (0, 1)) > 0
     session.clear()
     assert [sim.memory_allocated(device) for device in (0, 1)] == [0, 0]
@@ -216,7 +216,7 @@ def test_a_stage_that_does_not_fit_the_device_is_refused_with_what_to_do(sim, ro
     sim.set_limit(sim.memory_allocated(0) + room, 0)
     message = rf"worker 0 \(sim:0\) has no room for {where}.*Tried to allocate \d+ bytes.*make them exclusive"
     with pytest.raises(WorkerError, match=message):
-        iterate(executor_on_sim(config, trees("all", "all", "all"), 1, folder), 1)
+        iterate(config, executor_on_sim(config, trees("all", "all", "all"), 1, folder), 1)
 
 
 # --------------------------------------------------------------------------------------------------- worker to worker
@@ -225,5 +225,5 @@ def test_workers_of_their_own_process_each_have_their_accelerator(new_ray_sessio
     config, (devices, tree) = tiny(*EXACT), PLANS["hybrid"]
     workflow = training_workflow(config, str(clone(config)))
     executor = Executor(workflow, resolve("test", tree, devices, workflow), new_ray_session, accelerators(devices))
-    iterate(executor, 2)
+    iterate(config, executor, 2)
     assert digest(executor) == on_the_cpu("ppo")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 from accelerated_runs import accelerators
-from math_runs import PPO, iterate_math, tiny_math
-from runs import cluster, digest
+from math_runs import PPO, tiny_math
+from runs import cluster, digest, iterate
 
 from rlinf_embodied.cluster.hardware import Cluster
 from rlinf_embodied.errors import NoRoomError
@@ -53,13 +53,13 @@ def test_of_two_stages_that_do_not_fit_together_each_has_the_device_in_its_turn(
     learns, makes = (float(profile.stages[stage].working_bytes.max()) for stage in ("actor", "prompts"))
     assert makes < 0.01 * learns
     with pytest.raises(NoRoomError, match=r"has no room for .*make them exclusive"):
-        iterate_math(CONFIG, Executor(workflow, together, session, place), 1)
+        iterate(CONFIG, Executor(workflow, together, session, place), 1)
     session.clear()
     switching = Executor(workflow, best, session, place)
-    metrics = iterate_math(CONFIG, switching, 2)
+    metrics = iterate(CONFIG, switching, 2)
     of_a_core = SerialSession()
     plain = Executor(workflow_on(cluster(1), of_a_core), together, of_a_core, cluster(1))
-    assert metrics == iterate_math(CONFIG, plain, 2)
+    assert metrics == iterate(CONFIG, plain, 2)
     assert digest(switching) == digest(plain)
 
 

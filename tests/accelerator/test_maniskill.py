@@ -27,7 +27,7 @@ def test_the_gpu_simulator_s_own_code_runs_with_tensors_of_the_device(tmp_path) 
     save_policy(TinyVLA(config.policy, env.spec, seed=0), tmp_path, config.env, config.policy)
     env.close()
     executor = executor_on_sim(config, trees("all", "all", "all"), 1, tmp_path)
-    metrics = iterate(executor, 1)
+    metrics = iterate(config, executor, 1)
     assert metrics[0]["rollout/env_steps"] > 0
     assert metrics[0]["losses/initial_log_ratio"] <= 1e-5
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from accelerated_runs import accelerators
-from math_runs import DAPO, PPO, TWO_STEPS, iterate_math, tiny_math
-from runs import cluster, digest
+from math_runs import DAPO, PPO, TWO_STEPS, tiny_math
+from runs import cluster, digest, iterate
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.execution.executor import Executor
@@ -41,7 +41,7 @@ def trained(config: MathConfig, where, devices: int) -> tuple[str, dict[str, flo
     name = "collocated" if devices == 1 else "disaggregated"
     plan = resolve(name, tiny_math(f"plan={name}").plan.variants, devices, workflow)
     executor = Executor(workflow, plan, session, place)
-    metrics = iterate_math(config, executor, 2)[-1]
+    metrics = iterate(config, executor, 2)[-1]
     return digest(executor), metrics
 
 

@@ -36,7 +36,7 @@ def records_too_much(monkeypatch: pytest.MonkeyPatch, surplus: float) -> None:
 
 def first_iteration(config: TrainConfig, start: Path) -> dict[str, float]:
     executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), start)
-    return iterate(executor, 1)[0]
+    return iterate(config, executor, 1)[0]
 
 
 @pytest.mark.parametrize("variant", [[], GRPO], ids=["ppo", "grpo"])
@@ -45,7 +45,7 @@ def test_a_cap_changes_no_bit_where_rollout_and_training_agree(variant: list[str
     for cap in ("null", "1.0"):
         config = tiny(*variant, f"algorithm.tis_cap={cap}")
         executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
-        metrics = iterate(executor, 2)
+        metrics = iterate(config, executor, 2)
         found.append(digest(executor))
         for row in metrics:
             assert row["losses/initial_log_ratio"] == 0

@@ -34,7 +34,7 @@ def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(coefficient, kep
             seen.add((found.log_probs.requires_grad, found.entropy.requires_grad))
         return found
 
-    (metrics,) = iterate(started(monkeypatch, coefficient, looked), 1)
+    (metrics,) = iterate(tiny(), started(monkeypatch, coefficient, looked), 1)
     assert seen == {(True, kept)}
     assert metrics["losses/entropy"] > 0
 
@@ -42,7 +42,7 @@ def test_the_entropys_graph_is_there_only_where_it_is_pulled_at(coefficient, kep
 def test_an_entropy_bonus_without_an_entropy_is_refused(monkeypatch) -> None:
     executor = started(monkeypatch, 0.01, lambda found: replace(found, entropy=None))
     with pytest.raises(Exception, match=r"algorithm.entropy_coef is 0.01, but .*has no entropy in closed form"):
-        iterate(executor, 1)
+        iterate(tiny(), executor, 1)
 
 
 @pytest.mark.parametrize(("epochs", "calls"), [(1, 1), (4, 1)])
@@ -62,7 +62,7 @@ def test_what_a_critic_reads_of_the_policys_network_is_computed_once_for_all_its
             return found
 
         patch.setattr(OnPolicy, "_fit_critic", fitted)
-        (metrics,) = iterate(executor, 1)
+        (metrics,) = iterate(config, executor, 1)
     assert sum(rows) == calls * config.env.num_envs * config.env.chunks_per_rollout
     assert metrics["losses/value_loss"] > 0
 

@@ -15,7 +15,7 @@ from envs.episodes import EpisodeEnv
 from rlinf_embodied.compose import compose_evaluate
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.evaluation import Evaluation, EvaluationResult, held_out, max_failures
-from rlinf_embodied.errors import CheckpointError, RlinfError
+from rlinf_embodied.errors import CheckpointError, ConfigError, RlinfError
 from rlinf_embodied.randomness import TRAINING_SEED_BIT
 from rlinf_embodied.runtime.session import SerialSession
 from rlinf_embodied.telemetry.metrics import wilson
@@ -55,6 +55,21 @@ def test_every_seed_is_evaluated_once_whatever_the_number_of_rows(tmp_path, epis
     assert seeds(info) == list(range(9000, 9000 + episodes))
     assert info["num_episodes"] == episodes
     assert all(episode["episode_len"] == 12 for episode in info["episodes"])  # whole ones, also when solved
+
+
+def test_late_chunks_are_evaluated_alike_whatever_the_number_of_rows(tmp_path) -> None:
+    start, each = f"checkpoint={clone(tiny('policy=flow_vla'))}", "eval.num_episodes=6"
+    late = ["env.execute_steps=2", "env.perturb.inference_delay=1", "env.perturb.inference_jitter=1"]
+    ways: dict[str, list[str]] = {"plain": [], "rtc": ["env.rtc=linear"], "mean": ["eval.temporal_ensemble=0.1"]}
+    returns = {}
+    for way, more in ways.items():
+        for rows in (2, 6):
+            info = evaluate(tmp_path / f"{way}{rows}", start, *late, *more, each, f"eval.num_envs={rows}")
+            returns[way, rows] = [episode["return"] for episode in info["episodes"]]
+        assert returns[way, 2] == pytest.approx(returns[way, 6], abs=1e-4)
+    assert len({tuple(returns[way, 6]) for way in ways}) == 3
+    with pytest.raises(ConfigError, match=r"eval.temporal_ensemble is 0.1, but all 4 actions of a chunk are executed"):
+        evaluate(tmp_path / "refused", start, "eval.temporal_ensemble=0.1", each)
 
 
 def test_an_episode_ends_at_its_first_success_where_the_benchmark_has_it_so(tmp_path) -> None:

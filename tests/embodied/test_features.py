@@ -63,7 +63,7 @@ def test_the_same_weights_under_two_plans(critic: str) -> None:
     folder, digests = clone(config), []
     for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
         executor = executor_for(config, plan, devices, SerialSession(), folder)
-        iterate(executor, 2)
+        iterate(config, executor, 2)
         digests.append(digest(executor))
     assert digests[0] == digests[1]
 

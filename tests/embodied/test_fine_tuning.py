@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from recordings import point_episodes, write_recording
-from runs import SFT, TINY, clone, cluster, metric_rows, tiny, train
-from training_faults import lost, once
+from runs import SFT, TINY, clone, learned, metric_rows, tiny, train, trainer_of
+from stopped_runs import interrupt_in
 
 from rlinf_embodied.compose import compose_export
 from rlinf_embodied.config import TrainConfig
@@ -18,11 +18,7 @@ from rlinf_embodied.embodied.fine_tuning import FineTuningLearner, fine_tuning_s
 from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.embodied.sources import DemonstrationSource, Kind, sources_of
 from rlinf_embodied.errors import CheckpointError, ConfigError, DataError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.runtime.host import StepContext, solo_context
-from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.training.job import Progress
-from rlinf_embodied.training.trainer import Trainer
 
 SHORTEST = ("eval.num_episodes=2", "eval.num_envs=2", "algorithm.epochs=2", "algorithm.head_epochs=2")
 
@@ -80,17 +76,6 @@ def test_without_files_the_warm_starts_demonstrations_are_learned_from(tmp_path:
     assert metric_rows(tmp_path)[-1]["losses/held_out_loss"] > 0
 
 
-def learned(config: TrainConfig, devices: int) -> tuple[str, dict[str, float]]:
-    """Makes an epoch in so many workers; returns the digest of the weights and what was reported."""
-    job, session, places = EmbodiedJob(config), SerialSession(), cluster(devices)
-    start = job.starting_policy(session, places, lambda *_: None)
-    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
-    job.prepare(executor, lambda *_: None)
-    _, metrics = job.run_iteration(executor, Progress())
-    (digest,) = set(executor.call("actor", "weights_digest", StepContext(1)))
-    return digest, metrics
-
-
 def test_files_of_both_kinds_are_learned_from_alike_by_every_number_of_workers(recording: Path, tmp_path: Path) -> None:
     export_dataset(
         compose_export(
@@ -144,33 +129,14 @@ def test_a_run_that_was_killed_resumes_to_the_same_weights_in_either_phase(
     recording: Path, tmp_path: Path, monkeypatch
 ) -> None:
     straight = train(small(recording, f"run.dir={tmp_path / 'straight'}", *SHORTEST))
-    run_iteration = EmbodiedJob.run_iteration
     for died_in in (1, 3):  # the second epoch of each phase
-
-        def die(self, executor, progress, at=died_in):
-            if progress.iteration == at:
-                raise KeyboardInterrupt
-            return run_iteration(self, executor, progress)
-
         config = small(recording, f"run.dir={tmp_path / str(died_in)}", *SHORTEST)
         with monkeypatch.context() as patch:
-            patch.setattr(EmbodiedJob, "run_iteration", die)
+            interrupt_in(patch, died_in, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt):
                 train(config)
         assert train(config)["weights_sha256"] == straight["weights_sha256"]
         assert metric_rows(tmp_path / str(died_in)) == metric_rows(tmp_path / "straight")
-
-
-@pytest.mark.parametrize(
-    "call", [pytest.param(0, id="whole policy"), pytest.param(2, id="head", marks=pytest.mark.slow)]
-)
-def test_an_epoch_in_which_a_worker_is_lost_is_run_again(recording: Path, tmp_path: Path, monkeypatch, call) -> None:
-    expected = train(small(recording, f"run.dir={tmp_path}/straight"))
-    calls = once(monkeypatch, FineTuningLearner, "run", call, lost(), after=True)
-    found = train(small(recording, f"run.dir={tmp_path}/disturbed"))
-    assert len(calls) == 5
-    assert found["weights_sha256"] == expected["weights_sha256"]
-    assert metric_rows(tmp_path / "disturbed") == metric_rows(tmp_path / "straight")
 
 
 def test_a_run_resumes_with_its_own_files_and_settings_only(recording: Path, tmp_path: Path) -> None:
@@ -180,7 +146,7 @@ def test_a_run_resumes_with_its_own_files_and_settings_only(recording: Path, tmp
     with pytest.raises(
         ConfigError, match=r"algorithm.head_lr is 0.5 here and 0.005 there.*warm_start.checkpoint=.* be"
     ):
-        Trainer(EmbodiedJob(replace(config, algorithm=replace(config.algorithm, head_lr=0.5))))
+        trainer_of(replace(config, algorithm=replace(config.algorithm, head_lr=0.5)))
 
 
 # ------------------------------------------------------------------------------------------------------- bad input
@@ -191,9 +157,9 @@ def test_what_cannot_be_learned_from_is_refused_before_a_session_is_opened(recor
         (tmp_path, DataError, r"data is .*, but .*info.json cannot be read .*: give the folder of a LeRobot dataset"),
     ):
         with pytest.raises(error, match=words):
-            Trainer(EmbodiedJob(small(data, f"run.dir={run}")))
+            trainer_of(small(data, f"run.dir={run}"))
     with pytest.raises(CheckpointError, match=r"warm_start.checkpoint is '/nowhere', but there is no"):
-        Trainer(EmbodiedJob(small(recording, f"run.dir={run}", "warm_start.checkpoint=/nowhere")))
+        trainer_of(small(recording, f"run.dir={run}", "warm_start.checkpoint=/nowhere"))
     assert not (run / "config.yaml").exists()
 
 

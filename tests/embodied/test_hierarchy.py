@@ -1,4 +1,4 @@
-"""Two levels of policies: what a choice is for the lower one, a decision for the higher one, and equal weights."""
+"""Two levels of policies: what a choice is for the lower one, a decision for the higher one, and whole runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from hierarchical_runs import digests, executor_for, placed, two_levels
-from runs import iterate, metric_rows, train, trainer_of
+from hierarchical_runs import two_levels
+from runs import metric_rows, train, trainer_of
 from training_faults import lost, once
 
 from policies.actor_critic import ActorCritic
@@ -20,7 +20,6 @@ from rlinf_embodied.embodied.hierarchy import guided, low_level_columns
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import CheckpointError, ConfigError
 from rlinf_embodied.interfaces.envs import Observation
-from rlinf_embodied.runtime.session import SerialSession, Session
 from tests.observations import observed
 
 ANY = HierarchyConfig(every=2, columns=[2, 0], goal_low=[-1.0, 0.0], goal_high=[1.0, 4.0])
@@ -65,61 +64,6 @@ def test_the_lower_level_is_valued_with_the_choice_that_held() -> None:
     assert level.version == 1
     assert found.final is not None
     assert (found.final.proprio.tolist(), found.last.proprio.tolist()) == ([[1.0]], [[2.0]])
-
-
-# ------------------------------------------------------------------------------------------------------ equal weights
-PLANS = {
-    "collocated on 2": (2, placed("all", "all", "all", "all")),
-    "all apart, two shards": (4, placed([0], [1], [2], [3], shards=2)),
-    "the policy with the learners": (3, placed([0, 1], [2], [2], [1, 2])),
-}
-
-
-def trained(config, plan: str, session: Session) -> tuple[tuple[str, ...], list[dict[str, float]]]:
-    devices, tree = PLANS[plan] if plan else (1, placed("all", "all", "all", "all"))
-    executor = executor_for(config, tree, devices, session)
-    metrics = iterate(executor, 3)
-    return digests(executor), metrics
-
-
-@pytest.fixture(scope="module")
-def alone() -> tuple[tuple[str, ...], list[dict[str, float]]]:
-    return trained(two_levels(), "", SerialSession())
-
-
-@pytest.mark.parametrize("plan", PLANS)
-def test_every_plan_gives_the_weights_and_metrics_of_one_worker(alone, plan: str) -> None:
-    assert trained(two_levels(), plan, SerialSession()) == alone
-
-
-def test_both_levels_learn(alone) -> None:
-    weights, metrics = alone
-    assert len(set(weights)) == 2
-    assert all(m["high/losses/policy_steps"] > 0 and m["high/losses/initial_log_ratio"] <= 1e-5 for m in metrics)
-    assert metrics[-1]["losses/policy_steps"] > 0
-
-
-@pytest.mark.ray
-def test_ray_workers_give_the_weights_of_one_process(alone, ray_session) -> None:
-    assert trained(two_levels(), "the policy with the learners", ray_session) == alone
-
-
-VARIANTS = {
-    "episodes are carried over": ["env.carry_over=true"],
-    "instructions, from images": [
-        *("policy=tiny_vla", "env.cameras=[base_camera]", "warm_start.from_scratch=true"),
-        *("hierarchy.instructions=[go up,go down]", "hierarchy.goal_low=-", "hierarchy.goal_high=-"),
-        "hierarchy.columns=-",
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    "variant", [pytest.param(name, marks=[pytest.mark.slow] * ("images" in name)) for name in VARIANTS]
-)
-def test_every_kind_of_choice_gives_equal_weights(variant: str) -> None:
-    config = two_levels(*VARIANTS[variant])
-    assert trained(config, "all apart, two shards", SerialSession()) == trained(config, "", SerialSession())
 
 
 # ---------------------------------------------------------------------------------------------------------- whole runs

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hierarchical_runs import executor_for, placed, two_levels
-from runs import iterate, train, trainer_of
+from hierarchical_runs import placed, two_levels
+from runs import executor_for, iterate, train, trainer_of
 
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.session import SerialSession
@@ -52,5 +52,5 @@ def test_the_higher_level_may_be_a_policy_of_a_user(tmp_path) -> None:
 
 def test_the_higher_level_decides_in_the_precision_that_it_is_trained_in() -> None:
     config = two_levels("hierarchy.algorithm.precision=bfloat16", "run.exact=false")
-    (metrics,) = iterate(executor_for(config, placed([0], [0], [0], [0]), 1, SerialSession()), 1)
+    (metrics,) = iterate(config, executor_for(config, placed([0], [0], [0], [0]), 1, SerialSession()), 1)
     assert metrics["high/losses/initial_log_ratio"] < 1e-5

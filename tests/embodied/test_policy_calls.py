@@ -39,7 +39,7 @@ def test_every_block_has_the_actions_and_columns_of_its_own_rows() -> None:
 def test_training_in_calls_of_all_rows_begins_at_a_ratio_of_one() -> None:
     config = tiny("run.exact=off")
     executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
-    assert iterate(executor, 2)[-1]["losses/initial_log_ratio"] <= 1e-5
+    assert iterate(config, executor, 2)[-1]["losses/initial_log_ratio"] <= 1e-5
 
 
 def test_actions_of_a_chunk_may_repeat_noise() -> None:
@@ -60,8 +60,19 @@ def test_actions_of_a_chunk_may_repeat_noise() -> None:
         assert float((noise[:, -1].var() - 1 / 12).abs()) < 0.01
 
 
-def test_noise_is_repeated_only_where_every_action_has_its_own() -> None:
-    config = tiny("policy=flow_vla", "policy.noise_repeat=0.9")
-    stage = RolloutStage(training_workflow(config, str(clone(config))).stages["policy"].config)  # pyright: ignore
-    with pytest.raises(ConfigError, match=r"policy.noise_repeat is 0.9, but flow_vla takes no separate noise"):
+_LATE = ["env.execute_steps=2", "env.chunks_per_rollout=6", "env.perturb.inference_delay=1"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides", "message"),
+    [
+        ("flow_vla", ["policy.noise_repeat=0.9"], r"noise_repeat is 0.9, but flow_vla takes no separate noise"),
+        ("tiny_vla", [*_LATE, "env.rtc=linear"], r"env.rtc is 'linear', but tiny_vla is no flow policy"),
+        ("tiny_vla", _LATE, r"inference_delay is {'inference_delay': 1}, but tiny_vla is scored for the first actions"),
+    ],
+)
+def test_what_a_policy_cannot_do_is_refused(policy: str, overrides: list[str], message: str) -> None:
+    config, start = tiny(f"policy={policy}", *overrides), clone(tiny(f"policy={policy}"))
+    stage = RolloutStage(training_workflow(config, str(start)).stages["policy"].config)  # pyright: ignore
+    with pytest.raises(ConfigError, match=message):
         stage.setup(solo_context((0, 1), "cpu"))

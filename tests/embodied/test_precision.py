@@ -78,7 +78,7 @@ def test_an_iteration_begins_at_a_ratio_of_1_and_moves_float32_weights_sharded_o
         config = tiny(LOW, *ONE_STEP, *variant)
         executor = executor_for(config, trees("all", "all", "all"), 1, SerialSession(), clone(config))
         before = exported_weights(executor)
-        (row,) = iterate(executor, 1)
+        (row,) = iterate(config, executor, 1)
         assert row["losses/initial_log_ratio"] <= 1e-5
         norms.append(row["losses/grad_norm"])
         after = exported_weights(executor)

@@ -1,39 +1,23 @@
-"""A run in which workers are lost ends with the weights and metrics of an undisturbed one."""
+"""How often, and after which errors, a run begins an iteration again, and from where."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from runs import metric_rows, tiny, train
+from runs import metric_rows, short, train
 from training_faults import lost, once
 
 from rlinf_embodied.config import TrainConfig
-from rlinf_embodied.embodied.evaluation import EvaluationEnvStage
 from rlinf_embodied.embodied.learner import PolicyLearner
 from rlinf_embodied.errors import HangError, LostWorkerError, ObjectiveError, RlinfError, WorkerError
 
 CARRIED = "env.carry_over=true"
-SHORT = [
-    *("run.num_iterations=3", "checkpoint.every=2", "env.num_envs=8", "algorithm.epochs=1", "algorithm.value_epochs=1"),
-    *("eval.num_episodes=2", "eval.num_envs=2", "warm_start.from_scratch=true"),
-    "recovery.snapshot_share=1",
-]
 
 
 def three(folder: Path, *overrides: str) -> TrainConfig:
     """Three short iterations, a checkpoint after the second."""
-    return tiny(f"run.dir={folder}", *SHORT, *overrides)
-
-
-# the method of a stage in which a worker is lost: at which call, before or after its work
-PHASES = {
-    "the first evaluation": (EvaluationEnvStage, "close", 0, False),
-    "an update, after it": (PolicyLearner, "run", 2, True),
-    "a later snapshot": (PolicyLearner, "export_snapshot", 2, False),
-    "a checkpoint": (PolicyLearner, "save", 1, False),
-    "the set-up": (PolicyLearner, "setup", 0, True),
-}
+    return short(f"run.dir={folder}", *overrides)
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +25,6 @@ def straight(tmp_path_factory):
     """The folder and the summary of an undisturbed run."""
     folder = tmp_path_factory.mktemp("straight")
     return folder, train(three(folder, CARRIED))
-
-
-@pytest.mark.parametrize("phase", PHASES)
-def test_what_a_fault_takes_is_run_again(tmp_path, monkeypatch, straight, phase) -> None:
-    folder, summary = straight
-    kind, method, call, after = PHASES[phase]
-    calls = once(monkeypatch, kind, method, call, lost(), after)
-    found = train(three(tmp_path, CARRIED))
-    assert len(calls) > call + 1
-    assert found["weights_sha256"] == summary["weights_sha256"]
-    assert found["after"] == summary["after"]
-    assert metric_rows(tmp_path) == metric_rows(folder)
 
 
 def test_iterations_since_the_newest_snapshot_are_run_again(tmp_path, monkeypatch, straight) -> None:

@@ -38,8 +38,8 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
     executor = executor_for(config, trees([0], [0], [1, 2]), 3, ray_session, start)
     expected = executor_for(plain, TOGETHER, 1, SerialSession(), start)
     before = exported_weights(expected)
-    metrics = iterate(executor, 2)
-    iterate(expected, 2)
+    metrics = iterate(config, executor, 2)
+    iterate(config, expected, 2)
     assert all(row["losses/initial_log_ratio"] <= 1e-5 for row in metrics)
     (digest,) = set(executor.call("actor", "weights_digest", StepContext(0)))  # both views are equal
     assert digest
@@ -49,5 +49,5 @@ def test_two_workers_hold_halves_and_train_as_one(ray_session) -> None:
 @pytest.mark.slow
 def test_a_critic_on_features_has_weights_of_its_own_and_is_trained_whole() -> None:
     config = config_of(*SHARDED, "policy.critic=observation")
-    metrics = iterate(executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)
+    metrics = iterate(config, executor_for(config, TOGETHER, 1, SerialSession(), clone(config)), 1)
     assert metrics[0]["losses/value_loss"] > 0

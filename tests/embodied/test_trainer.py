@@ -7,12 +7,10 @@ import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import stopped_runs
 from runs import GRPO, clone, four, metric_rows, tiny, train, trainer_of
-from stopped_runs import straight_runs
+from stopped_runs import interrupt_in, same_end, straight_runs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlinf_embodied.compose import load
@@ -29,17 +27,6 @@ VARIANTS = {"ppo": [], "ppo, carried over": ["env.carry_over=true"], "grpo": GRP
 def straight(tmp_path_factory):
     """Returns what gives the folder of a variant's uninterrupted run."""
     return straight_runs(tmp_path_factory, lambda folder, variant: train(four(folder, *VARIANTS[variant])), "ppo")
-
-
-def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
-    stopped_runs.interrupt_in(monkeypatch, job_module, iteration, error)
-
-
-def same_end(folder: Path, other: Path) -> None:
-    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
-    timed = ("env_steps_per_s", "rl_s", "checks_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
-    assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
-    assert metric_rows(folder) == metric_rows(other)
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on

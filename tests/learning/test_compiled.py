@@ -12,9 +12,8 @@ import subprocess
 import sys
 
 import pytest
-from runs import SFT, cluster, digest, executor_for, iterate, tiny, trees
+from runs import SFT, digest, executor_for, iterate, tiny, trees
 
-from rlinf_embodied.embodied.job import EmbodiedJob
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.runtime.host import StepContext
 from rlinf_embodied.runtime.session import SerialSession
@@ -29,11 +28,10 @@ COMPILED = [*WORDS, "algorithm.compile=true", "run.exact=exact"]
 
 def trained(words: list[str], workers: int) -> tuple[str, list[float], list[dict[str, float]]]:
     """Returns digest, weights and metrics of training by one worker or two."""
-    config, session = tiny(*words), SerialSession()
-    folder = EmbodiedJob(config).starting_policy(session, cluster(1), lambda *progress: None)
+    config = tiny(*words)
     plan = trees("all" if workers == 1 else "0:1/2", "all", "all", shards=workers)
-    executor = executor_for(config, plan, workers, session, folder)
-    metrics = iterate(executor, 1)
+    executor = executor_for(config, plan, workers, SerialSession())
+    metrics = iterate(config, executor, 1)
     weights = executor.call("actor", "export_weights", StepContext(1))[0].tensors
     return digest(executor), [x for part in weights.values() for x in part.flatten().tolist()], metrics
 

@@ -178,7 +178,7 @@ def test_plans_give_the_same_weights_and_statistics(tmp_path: Path, overrides: l
     for devices, tree in (TOGETHER, APART):
         session = SerialSession()
         executor = executor_for(config, tree, devices, session, start)
-        metrics = iterate(executor, 3)
+        metrics = iterate(config, executor, 3)
         module = next(h for h in session._hosts.values() if "actor" in h.stages).stages["actor"].shared.policy.module  # pyright: ignore[reportAttributeAccessIssue]
         found.append((digest(executor), float(module.state_statistics.count), float(module.return_statistics.count)))
         assert all(m["losses/initial_log_ratio"] <= 1e-5 for m in metrics)

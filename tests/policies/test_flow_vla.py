@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from policies.flow import Flow, StepNoise
 from policies.flow_vla import FlowVLA
-from rlinf_embodied.config import PolicyConfig, TrainConfig
+from rlinf_embodied.config import PolicyConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.envs import Observation
 from rlinf_embodied.runtime.session import SerialSession
@@ -20,8 +20,6 @@ from tests.observations import env_spec, observed
 ROWS, CHUNK, ACTION = 4, 3, 2
 ENV = env_spec("PickCube-v1", ROWS, CHUNK, 12, ACTION, 6, 9, 16, ("base_camera",))
 SMALL = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "stem_width": 16, "keypoints": 4, "critic_hidden_size": 16}
-APART = (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))
-TOGETHER = (1, trees("all", "all", "all"))
 
 
 def policy_of(**options: object) -> FlowVLA:
@@ -83,12 +81,14 @@ def test_the_log_probs_of_flow_noise_are_the_density_of_the_whole_chain() -> Non
     rows, level, start = 100_000, 1.5, 0.3
     noise = flow.spec("flow").noise.draw(0, "test", range(rows))
     noise[:, 0] = start
-    output = flow.act(field, rows, torch.device("cpu"), noise, level)
-    assert torch.allclose(flow.evaluate(field, output.record, level).log_probs, output.log_probs, atol=1e-4)
+    at_once = torch.zeros(rows, dtype=torch.long)
+    output = flow.act(field, noise, level, at_once)
+    assert torch.allclose(flow.evaluate(field, output.record, level, at_once).log_probs, output.log_probs, atol=1e-4)
     grid = torch.linspace(-2.5, 4, 651)  # of both x_1 and x_2
     middle, last = (part.reshape(-1) for part in torch.meshgrid(grid, grid, indexing="ij"))
     chain = torch.stack([torch.full_like(middle, start), middle, last], 1)[..., None, None]
-    density = flow.evaluate(field, {"chain": chain}, level).log_probs.sum((1, 2)).exp().view(651, 651)
+    at_once = torch.zeros(len(middle), dtype=torch.long)
+    density = flow.evaluate(field, {"chain": chain}, level, at_once).log_probs.sum((1, 2)).exp().view(651, 651)
     ends = torch.trapezoid(density, grid, dim=0)  # of x_2
     assert float(torch.trapezoid(ends, grid)) == pytest.approx(1.0, abs=1e-3)
     for low, high in ((0.0, 0.6), (0.8, 1.4), (1.4, 2.2)):
@@ -105,12 +105,12 @@ def test_flow_noise_is_learned_within_its_range_and_begins_with_a_policy_that_ha
     output = policy.act(features, noise, 1.0)
     policy.evaluate(features, output.record, 1.0).log_probs.sum().backward()
     assert policy.module.noise.leave.bias.grad.abs().max() > 0
-    x = torch.zeros(ROWS, CHUNK, ACTION)
-    _, std = policy.flow.step(policy._field(features), x, 0, 1.0)
+    x, at_once = torch.zeros(ROWS, CHUNK, ACTION), torch.zeros(ROWS, dtype=torch.long)
+    _, std = policy.flow.step(policy._field(features), x, 0, 1.0, at_once)
     torch.testing.assert_close(std, torch.full_like(std, 0.2))  # the geometric mean
     with torch.no_grad():
         policy.module.noise.leave.bias.fill_(9.0)
-    _, std = policy.flow.step(policy._field(features), x, 0, 1.0)
+    _, std = policy.flow.step(policy._field(features), x, 0, 1.0, at_once)
     torch.testing.assert_close(std, torch.full_like(std, 0.4))
     policy.save(tmp_path)
     assert torch.equal(
@@ -128,21 +128,17 @@ def test_straight_lines_to_a_chunk_have_no_error_and_evaluation_ends_there() -> 
     start, time = flow.parts_of(flow.imitation_noise().draw(0, "clone", range(ROWS)))
     assert flow.matching_error(straight, start, time, actions).abs().max() < 1e-4
     field = lambda x, time: (straight(x, time)[1], None)  # noqa: E731
-    greedy = flow.act(
-        field, ROWS, torch.device("cpu"), flow.spec("flow").greedy_noise.draw(0, "test", range(ROWS)), 0.0
-    )
+    noise = torch.randn(ROWS, 1, CHUNK, ACTION, generator=torch.Generator().manual_seed(2))
+    greedy = flow.act(field, noise, 0.0, torch.zeros(ROWS, dtype=torch.long))
     torch.testing.assert_close(greedy.actions, actions)
 
 
-def flow(*overrides: str) -> TrainConfig:
-    return tiny("policy=flow_vla", "policy.temperature=0.5", "policy.options.expert_size=32", *overrides)
-
-
-def test_plans_give_the_same_weights_from_the_same_clone() -> None:
-    config = flow("algorithm.critic_warmup_iterations=0")
-    start = clone(config)
-    digests = set()
-    for devices, plan in (TOGETHER, APART):
+def test_plans_give_the_same_weights_where_chunks_are_late_and_continue_each_other() -> None:
+    late = ["env.execute_steps=2", "env.chunks_per_rollout=8", "env.rtc=linear", "env.perturb.inference_delay=1"]
+    own = ["env.perturb.inference_jitter=1", "policy.options.expert_size=32", "policy.options.noise=flow_noise"]
+    config = tiny("policy=flow_vla", "algorithm.critic_warmup_iterations=0", *late, *own)
+    start, digests = clone(config), set()
+    for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
         executor = executor_for(config, plan, devices, SerialSession(), start)
         metrics = iterate(executor, 2)
         digests.add(digest(executor))

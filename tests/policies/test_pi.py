@@ -137,31 +137,35 @@ def test_the_log_prob_of_one_stochastic_step_is_the_density_of_where_it_leads() 
     noise = flow.spec("flow").noise.draw(0, "test", range(rows))
     noise[:, 0] = start
     noise[:, -1] = 0.1  # the third step, by a uniform of 0.54
-    output = flow.act(field, rows, torch.device("cpu"), noise, level)
+    at_once = torch.zeros(rows, dtype=torch.long)
+    output = flow.act(field, noise, level, at_once)
     before, after = output.record["chain"][:, 0, 0, 0], output.record["chain"][:, 1, 0, 0]
     assert set(output.record["step"].tolist()) == {2}
     assert before.std() < 1e-6  # up to there the chain is the solution of an ordinary equation
     grid = torch.linspace(-3, 5, 4001)
     scored = {"step": torch.full((4001,), 2), "chain": torch.stack([before[:1].expand(4001), grid], 1)[..., None, None]}
-    density = flow.evaluate(field, scored, level).log_probs[:, 0, 0].exp()
+    density = flow.evaluate(field, scored, level, at_once[:4001]).log_probs[:, 0, 0].exp()
     assert float(torch.trapezoid(density, grid)) == pytest.approx(1.0, abs=1e-4)
     inside = (grid > 0.5) & (grid < 0.9)
     share = ((after > 0.5) & (after < 0.9)).float().mean()
     assert float(torch.trapezoid(density[inside], grid[inside])) == pytest.approx(float(share), abs=0.01)
-    assert torch.allclose(flow.evaluate(field, output.record, level).log_probs, output.log_probs, atol=1e-4)
+    assert torch.allclose(flow.evaluate(field, output.record, level, at_once).log_probs, output.log_probs, atol=1e-4)
 
 
-def test_what_is_not_executed_follows_the_ordinary_equation_and_is_not_scored() -> None:
+@pytest.mark.parametrize("late", [0, 1])
+def test_what_is_not_executed_follows_the_ordinary_equation_and_is_not_scored(late: int) -> None:
     flow = Flow(chunk=3, action_dim=2, steps=5, width=4, executed=2)
     field = lambda x, time: (x.flip(2) - x.mean((1, 2), keepdim=True), None)  # noqa: E731
     noise = flow.spec("flow").noise.draw(0, "test", range(ROWS))
-    output = flow.act(field, ROWS, torch.device("cpu"), noise, 0.7)
+    output = flow.act(field, noise, 0.7, torch.full((ROWS,), late))
     chain = output.record["chain"]
     for k in range(5):
         straight = chain[:, k] + field(chain[:, k], torch.zeros(ROWS))[0] / 5
         torch.testing.assert_close(chain[:, k + 1, :, 2:], straight[..., 2:])
-        torch.testing.assert_close(chain[:, k + 1, 2], straight[:, 2])
-    expected = torch.distributions.Normal(0.0, 1.0).log_prob(noise[:, 1, :2, :2]).sum(-1) - 2 * math.log(0.7 / 5**0.5)
+        idle = 0 if late else 2  # of actions 0, 1 and 2
+        torch.testing.assert_close(chain[:, k + 1, idle], straight[:, idle])
+    acts = noise[:, 1, late : late + 2, :2]
+    expected = torch.distributions.Normal(0.0, 1.0).log_prob(acts).sum(-1) - 2 * math.log(0.7 / 5**0.5)
     torch.testing.assert_close(output.log_probs[:, :2, 0], expected, atol=1e-4, rtol=0)
     assert torch.equal(output.log_probs[:, 2], torch.zeros(ROWS, 5))
 

@@ -22,11 +22,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from policies.flow import drawn_to
 from policies.pi.config import Family, PiConfig, read_config
 from policies.pi.folder import read_checkpoint, write_checkpoint
 from policies.pi.network import FlowNetwork, Prefix, new_network, placed
 from policies.pi.processors import Processors, prompt_for, resized
-from rlinf_embodied.config import NormMode
+from rlinf_embodied.config import NormMode, PrefixSchedule
+from rlinf_embodied.data.action_chunks import prefix_weights
 from rlinf_embodied.data.normalisation import Normalisation
 from rlinf_embodied.data.relative_actions import RelativeActions
 
@@ -197,6 +199,31 @@ def require_near(name: str, here: Tensor, wanted: Tensor, valid: Tensor | None, 
     )
 
 
+def weights_of(schedule: str, start: int, end: int, total: int) -> Tensor:
+    return prefix_weights(PrefixSchedule(schedule.lower()), torch.tensor([start]), end, total)
+
+
+def guided(v: Tensor, x: Tensor, time: float, left: Tensor, case: dict) -> Tensor:
+    """The velocity from noise (time 1) to actions (0) that is drawn to what is left of a chunk."""
+    end = min(case["execution_horizon"] or left.shape[1], left.shape[1])
+    weights = weights_of(case["schedule"], case["inference_delay"], end, x.shape[1]).expand(len(x), -1)
+    left = F.pad(left, (0, x.shape[2] - left.shape[2], 0, x.shape[1] - left.shape[1]))
+    return -drawn_to(-v, x, torch.full((len(x),), 1.0 - time), left, weights, case["max_guidance_weight"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("oracle", FAMILIES, indirect=True)
+def test_real_time_chunking_gives_the_goldens(oracle: Oracle) -> None:
+    for number, case in enumerate(oracle.facts["rtc"]):
+        given, network, steps = oracle.of(f"{case['case']}."), oracle.network, oracle.config.steps
+        prefix, _ = oracle.prefix(oracle.cases()[case["case"]], given["state_raw"])
+        x, left = given["noise"], oracle.goldens["rtc.prev_chunk_left_over"]
+        for k in range(steps):
+            v = network.velocity(prefix, x, torch.full((len(x),), 1.0 - k / steps))
+            x = x - guided(v, x, 1.0 - k / steps, left, case) / steps
+        require_near(f"rtc {number}", x, oracle.goldens[f"rtc.{number}.chunk_padded"], None, False)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
 def test_bfloat16_is_as_near_to_float32_as_in_the_reference(name, tmp_path) -> None:
@@ -286,6 +313,16 @@ def test_relative_actions_are_those_of_the_reference() -> None:
     near(actions - short.offset(goldens["relative.state"], len(names)), wanted)
 
 
+def test_chunks_are_drawn_to_what_is_left_as_by_the_reference() -> None:
+    facts, goldens = plain_functions()
+    for case in facts["rtc_weights"]:
+        near(weights_of(case["schedule"], *case["start_end_total"])[0], torch.tensor(case["weights"]))
+    x, left = goldens["rtc.x_t"], goldens["rtc.prev"]
+    v = torch.tanh(x @ goldens["rtc.A"])
+    for number, case in enumerate(facts["rtc_guidance"]["calls"]):
+        near(guided(v, x, case["time"], left, case), goldens[f"rtc.{number}.guided_v"])
+
+
 @pytest.mark.parametrize(("name", "state_mode"), [("pi0", NormMode.mean_std), ("pi05", NormMode.quantiles)])
 def test_relative_actions_pass_through_both_processors(name, state_mode, tmp_path) -> None:
     facts, goldens = plain_functions()
@@ -306,6 +343,8 @@ def test_relative_actions_pass_through_both_processors(name, state_mode, tmp_pat
     near(made.robot_actions(goldens["norm.input_normalized"], state), goldens[f"pipeline.{name}.post"])
     texts = facts[f"pipeline_{name}_task_after"]
     if name == "pi05":
+        left = made.normalised_actions(goldens["relative.action"][:1], state[:1])  # of a chunk, seen from a new state
+        near(left, goldens["relative.reanchored_prefix"])
         assert [
             prompt_for(config.family, text.split(",")[0][6:], row) for text, row in zip(texts, normalised, strict=True)
         ] == texts

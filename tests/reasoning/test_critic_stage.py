@@ -6,7 +6,8 @@ from typing import cast
 
 import pytest
 import torch
-from math_runs import PPO, tiny_math, warm
+from math_runs import PPO, tiny_math
+from runs import clone
 
 from policies.value_lm import ValueLM
 from rlinf_embodied.data.problems import Problem
@@ -22,7 +23,7 @@ VALUE = 0.25
 
 @pytest.fixture(scope="module")
 def folder() -> str:
-    return str(warm(tiny_math()))
+    return str(clone(tiny_math()))
 
 
 def critic(folder: str, *overrides: str) -> CriticStage:

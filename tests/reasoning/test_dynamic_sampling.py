@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from math_runs import DAPO, iterate_math, math_executor, tiny_math
+from math_runs import DAPO, tiny_math
+from runs import executor_for, iterate
 
 from rlinf_embodied.reasoning.actor_stage import ActorStage
 from rlinf_embodied.reasoning.batch import PromptSet, ScoredGroup
@@ -38,7 +39,7 @@ def test_only_groups_whose_members_differ_are_useful_in_the_order_of_rounds_and_
 # ---------------------------------------------------------------------------------------------------------------- runs
 def test_a_policy_that_is_always_wrong_makes_no_step_after_the_last_round():
     config = tiny_math(*DAPO, "algorithm.max_resamples=2", "generation.max_new_tokens=1")  # no answer comes to its end
-    (row,) = iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
+    (row,) = iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)
     assert [row[f"rollout/{name}"] for name in ("rounds", "useful_groups", "completions")] == [3.0, 0.0, 96.0]
     assert row["charts/optimizer_steps"] == 0
 
@@ -63,7 +64,7 @@ def taken(monkeypatch) -> list[tuple[int, int, int, tuple[int, ...]]]:
 
 def test_every_round_of_every_iteration_takes_the_next_problems_of_the_stream(taken):
     config = tiny_math(*DAPO)
-    executor = math_executor(config, config.plan.variants, 1, SerialSession())
+    executor = executor_for(config, config.plan.variants, 1, SerialSession())
     job, progress, rounds = ReasoningJob(config), Progress(), []
     for _ in range(3):
         rounds.append(job.run_iteration(executor, progress)[1]["rollout/rounds"])
@@ -100,7 +101,7 @@ def test_the_actor_trains_on_the_groups_that_were_chosen(monkeypatch):
     monkeypatch.setattr(DynamicSamplingFilter, "__call__", recorded)
     monkeypatch.setattr(ActorStage, "_rows_of", rows)
     config = tiny_math(*DAPO)
-    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
+    iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)
     chosen = sorted(decisions[-1].message, key=lambda place: (place[1], place[0], place[2]))  # block by block
     assert len(chosen) == 8
     assert len({number for number, _, _ in chosen}) > 1

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from math_runs import tiny_math, train_math, warm
+from math_runs import tiny_math
 from model_folders import gsm8k_rows, model_folder, write_rows
-from runs import cluster
+from runs import clone, cluster, train
 
 from rlinf_embodied.compose import compose_answers
 from rlinf_embodied.config import MathConfig
@@ -22,7 +22,7 @@ NUMBER = 20
 
 
 def evaluated(config: MathConfig, devices: int = 1, step: int = 0) -> AnswerResult:
-    made = StageConfig(config, str(warm(tiny_math())))
+    made = StageConfig(config, str(clone(tiny_math())))
     return AnswerEvaluation(made, SerialSession(), cluster(devices), last_step=7).run(step)
 
 
@@ -39,7 +39,7 @@ def plain() -> AnswerResult:
 def trained(tmp_path_factory) -> Path:
     """A run of one iteration."""
     folder = tmp_path_factory.mktemp("trained")
-    train_math(tiny_math(f"run.dir={folder}", "run.num_iterations=1", f"eval.num_problems={NUMBER}"))
+    train(tiny_math(f"run.dir={folder}", "run.num_iterations=1", f"eval.num_problems={NUMBER}"))
     return folder
 
 

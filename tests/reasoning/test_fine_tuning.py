@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from math_runs import TINY_MATH, tiny_math, train_math, untimed_rows
-from runs import cluster
-from training_faults import lost, once
+from math_runs import TINY_MATH, sft, tiny_math
+from runs import cluster, learned, metric_rows, train
+from stopped_runs import interrupt_in
 
 from policies.causal_lm import CausalLM
-from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Split
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.execution.executor import Executor
 from rlinf_embodied.learning.checkpoint import weights_sha256
 from rlinf_embodied.reasoning.fine_tuning import (
     NUM_BLOCKS,
@@ -27,11 +25,9 @@ from rlinf_embodied.reasoning.fine_tuning import (
     fine_tuning_of,
     starting_policy,
 )
-from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.policy_folder import StageConfig
 from rlinf_embodied.runtime.host import StepContext, solo_context
 from rlinf_embodied.runtime.session import SerialSession
-from rlinf_embodied.training.job import Progress
 
 
 def few(*overrides: str) -> MathConfig:
@@ -40,66 +36,34 @@ def few(*overrides: str) -> MathConfig:
     )
 
 
-def sft(folder: Path, *overrides: str) -> MathConfig:
-    """Returns the config of a run of four iterations, with a checkpoint after the second."""
-    shared = [f"{k}={v}" for k, v in TINY_MATH.items() if not k.startswith(("algorithm.", "warm_start.", "run.num"))]
-    numbers = ["steps=36", "steps_per_iteration=10", "num_examples=96", "lr=1e-2", "num_held_out=16"]
-    asked = [*(f"algorithm.{text}" for text in numbers), "checkpoint.every=2", "eval.num_samples=0"]
-    return compose_math([*shared, "algorithm=sft", *asked, f"run.dir={folder}", *overrides])
-
-
 # ------------------------------------------------------------------------------------------------------------- a run
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> tuple[Path, dict]:
     """The folder and the summary of an undisturbed run."""
     folder = tmp_path_factory.mktemp("straight")
-    return folder, train_math(sft(folder), draws=True)
+    return folder, train(sft(f"run.dir={folder}"), draws=True)
 
 
 def test_a_run_learns_and_leaves_a_policy_that_rl_starts_from(straight, tmp_path: Path) -> None:
     folder, summary = straight
-    rows = untimed_rows(folder)
+    rows = metric_rows(folder)
     assert len(rows) == summary["iterations"] == 4
     for name in ("losses/imitation_loss", "losses/held_out_loss"):
         assert rows[-1][name] < rows[0][name] - 0.3
     assert summary["tokens"] == sum(row["losses/tokens"] for row in rows)
     assert {"accuracy_before", "accuracy_after"} <= set(summary)
     start = f"warm_start.checkpoint={folder}/checkpoints/latest"
-    train_math(tiny_math(start, "run.num_iterations=1", "eval.num_samples=0", f"run.dir={tmp_path}"))
+    train(tiny_math(start, "run.num_iterations=1", "eval.num_samples=0", f"run.dir={tmp_path}"))
 
 
 @pytest.mark.parametrize("died_in", [1, 3])
 def test_a_run_that_was_killed_resumes_to_the_same_weights(straight, tmp_path: Path, monkeypatch, died_in) -> None:
-    run_iteration = ReasoningJob.run_iteration
-
-    def die(self, executor, progress):
-        if progress.iteration == died_in:
-            raise KeyboardInterrupt
-        return run_iteration(self, executor, progress)
-
     with monkeypatch.context() as patch:
-        patch.setattr(ReasoningJob, "run_iteration", die)
+        interrupt_in(patch, died_in, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
-            train_math(sft(tmp_path))
-    assert train_math(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
-    assert untimed_rows(tmp_path) == untimed_rows(straight[0])
-
-
-def test_an_iteration_in_which_a_worker_is_lost_is_run_again(straight, tmp_path: Path, monkeypatch) -> None:
-    calls = once(monkeypatch, FineTuningStage, "run", 2, lost(), after=True)
-    assert train_math(sft(tmp_path))["weights_sha256"] == straight[1]["weights_sha256"]
-    assert len(calls) > 4
-    assert untimed_rows(tmp_path) == untimed_rows(straight[0])
-
-
-def learned(config: MathConfig, devices: int) -> tuple[str, dict[str, float]]:
-    """Runs an iteration in so many workers; returns the digest of the weights and what was reported."""
-    job, session, places = ReasoningJob(config), SerialSession(), cluster(devices)
-    start = job.starting_policy(session, places, lambda *_: None)
-    executor = Executor.on_all_devices(job.workflow(str(start)), session, places)
-    _, metrics = job.run_iteration(executor, Progress())
-    (digest,) = set(executor.call("fine_tuning", "weights_digest", StepContext(1)))
-    return str(digest), metrics
+            train(sft(f"run.dir={tmp_path}"))
+    assert train(sft(f"run.dir={tmp_path}"))["weights_sha256"] == straight[1]["weights_sha256"]
+    assert metric_rows(tmp_path) == metric_rows(straight[0])
 
 
 def files(folder: Path, mark: str) -> list[str]:
@@ -116,7 +80,7 @@ def files(folder: Path, mark: str) -> list[str]:
 
 @pytest.mark.parametrize("of_files", [False, True])
 def test_the_number_of_workers_changes_neither_weights_nor_losses(tmp_path: Path, of_files: bool) -> None:
-    config = sft(tmp_path / "run", *(files(tmp_path, "####") if of_files else []))
+    config = sft(f"run.dir={tmp_path}/run", *(files(tmp_path, "####") if of_files else []))
     first, second = (learned(config, n) for n in (1, 2))
     assert first == second
     assert first[1]["losses/held_out_loss"] > 0
@@ -125,8 +89,10 @@ def test_the_number_of_workers_changes_neither_weights_nor_losses(tmp_path: Path
 def test_files_without_worked_steps_are_refused_unless_none_are_asked_for(tmp_path: Path) -> None:
     given = files(tmp_path, "")
     with pytest.raises(ConfigError, match=r"chain_of_thought_share is 0.45, but no training problem .*or use 0"):
-        train_math(sft(tmp_path / "run", *given))
-    assert learned(sft(tmp_path / "run", *given, "algorithm.chain_of_thought_share=0"), 1)[1]["losses/tokens"] > 0
+        train(sft(f"run.dir={tmp_path}/run", *given))
+    assert (
+        learned(sft(f"run.dir={tmp_path}/run", *given, "algorithm.chain_of_thought_share=0"), 1)[1]["losses/tokens"] > 0
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ a warm start
@@ -152,7 +118,7 @@ def test_the_number_of_devices_changes_no_bit_and_a_cached_model_is_not_made_aga
 def test_a_warm_start_is_the_run_of_its_settings(monkeypatch, tmp_path: Path) -> None:
     digest, _ = made(monkeypatch, tmp_path / "cache", few("warm_start.chain_of_thought_share=0.45"))
     same = ["steps=12", "steps_per_iteration=5", f"lr={TINY_MATH['warm_start.lr']}"]
-    train_math(sft(tmp_path / "run", *(f"algorithm.{text}" for text in same)))
+    train(sft(f"run.dir={tmp_path}/run", *(f"algorithm.{text}" for text in same)))
     policy = CausalLM.load(tmp_path / "run/checkpoints/latest")
     assert weights_sha256(policy.module.state_dict()) == digest
 
@@ -164,7 +130,7 @@ def test_each_setting_that_matters_has_a_model_of_its_own(monkeypatch, tmp_path)
     folder = cache_folder(few(), exact_cpu=True)
     assert {cache_folder(few(text), exact_cpu=True) for text in same} == {folder}
     found = [cache_folder(few(text), exact_cpu=True) for text in other]
-    assert len({folder, *found, cache_folder(sft(tmp_path), exact_cpu=True)}) == 2 + len(other)
+    assert len({folder, *found, cache_folder(sft(f"run.dir={tmp_path}"), exact_cpu=True)}) == 2 + len(other)
 
 
 def alone(config: MathConfig) -> FineTuningStage:

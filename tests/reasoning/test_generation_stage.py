@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math, warm
+from math_runs import TWO_STEPS, tiny_math
+from runs import clone, executor_for, iterate
 
 from policies.lean_decoding import LeanDecoder
 from rlinf_embodied.config import MathConfig
@@ -36,13 +37,13 @@ def decoder_steps(monkeypatch) -> list[int]:
 
 
 def stage_of(config: MathConfig) -> GenerationStage:
-    stage = GenerationStage(StageConfig(config, str(warm(config))))
+    stage = GenerationStage(StageConfig(config, str(clone(config))))
     stage.setup(solo_context(BLOCKS))
     return stage
 
 
 def prompts_of(config: MathConfig, start: int = 0) -> dict[int, list[object]]:
-    stage = PromptStage(StageConfig(config, str(warm(config))))
+    stage = PromptStage(StageConfig(config, str(clone(config))))
     stage.setup(solo_context(BLOCKS))
     output = stage.run(StepContext(0, message=start), {block: [] for block in BLOCKS})
     return {block: [payload] for block, payload in output.blocks.items()}
@@ -132,8 +133,8 @@ EVERY_GROUP = "algorithm.drop_zero_variance_groups=false"
 
 def test_a_blocks_gradient_is_computed_before_the_next_block_arrives(events):
     config = tiny_math("plan=pipelined", EVERY_GROUP)
-    executor = math_executor(config, config.plan.variants, 2, SerialSession())
-    iterate_math(config, executor, 1)
+    executor = executor_for(config, config.plan.variants, 2, SerialSession())
+    iterate(config, executor, 1)
     assert events == [(what, block) for block in BLOCKS for what in ("reward", "gradient")] + [("step", -1)]
 
 
@@ -151,6 +152,6 @@ def test_every_epoch_reads_all_that_was_sampled_once(monkeypatch, overrides, epo
 
     monkeypatch.setattr(Objective, "passes", learned)
     config = tiny_math(*overrides)
-    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
+    iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)
     assert max(watched) > 0
     assert {block: sorted(rows) for block, rows in seen.items()} == dict.fromkeys(BLOCKS, sorted([*range(8)] * epochs))

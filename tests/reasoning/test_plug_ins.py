@@ -9,8 +9,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from math_runs import tiny_math, train_math, untimed_rows, warm
+from math_runs import tiny_math
 from model_folders import CHAT, gsm8k_rows, model_folder, write_rows
+from runs import clone, metric_rows, train
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.compose import compose_math
@@ -55,8 +56,8 @@ def shortened(overrides: list[str], folder: Path) -> list[str]:
 
 def test_the_pages_reward_earns_what_it_says(plug_ins, tmp_path):
     config = tiny_math(*shortened(command_with("short_and_right"), tmp_path))
-    summary = train_math(config)
-    (row,) = untimed_rows(tmp_path / "run")
+    summary = train(config)
+    (row,) = metric_rows(tmp_path / "run")
     assert 0 <= row["rollout/accuracy"] <= row["rollout/reward"] <= 1
     assert 0 < summary["before"]["reward"] <= 1
     assert summary["after"]["reward"] >= summary["accuracy_after"]
@@ -76,7 +77,7 @@ def test_the_pages_reward_reads_a_column(plug_ins, tmp_path):
     overrides = [w.replace("measured.jsonl", file) for w in command_with("within_tolerance")]
     overrides = [w.replace("models/qwen", str(model)) for w in overrides]
     config = tiny_math(*shortened(overrides, tmp_path), "algorithm.tokens_per_microbatch=1024")
-    train_math(config)
+    train(config)
     assert (tmp_path / "run/summary.json").exists()
     (problem,) = problem_source(config.data, 0).batch(Split.train, 0, 1)
     function = reward_function(config.reward)
@@ -87,10 +88,10 @@ def test_the_pages_reward_reads_a_column(plug_ins, tmp_path):
 
 
 def test_the_pages_problems_are_trained_on(plug_ins, tmp_path):
-    overrides = [w.replace("runs/math/checkpoints/latest", str(warm(tiny_math()))) for w in command_with("Doubles")]
+    overrides = [w.replace("runs/math/checkpoints/latest", str(clone(tiny_math()))) for w in command_with("Doubles")]
     config = tiny_math(*shortened(overrides, tmp_path))
     assert ReasoningJob(config).name == "math-Doubles-grpo"
-    train_math(config)
+    train(config)
     questions = re.findall(r"^\| `([0-9]+)\+\1=` \|", (tmp_path / "run/samples.md").read_text(), re.MULTILINE)
     assert len(questions) == 8
     assert {int(number) % 10 for number in questions} == {9}

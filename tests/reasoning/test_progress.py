@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from math_runs import PPO, TWO_STEPS, iterate_math, math_executor, tiny_math, warm
-from runs import cluster
+from math_runs import PPO, TWO_STEPS, tiny_math
+from runs import clone, cluster, executor_for, iterate
 
 from rlinf_embodied.config import RewardConfig
 from rlinf_embodied.data.problems import Problem
@@ -37,14 +37,14 @@ def reports(monkeypatch) -> Counter[str]:
 def test_decoding_and_passes_of_every_stage_report_progress(reports) -> None:
     small = ["algorithm.tokens_per_microbatch=64", "algorithm.kl_coef=0.1", "algorithm.critic_warmup_iterations=0"]
     config = tiny_math(*PPO[:3], *TWO_STEPS, *small)
-    iterate_math(config, math_executor(config, config.plan.variants, 1, SerialSession()), 1)
+    iterate(config, executor_for(config, config.plan.variants, 1, SerialSession()), 1)
     for stage in ("generation", "old_log_probs", "reference", "critic", "actor"):
         assert reports[f"{stage}.run"] > 4, reports  # one call of each
 
 
 def test_an_evaluation_that_samples_many_answers_reports_progress(reports) -> None:
     config = tiny_math("eval.num_problems=4", "eval.problems_per_block=4", "eval.num_samples=16")
-    made = StageConfig(config, str(warm(config)))
+    made = StageConfig(config, str(clone(config)))
     evaluation = AnswerEvaluation(made, SerialSession(), cluster(1), last_step=1)
     evaluation.executor.run(StepContext(0, message=True))
     assert reports["answers.run"] > 4, reports  # one call

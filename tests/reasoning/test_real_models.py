@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from math_runs import tiny_math, train_math, untimed_rows
+from math_runs import tiny_math
 from model_folders import EOS, gsm8k_rows, model_folder, write_rows
+from runs import metric_rows, train
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from policies.causal_lm import CausalLM
@@ -62,9 +63,9 @@ def test_it_trains_and_is_saved_as_transformers_loads_it(folders, files, tmp_pat
     start = folders[name]
     assert len(list(start.glob("model-*-of-*.safetensors"))) > 1
     with caplog.at_level(logging.WARNING, "policies.language_folder"):
-        summary = train_math(config_of(start, files, tmp_path))
+        summary = train(config_of(start, files, tmp_path))
     assert ("no pad token" in caplog.text) == (name == "llama")
-    rows = untimed_rows(tmp_path)
+    rows = metric_rows(tmp_path)
     assert [row["charts/optimizer_steps"] for row in rows] == [1, 1]
     assert all(row["losses/mismatch_max"] < 1e-4 and row["losses/grad_norm"] > 0 for row in rows)
     assert summary["num_eval_problems"] == NUM_TEST  # all that the file has, not the 100 that were asked for

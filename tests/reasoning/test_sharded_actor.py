@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from math_runs import TWO_STEPS, iterate_math, math_executor, tiny_math
-from runs import digest, exported_weights
+from math_runs import TWO_STEPS, tiny_math
+from runs import digest, executor_for, exported_weights, iterate
 
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import ConfigError
@@ -44,11 +44,11 @@ def assert_moved_alike(one: Executor, other: Executor, start: dict[str, torch.Te
 def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view():
     options = ["algorithm.num_minibatches=2", "algorithm.epochs=2", "policy.lora.rank=4"]
     plain, sharded = config_of(*options), config_of(*options, *SHARDED)
-    expected = math_executor(plain, plain.plan.variants, 1, SerialSession())
-    executor = math_executor(sharded, sharded.plan.variants, 1, SerialSession())
+    expected = executor_for(plain, plain.plan.variants, 1, SerialSession())
+    executor = executor_for(sharded, sharded.plan.variants, 1, SerialSession())
     before = exported_weights(executor)
-    metrics = iterate_math(sharded, executor, 2)
-    assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate_math(plain, expected, 2)]
+    metrics = iterate(sharded, executor, 2)
+    assert metrics == [pytest.approx(row, rel=1e-3, abs=1e-4) for row in iterate(plain, expected, 2)]
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # generation had these very weights
     assert_moved_alike(executor, expected, before)
 
@@ -56,15 +56,15 @@ def test_a_single_worker_trains_as_an_unsharded_one_and_generates_with_its_view(
 @pytest.mark.slow
 def test_a_sharded_actor_continues_from_its_checkpoint_with_adapters(tmp_path):
     config = config_of("policy.lora.rank=4", *SHARDED)
-    through = math_executor(config, config.plan.variants, 1, SerialSession())
+    through = executor_for(config, config.plan.variants, 1, SerialSession())
     progress = Progress(before={})
-    iterate_math(config, through, 2, progress)
+    iterate(config, through, 2, progress)
     ReasoningJob(config).save(through, tmp_path, progress)
-    last = iterate_math(config, through, 1, progress)
+    last = iterate(config, through, 1, progress)
     checkpoint = tmp_path / "step_000002"
-    resumed = math_executor(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
+    resumed = executor_for(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
     ReasoningJob(config).load(resumed, checkpoint)
-    assert iterate_math(config, resumed, 1, saved_progress(checkpoint)) == last
+    assert iterate(config, resumed, 1, saved_progress(checkpoint)) == last
     assert digest(resumed) == digest(through)
 
 
@@ -74,35 +74,35 @@ def test_two_workers_send_whole_weights_and_resume_on_one(ray_session, tmp_path:
     """A plan of three workers: one generates, two hold halves of the actor; each of these has rows of other blocks."""
     config, plain = config_of(*SHARDED), config_of()
     plan = [{"items": ["prompts on 2", "generation on 2", "reward on 0-1", "actor on 0-1"]}]
-    executor = math_executor(config, plan, 3, ray_session)
+    executor = executor_for(config, plan, 3, ray_session)
     progress = Progress(before={})
-    metrics = iterate_math(config, executor, 2, progress)
+    metrics = iterate(config, executor, 2, progress)
     assert all(row["losses/mismatch_max"] < 1e-4 for row in metrics)  # what was sent are the weights that are trained
     digest(executor)  # all views are equal
     ReasoningJob(config).save(executor, tmp_path, progress)
-    expected = math_executor(plain, plain.plan.variants, 1, SerialSession())
+    expected = executor_for(plain, plain.plan.variants, 1, SerialSession())
     going_on = Progress()
     before = exported_weights(expected)
-    iterate_math(plain, expected, 2, going_on)
+    iterate(plain, expected, 2, going_on)
     assert_moved_alike(executor, expected, before)
     checkpoint = tmp_path / "step_000002"
-    resumed = math_executor(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
-    iterate_math(config, resumed, 1, ReasoningJob(config).load(resumed, checkpoint))
-    iterate_math(plain, expected, 1, going_on)
+    resumed = executor_for(config, config.plan.variants, 1, SerialSession(), str(checkpoint))
+    iterate(config, resumed, 1, ReasoningJob(config).load(resumed, checkpoint))
+    iterate(plain, expected, 1, going_on)
     assert_moved_alike(resumed, expected, before)
 
 
 def test_exact_runs_refuse_more_than_one_worker():
     config = config_of("algorithm.sharding=fsdp2")
     with pytest.raises(ConfigError, match=r"sharding is .fsdp2., but run.exact needs.*2 sharded workers.*exact=false"):
-        math_executor(config, config.plan.variants, 2, SerialSession())
-    math_executor(config, config.plan.variants, 1, SerialSession())
+        executor_for(config, config.plan.variants, 2, SerialSession())
+    executor_for(config, config.plan.variants, 1, SerialSession())
 
 
 @pytest.mark.parametrize("variant", [TWO_STEPS, SHARDED], ids=["two steps", "in slices"])
 def test_an_iteration_corrects_for_float32_generation_and_moves_float32_weights(variant: list[str]) -> None:
     config = tiny_math("algorithm.precision=bfloat16", *variant)
-    executor = math_executor(config, config.plan.variants, 1, SerialSession())
+    executor = executor_for(config, config.plan.variants, 1, SerialSession())
     row = ReasoningJob(config).run_iteration(executor, Progress())[1]
     assert 1e-4 < row["losses/mismatch_max"] < 0.5  # generation's weights are the same, but nothing was rounded there
     assert row["losses/initial_log_ratio"] < (0.3 if variant == TWO_STEPS else 1e-6)  # other batches; the pass itself

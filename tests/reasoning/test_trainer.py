@@ -7,21 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-import stopped_runs
-import torch
-from math_runs import PPO, tiny_math, train_math, untimed_rows, warm
-from stopped_runs import straight_runs
+from math_runs import PPO, tiny_math
+from runs import clone, metric_rows, train, trainer_of
+from stopped_runs import interrupt_in, same_end, straight_runs
 
 from policies.causal_lm import CausalLM
 from rlinf_embodied.config import MathConfig
 from rlinf_embodied.errors import CheckpointError
 from rlinf_embodied.learning import checkpoint
 from rlinf_embodied.learning.checkpoint import weights_sha256
-from rlinf_embodied.reasoning import job as job_module
 from rlinf_embodied.reasoning.evaluation import AnswerStage
-from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.telemetry.plots import plot_curve
-from rlinf_embodied.training.trainer import Trainer as JobTrainer
 
 REFERENCE = ["algorithm.kl_coef=0.1", "algorithm.drop_zero_variance_groups=false"]
 LORA = ["policy.lora.rank=4", "algorithm.lr=1e-2"]
@@ -32,10 +28,6 @@ VARIANTS = {
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
 }
-
-
-def Trainer(config: MathConfig) -> JobTrainer:  # noqa: N802 - stands for the class
-    return JobTrainer(ReasoningJob(config))
 
 
 def four(folder: Path, *overrides: str) -> MathConfig:
@@ -49,24 +41,7 @@ def four(folder: Path, *overrides: str) -> MathConfig:
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """Returns what gives the folder of a variant's uninterrupted run."""
-    return straight_runs(tmp_path_factory, lambda folder, variant: train_math(four(folder, *VARIANTS[variant])), "grpo")
-
-
-def interrupt_in(monkeypatch, iteration: int, error: BaseException | None = None) -> None:
-    stopped_runs.interrupt_in(monkeypatch, job_module, iteration, error)
-
-
-def same_end(folder: Path, other: Path) -> None:
-    summary, expected = (json.loads((f / "summary.json").read_text()) for f in (folder, other))
-    timed = ("tokens_per_s", "rl_s", "wall_s", "startup_s", "measured_s_per_iteration", "plan")
-    assert {k: v for k, v in summary.items() if k not in timed} == {k: v for k, v in expected.items() if k not in timed}
-    assert untimed_rows(folder) == untimed_rows(other)
-    state, known = (checkpoint.load_state(f / "checkpoints/latest") for f in (folder, other))
-    assert state["progress"]["counts"] == known["progress"]["counts"]
-    for name in ("policy_optimizer", "policy_module", "critic_optimizer", "critic_module"):
-        ours, theirs = (checkpoint.load_tensors(f / "checkpoints/latest", name) for f in (folder, other))
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items()), name
+    return straight_runs(tmp_path_factory, lambda folder, variant: train(four(folder, *VARIANTS[variant])), "grpo")
 
 
 # ------------------------------------------------------------------------------------------------------ stop and go on
@@ -76,19 +51,19 @@ def test_a_stopped_run_resumed_under_another_plan_ends_as_one_that_never_stopped
 ) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 1)
-        assert train_math(four(tmp_path, *VARIANTS[variant]), code=130) == {}
+        assert train(four(tmp_path, *VARIANTS[variant]), code=130) == {}
     latest = tmp_path / "checkpoints/latest"
     assert latest.resolve().name == "step_000002"
     assert bool(checkpoint.load_tensors(latest, "critic_module")) == ("ppo" in variant)
     assert bool(checkpoint.load_tensors(latest, "policy_module")) == ("lora" in variant)
-    train_math(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
+    train(four(tmp_path, *VARIANTS[variant], "plan=disaggregated", "cluster.num_devices=2"))
     same_end(tmp_path, straight(variant))
 
 
 def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, 1)
-        train_math(four(tmp_path, *LORA), code=130)
+        train(four(tmp_path, *LORA), code=130)
     used, stages, original = [], [], AnswerStage.run
 
     def run(self, step_context, inputs):
@@ -97,7 +72,7 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
         return original(self, step_context, inputs)
 
     monkeypatch.setattr(AnswerStage, "run", run)
-    train_math(four(tmp_path, *LORA, "plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"))
+    train(four(tmp_path, *LORA, "plan=pipelined", "cluster.num_devices=4", "eval.problems_per_block=2"))
     assert len(used) == 4
     assert len(set(used)) == 1
     assert all(AnswerStage._user not in stage._shared.users for stage in stages)  # it holds no memory afterwards
@@ -105,10 +80,10 @@ def test_adapters_reach_workers_that_only_evaluate(monkeypatch, tmp_path) -> Non
 
 def test_it_trains_and_says_so(straight, tmp_path) -> None:
     summary = json.loads((straight() / "summary.json").read_text())
-    rows = untimed_rows(straight())
+    rows = metric_rows(straight())
     assert summary["tokens"] == rows[-1]["global_step"] == sum(row["rollout/tokens"] for row in rows)
     assert (summary["problems"], summary["num_eval_problems"]) == (32, 8)
-    assert summary["weights_sha256"] != weights_sha256(CausalLM.load(warm(tiny_math())).module.state_dict())
+    assert summary["weights_sha256"] != weights_sha256(CausalLM.load(clone(tiny_math())).module.state_dict())
     low, high = summary["accuracy_after_interval"]
     assert low <= summary["accuracy_after"] <= high
     table = (straight() / "samples.md").read_text().splitlines()
@@ -117,30 +92,30 @@ def test_it_trains_and_says_so(straight, tmp_path) -> None:
 
 
 def test_evaluations_on_the_way_change_nothing(straight, tmp_path) -> None:
-    summary = train_math(four(tmp_path, "eval.every=1", "plan=disaggregated", "cluster.num_devices=2"))
+    summary = train(four(tmp_path, "eval.every=1", "plan=disaggregated", "cluster.num_devices=2"))
     assert summary["weights_sha256"] == json.loads((straight() / "summary.json").read_text())["weights_sha256"]
-    metrics = untimed_rows(tmp_path)
+    metrics = metric_rows(tmp_path)
     assert [i for i, row in enumerate(metrics, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
 def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:
     state = checkpoint.load_state(straight("reference") / "checkpoints/latest")
-    assert Path(str(state["reference"])) == warm(tiny_math()).resolve()
-    rows = untimed_rows(straight("reference"))
+    assert Path(str(state["reference"])) == clone(tiny_math()).resolve()
+    rows = metric_rows(straight("reference"))
     assert rows[0]["losses/reference_kl"] == pytest.approx(0, abs=1e-9)
     assert rows[-1]["losses/reference_kl"] > 1e-5
     # resumed from the second iteration on, it is still measured from the first policy, not from the checkpoint
-    train_math(four(tmp_path, *REFERENCE, f"resume={straight('reference') / 'checkpoints/step_000002'}"))
-    assert untimed_rows(tmp_path) == rows[2:]
+    train(four(tmp_path, *REFERENCE, f"resume={straight('reference') / 'checkpoints/step_000002'}"))
+    assert metric_rows(tmp_path) == rows[2:]
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
 def test_without_its_reference_a_run_does_not_continue(straight, tmp_path) -> None:
     shutil.copytree(straight("reference"), tmp_path, dirs_exist_ok=True, symlinks=True)
     reference = str(checkpoint.load_state(tmp_path / "checkpoints/latest")["reference"])
-    moved = warm(tiny_math()).rename(warm(tiny_math()).with_name("moved"))
+    moved = clone(tiny_math()).rename(clone(tiny_math()).with_name("moved"))
     try:
         with pytest.raises(CheckpointError, match=r"kl_coef is 0.1, but the policy .* no longer in .*: copy it there"):
-            Trainer(four(tmp_path, *REFERENCE))
+            trainer_of(four(tmp_path, *REFERENCE))
     finally:
         moved.rename(reference)

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 
 from policies.causal_lm import CausalLM
 from policies.text_codec import EOS
-from rlinf_embodied.algorithms.log_probs import token_log_probs
+from rlinf_embodied.compose import compose_math
 from rlinf_embodied.config import TinyLMConfig
 from rlinf_embodied.config.reasoning import GenerationConfig
 from rlinf_embodied.data.generated import GeneratedProblems
 from rlinf_embodied.data.problems import Problem, Split
 from rlinf_embodied.data.prompt_templates import CompactTemplate
-from rlinf_embodied.randomness import permutation, uniform
-from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences, dynamic_batches
-from rlinf_embodied.reasoning.fine_tuning import cosine_with_warmup
+from rlinf_embodied.reasoning.batch import GenerationBlock, Group, Prompt, Rewards, Sequences
 from rlinf_embodied.reasoning.generation import Decoding
+from rlinf_embodied.reasoning.job import ReasoningJob
 from rlinf_embodied.reasoning.reward_stage import Verifier
+from rlinf_embodied.training.trainer import Trainer
 
 FORM = CompactTemplate()
 
@@ -75,11 +75,10 @@ def step_problems(work: Work, step: int) -> list[Problem]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the start
-def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 20_000) -> None:
+def make_start(work: Work, steps: int = 1600, examples: int = 20_000) -> None:
     """Writes the model that all arms start from, unless it is there: a supervised warm start.
 
-    AdamW at 3e-3, 20 steps up and a cosine down to a tenth; the loss is that of the completions' tokens.
-    The trainer's own warm start would not do: it leaves a padding token out of the distribution, and so untrained.
+    The small model that our trainer makes has a padding token of its own, which stays untrained; this one has none.
     """
     folder = Path(work.start)
     if (folder / "config.json").is_file():
@@ -88,43 +87,17 @@ def make_start(work: Work, steps: int = 1600, batch: int = 32, examples: int = 2
     shaped = CausalLM.tiny(TinyLMConfig(), seed=work.seed)
     shaped.tokenizer.pad_token = EOS
     shaped.model.config.pad_token_id = shaped.tokenizer.eos_token_id
-    policy = CausalLM(shaped.model, shaped.tokenizer)
-    pairs = _pairs(policy, work, examples)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    for step in range(steps):
-        epoch, place = divmod(step * batch, examples // batch * batch)
-        rows = permutation(work.seed, "bench start", epoch, size=examples)[place : place + batch]
-        for settings in optimizer.param_groups:
-            settings["lr"] = cosine_with_warmup(step, steps, 3e-3)
-        optimizer.zero_grad()
-        _supervised_loss(policy, [pairs[row] for row in rows])
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
-    partial = folder.with_name(folder.name + ".part")
-    shutil.rmtree(partial, ignore_errors=True)
-    policy.save(partial)
-    partial.rename(folder)
-
-
-def _pairs(policy: CausalLM, work: Work, examples: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    problems = GeneratedProblems(work.level, work.data_seed + 1).batch(Split.train, 0, examples)
-    show = uniform(work.seed, "bench worked", np.arange(examples)) < work.worked
-    return [
-        (tuple(policy.encode(FORM.prompt(problem))), tuple(policy.encode_completion(FORM.completion(problem, bool(w)))))
-        for problem, w in zip(problems, show, strict=True)
-    ]
-
-
-def _supervised_loss(policy: CausalLM, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-    """Adds the gradient of the mean of -log p over the completions' tokens."""
-    sequences = Sequences(tuple(p for p, _ in pairs), tuple(c for _, c in pairs))
-    count = sum(len(completion) for _, completion in pairs)
-    for rows in dynamic_batches(sequences.lengths(), 600):  # direct answers apart from chains of thought
-        batch = sequences.batch(rows, policy.spec.pad_id)
-        logits = policy.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits
-        places = torch.arange(1, batch.tokens.shape[1])
-        mask = (places >= batch.prompt_lengths[:, None]) & (places < batch.lengths[:, None])
-        (-token_log_probs(logits, batch.tokens[:, 1:], 1.0)[mask].sum() / count).backward()
+    with tempfile.TemporaryDirectory() as aside:
+        CausalLM(shaped.model, shaped.tokenizer).save(Path(aside) / "new")
+        words = [
+            *("algorithm=sft", "policy=folder", f"policy.folder={aside}/new", f"run.dir={aside}/run"),
+            *(f"run.seed={work.seed}", f"data.seed={work.data_seed}", f"data.level={work.level}"),
+            *("algorithm.lr=3e-3", f"algorithm.steps={steps}", f"algorithm.num_examples={examples}"),
+            *(f"algorithm.chain_of_thought_share={work.worked}", "eval.num_problems=1", "eval.num_samples=0"),
+            *("run.exact=exact", "cluster=serial", "plan=collocated", "checkpoint.every=0"),
+        ]
+        Trainer(ReasoningJob(compose_math(words))).run()
+        shutil.copytree(Path(aside) / "run/checkpoints/latest", folder)
 
 
 # ---------------------------------------------------------------------------------------- generation and the verifier

@@ -1,1 +1,1 @@
-"""What the planner says of published workloads, and what EMULATED clusters make of it."""
+"""The plans that the search finds, against every plan of small random cases."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from math_runs import tiny_math, train_math
+from math_runs import tiny_math
 from runs import four, metric_rows, train
 
 from experiments.examples import spo
@@ -73,7 +73,7 @@ def test_the_same_losses_train_language_models(tmp_path) -> None:
     for number, more in enumerate([[], [SPO_TARGET], [KL_TARGET], [KL_TARGET, "algorithm.loss.coef=0"]]):
         config = tiny_math(*words, *more)
         config.run.dir = str(tmp_path / str(number))
-        ends.add(train_math(config)["weights_sha256"])
+        ends.add(train(config)["weights_sha256"])
     assert len(ends) == 3  # without its coefficient the last loss is the first
     rows = metric_rows(tmp_path / "2")
     assert rows[-1]["losses/reference_kl"] > 0
