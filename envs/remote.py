@@ -71,7 +71,7 @@ class Server:
                 f"env.options.url is {options.url!r}, but no env server answers there ({error}): {action}"
             ) from error
         self.ask(Message("open", {"version": VERSION, **opening}))
-        opened = self._answer(_OPEN_S)
+        opened = self.answer(_OPEN_S)
         known = {field.name for field in fields(Facts)}
         try:
             self.facts = Facts(**{name: value for name, value in opened.values.items() if name in known})
@@ -84,14 +84,6 @@ class Server:
         self._question = pack({**head, **question.values, **question.arrays})
         self._send()
 
-    def answer(self) -> Message:
-        """Returns the answer to the last question.
-
-        Raises:
-            SimulatorError: the server reports an error, is gone, or speaks another protocol.
-        """
-        return self._answer(self._options.timeout_s)
-
     def close(self) -> None:
         self.ask(Message("close"))
         if self._socket is not None:
@@ -99,16 +91,17 @@ class Server:
 
     def _connected(self) -> ClientConnection:
         options = self._options
-        return connect(options.url, compression=None, max_size=MAX_BYTES, open_timeout=options.timeout_s)
+        return connect(options.url, compression=None, max_size=MAX_BYTES, open_timeout=max(5.0, options.timeout_s))
 
     def _send(self) -> None:
-        """Sends the question, over a new connection if there is none; what is lost is noticed by `_answer`."""
+        """Sends the question, over a new connection if there is none; what is lost is noticed by `answer`."""
         with contextlib.suppress(WebSocketException, OSError):
             self._socket = self._socket or self._connected()
             self._socket.send(self._question)
 
-    def _answer(self, timeout_s: float) -> Message:
-        why = "it cannot be reached"
+    def answer(self, timeout_s: float | None = None) -> Message:
+        """Returns the answer, or raises SimulatorError: the server reports one, is gone, or speaks otherwise."""
+        timeout_s, why = timeout_s or self._options.timeout_s, "it cannot be reached"
         for attempt in range(1 + self._options.retries):
             if attempt:
                 self._send()
@@ -150,12 +143,6 @@ class Server:
         return SimulatorError(f"the server at {self._options.url} speaks another protocol ({what}): {action}")
 
 
-class _Elsewhere(Adapter):
-    """A simulator of which this process knows what its server says."""
-
-    name = "a remote env"
-
-
 def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final: bool = False) -> EpisodeEnv:
     """Returns `num_envs` rows of the server; arguments as envs.maniskill.make_env, tensors are on the CPU.
 
@@ -165,8 +152,8 @@ def make_env(config: EnvConfig, num_envs: int, device: str = "cpu", render_final
     """
     opening = {"task": config.task, "rows": num_envs, "cameras": list(config.cameras), "size": config.obs_size}
     link = Server(read_options(config), opening)
-    adapter = _Elsewhere(config.task, None)
-    adapter.scripted = link.facts.scripted
+    adapter = Adapter(config.task, None)
+    adapter.scripted = link.facts.scripted  # pyright: ignore[reportAttributeAccessIssue] - of all servers' envs
     simulator = ForeignSimulator(config, adapter, link.facts, [range(num_envs)], [link])
     return EpisodeEnv(config, simulator, lambda: simulator.tasks, render_final)
 

@@ -37,7 +37,7 @@ class ServedRows:
 
     def __init__(self, env: EpisodeEnv) -> None:
         """Takes an env whose `Simulator` answers; its own episodes are not used."""
-        self._env, self._sim = env, env.simulator
+        self.env, self._sim = env, env.simulator
 
     def facts(self) -> Facts:
         sim = self._sim
@@ -46,7 +46,7 @@ class ServedRows:
         flags = ("has_success", "history_free", "categorical", "control_hz")
         known = {name: getattr(sim, name) for name in flags if hasattr(sim, name)}
         return Facts(
-            tasks=[(task.name, task.instruction) for task in self._env.row_tasks()[:1]],
+            tasks=[(task.name, task.instruction) for task in self.env.row_tasks()[:1]],
             action_dim=sim.action_dim,
             state={name: size for name, size in sizes.items() if name not in ("reward", "success")},
             backend=sim.backend,
@@ -75,11 +75,8 @@ class ServedRows:
         else:
             raise SimulatorError(f"{kind!r} is no question that can be answered here: see docs/serving.md")
         state = {name: value[rows] for name, value in self._state(sim.measure(actions)).items()}
-        tasks = self._env.row_tasks()
+        tasks = self.env.row_tasks()
         return {"kind": "state", "tasks": [[tasks[row].name, tasks[row].instruction] for row in rows], **state}
-
-    def close(self) -> None:
-        self._env.close()
 
     def _state(self, measured: Measurement) -> dict[str, np.ndarray]:
         where = self._sim.object_positions() if hasattr(self._sim, "object_positions") else None
@@ -120,7 +117,7 @@ class EnvServer:
         what = f"{env.task}, for env=remote {words} env.options.url="
         await listen(self._client, config.host, config.port, {"/healthz": lambda: "OK"}, what)
         for session in self._sessions.values():
-            session.rows.close()
+            session.rows.env.close()
 
     async def _client(self, connection: ServerConnection) -> None:
         loop = asyncio.get_running_loop()
@@ -159,7 +156,7 @@ class EnvServer:
                 return {"kind": "opened", **asdict(session.rows.facts())}
             if kind == "close":
                 del self._sessions[key]
-                session.rows.close()
+                session.rows.env.close()
                 return {"kind": "closed"}
             return session.rows.run(kind, asked)
         except Exception as error:  # noqa: BLE001 - its client raises it
@@ -181,7 +178,7 @@ class EnvServer:
 
     def _forget(self, connection: ServerConnection) -> None:
         for key in [key for key, session in self._sessions.items() if session.connection is connection]:
-            self._sessions.pop(key).rows.close()
+            self._sessions.pop(key).rows.env.close()
 
 
 def _text(error: Exception) -> str:

@@ -41,6 +41,7 @@ RLPD = [
     *("algorithm=rlpd", "algorithm.expert_steps=80", "algorithm.num_critics=3", "algorithm.policy_period=2"),
     "algorithm.updates_per_step=0.1",
 ]
+HG_DAGGER = ["algorithm=hg_dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 DAGGER = ["algorithm=dagger", "algorithm.expert_steps=40", "algorithm.warmup_steps=0"]
 
 
@@ -58,7 +59,7 @@ def recorded(algorithm: str, folder: Path, *overrides: str) -> TrainConfig:
 def small(*overrides: str) -> TrainConfig:
     """Returns the config of a run that takes about a second; each key is given once, so `overrides` win."""
     given = SMALL | dict(text.split("=", 1) for text in overrides)
-    if given["algorithm"] in ("bc", "dagger"):  # which have no critics
+    if given["algorithm"] in ("bc", "dagger", "hg_dagger"):  # which have no critics
         given["algorithm.critic_hidden_size"] = "None"
     return copy.deepcopy(_composed(tuple(f"{key}={value}" for key, value in given.items() if value != "None")))
 

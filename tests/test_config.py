@@ -28,9 +28,9 @@ STATE = ["policy=soft_actor", "env.cameras=[]"]  # of a policy that learns from 
 NEEDS = {  # have no default
     "jsonl": ["data.files.all=x.jsonl", "policy.folder=x"],
     "folder": ["policy.folder=x"],
-    "maniskill": ["env.task=PickCube-v1"],
+    **{name: ["env.task=PickCube-v1"] for name in ("maniskill", "remote")},
     **{name: ["data=x", *STATE] for name in ("iql", "bc")},
-    **{name: STATE for name in ("sac", "rlpd", "dagger")},  # noqa: C420
+    **{name: STATE for name in ("sac", "rlpd", "dagger", "hg_dagger")},  # noqa: C420
 }
 
 

@@ -21,7 +21,7 @@ from rlinf_embodied.errors import SimulatorError
 RENDERED = "rgb_array"  # the render mode that returns an image
 FILM_SIZE = 256  # pixels of MuJoCo's images where the policy sees none
 PROBE_SEED = 0
-SUCCESS = ("is_success", "success")  # in `info`: of Gymnasium-Robotics, and of MetaWorld
+SUCCESS = ("is_success", "success", "succeed")  # in `info`: of Gymnasium-Robotics, MetaWorld, LeRobot's plug-ins
 DEFAULT_STEPS = 1000  # of an episode without a time limit in Gymnasium
 _OWN = ("gymnasium.envs.mujoco.", "gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")  # resets restore all
 

@@ -1,6 +1,6 @@
-"""Installs a simulator, or lerobot, into a separate virtual environment: its versions conflict with those of runs.
+"""Installs a simulator, lerobot or vla-eval into a virtual environment, since its versions conflict with those of runs.
 
-python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld or pusht
+python -m experiments.setup.foreign env=<name>    aloha, lerobot, libero, metaworld, pusht, so101 or vla_eval
 
 installs the versions of experiments/setup/<name>.txt into .venv-<name> (or the folder that the variable
 RLINF_EMBODIED_<NAME> names), and an off-screen renderer where there is none and it may (root on Debian or
@@ -110,7 +110,7 @@ class Installation:
 class Options:
     """The keys."""
 
-    env: str = ""  # aloha, lerobot, libero, metaworld or pusht
+    env: str = ""  # aloha, lerobot, libero, metaworld, pusht, so101 or vla_eval
 
 
 def set_up(own: Options) -> int:

@@ -268,6 +268,23 @@ class DaggerConfig(BehaviourCloningConfig):
         ReplayConfig.check(self, config)
 
 
+@dataclass(kw_only=True, slots=True)
+class HgDaggerConfig(DaggerConfig):
+    """HG-DAgger (arXiv:1810.02890): a human takes over while the policy errs, and it learns what he does.
+
+    The human is scripted: the expert, who acts in each step in which the policy's action is too far from his.
+    """
+
+    name = "hg_dagger"
+    columns = ("state", "action", "is_intervention")
+
+    tolerance: float = 0.5  # largest distance of an entry of the policy's action from the human's, of [-1, 1]
+
+    def __post_init__(self) -> None:
+        DaggerConfig.__post_init__(self)
+        require_numbers(self, "algorithm", "tolerance")
+
+
 class Imitation(_Imitating):
     """One optimizer of the whole policy; policies that see learn from images, too."""
 

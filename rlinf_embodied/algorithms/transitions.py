@@ -6,6 +6,7 @@
     next_state      float32 [M, P]            the same after the step, before any reset
     terminated      float32 [M]               1 where the task ended the episode; 0 where it continues, or time was up
     expert_action   float32 [M, A]            what the scripted expert would have done
+    is_intervention float32 [M]               1 where a human acted in place of the policy (LeRobot's name)
     images.<camera> uint8 [M, H, W, 3]        what a camera showed
     instruction     uint8 [M, 256]            UTF-8, filled up with zeros (of envs with cameras)
 
@@ -33,6 +34,7 @@ Columns = dict[str, Tensor]  # all of the same length M
 
 STATE, ACTION, REWARD, NEXT_STATE, TERMINATED = "state", "action", "reward", "next_state", "terminated"
 EXPERT_ACTION, IMAGES, INSTRUCTION = "expert_action", "images.", "instruction"
+IS_INTERVENTION = "is_intervention"
 _TEXT = 256  # bytes
 
 

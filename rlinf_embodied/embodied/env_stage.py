@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -42,6 +43,7 @@ class EnvStageConfig:
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
+    tolerance: float = math.inf  # a scripted human, the expert, acts where the policy is farther from him than this
     counts_actions: bool = False  # whether reports have the histograms of what was executed
     ensemble: float | None = None  # see EvalConfig.temporal_ensemble
 
@@ -62,6 +64,7 @@ class Shard:
     results: list[ChunkResult] = field(default_factory=list)
     actions: list[Tensor] = field(default_factory=list)  # [N, C, A] of each chunk-step, where they are counted
     tasks: list[Tensor] = field(default_factory=list)  # int64 [N] of each chunk-step, where columns have them
+    is_intervention: Tensor | None = None  # bool [N], whether the human acts in this step
     steps: list[Columns] = field(default_factory=list)  # transitions of this rollout, every column [N, ...]
     ended: list[Episode] = field(default_factory=list)  # in this rollout, those that count
 
@@ -187,6 +190,11 @@ class EnvStage(HoldsNoMemory):
             shard.next_seeds = self._seeds(shard, step_context, shard.episode + 1).tolist()
         chunk = torch.cat([idle if a is None else a for a in actions.values()])
         chunk = chunk if shard.chunks is None else shard.chunks.executed(chunk)
+        if transitions.IS_INTERVENTION in self._config.transitions:
+            expert = shard.env.expert_actions().clamp(-1.0, 1.0).to(chunk.device)
+            demonstrates = step_context.iteration < self._config.expert_iterations
+            takes_over = (chunk[:, 0] - expert).abs().amax(1) > (-1.0 if demonstrates else self._config.tolerance)
+            chunk, shard.is_intervention = torch.where(takes_over[:, None, None], expert[:, None], chunk), takes_over
         return self._advance(shard, chunk, shard.next_seeds)
 
     def _advance(self, shard: Shard, actions: Controller, seeds: Sequence[int] | None) -> dict[int, Observation | None]:
@@ -200,6 +208,8 @@ class EnvStage(HoldsNoMemory):
             shard.actions.append(actions)
         if before:
             assert isinstance(actions, Tensor)
+            if shard.is_intervention is not None:
+                before[transitions.IS_INTERVENTION] = shard.is_intervention.to(torch.float32)
             shard.steps.append(self._transition(before, actions, result))
         for end in result.episodes:
             if self._seen_whole(shard, end.row):

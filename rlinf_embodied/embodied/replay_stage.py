@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf_embodied.algorithms.transitions import Columns, ReplaySchedule, length
+from rlinf_embodied.algorithms.transitions import IS_INTERVENTION, Columns, ReplaySchedule, length
 from rlinf_embodied.config import FREE_ON_RESUME, EnvConfig
 from rlinf_embodied.embodied.policy_folder import trained_under
 from rlinf_embodied.errors import CheckpointError, DataError
@@ -178,6 +178,9 @@ class ReplayStage:
                 self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(length(recorded), config.capacity))
                 self._buffers[block, DEMONSTRATIONS].add(recorded)
             for columns in cast("list[Columns]", payloads):
+                if IS_INTERVENTION in columns:  # what the policy did well makes no room for what a human taught
+                    taught = columns[IS_INTERVENTION] > 0
+                    columns = {key: column[taught] for key, column in columns.items()}
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731

@@ -1,4 +1,4 @@
-"""A checkpoint behind openpi's websocket protocol (serve_policy.py), and what a server says of itself (policy=remote).
+"""A checkpoint behind openpi's and vla-eval's protocols (serve_policy.py), and servers as policies (policy=remote).
 
     clients (event loop)  --observations-->  queue  --all that wait, at most max_batch-->  policy (a thread)
                           --requests of several rows, each a call by itself------------->
@@ -40,12 +40,22 @@ from rlinf_embodied.embodied.policy_folder import (
 from rlinf_embodied.embodied.rollout_stage import computed_in
 from rlinf_embodied.errors import ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, Observation
-from rlinf_embodied.interfaces.serving import OURS, VERSION, PolicyClient, listen, observation_of, pack, unpack
+from rlinf_embodied.interfaces.serving import (
+    OURS,
+    VERSION,
+    PolicyClient,
+    listen,
+    observation_of,
+    pack,
+    pack_vla_eval,
+    unpack,
+)
 from rlinf_embodied.runtime.session import find_cluster
 
 log = logging.getLogger(__name__)
 _KEPT = 100_000  # latencies, the last ones
 _BAR = 40  # characters
+VLA_EVAL = "/vla-eval"  # of the url of clients of vla-eval; all others are openpi's
 _Answer = tuple[np.ndarray, dict[str, float]]  # actions [C, A] or [B, C, A], server_timing
 _Waiting = tuple[Observation, asyncio.Future[_Answer]]
 
@@ -116,32 +126,60 @@ class PolicyServer:
 
     async def _client(self, connection: ServerConnection) -> None:
         self._num_clients += 1
+        request = connection.request
         try:
-            await connection.send(pack(self._metadata()))
-            async for data in connection:
-                start = time.perf_counter()
-                answer = await self._answer(data)
-                if not isinstance(answer, str):
-                    self._latencies.append(time.perf_counter() - start)
-                    actions, timing = answer
-                    timing = {**timing, "total_ms": self._latencies[-1] * 1e3}
-                    answer = pack({"actions": actions, "server_timing": timing})
-                await connection.send(answer)
+            await (self._vla_eval if request and request.path == VLA_EVAL else self._openpi)(connection)
         except ConnectionClosed:
             pass  # its client has left
         finally:
             self._num_clients -= 1
 
-    async def _answer(self, data: bytes | str) -> _Answer | str:
-        """Returns what the policy does, or what is wrong with a request."""
-        try:
+    async def _openpi(self, connection: ServerConnection) -> None:
+        await connection.send(pack(self._metadata()))
+        async for data in connection:
+            answer = await self._answer(data)
+            if not isinstance(answer, str):
+                actions, timing = answer
+                answer = pack({"actions": actions, "server_timing": timing})
+            await connection.send(answer)
+
+    async def _vla_eval(self, connection: ServerConnection) -> None:
+        """Gives a client of vla-eval one action per observation: those of a chunk that are executed, in order."""
+        left, spec, views = deque[np.ndarray](), self._policy.spec, self._env.cameras
+        wants = {"send_wrist_image": len(views) > 1, "send_state": self._env.proprio_dim > 0}
+        own = {"harness_version": "0.8.0", "protocol_version": 1, "model_server": spec.name, "capabilities": {}}
+        async for data in connection:
             message = unpack(data)
+            kind, shown, number = message.get("type"), dict(message.get("payload") or {}), message.get("seq", 0)
+            if kind == "hello":
+                hello = {**own, "observation_params": {name: True for name, needed in wants.items() if needed}}
+                await connection.send(pack_vla_eval("hello", hello, number))
+            elif kind == "episode_start":
+                left.clear()
+            elif kind == "observation":
+                images, found = shown.get("images"), None
+                if isinstance(images, dict) and not self._keys and not {*images} & {*views}:  # by their order
+                    shown["images"] = dict(zip(views, images.values(), strict=False))
+                if not left:
+                    found = await self._answer(shown)
+                    left.extend(() if isinstance(found, str) else found[0][: self._trained.env.executed])
+                kind, answer = ("error", {"error": found}) if not left else ("action", {"actions": left.popleft()})
+                await connection.send(pack_vla_eval(kind, answer, number))
+
+    async def _answer(self, data: bytes | str | dict[str, Any]) -> _Answer | str:
+        """Returns what the policy does, or what is wrong with a request."""
+        start = time.perf_counter()
+        try:
+            message = data if isinstance(data, dict) else unpack(data)
             observation = observation_of(message, self._env, self._keys, self._config.prompt)
             if OURS in message:
-                return await self._call([observation], message[OURS])
-            answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
-            self._queue.put_nowait((observation, answer))
-            return await answer
+                actions, timing = await self._call([observation], message[OURS])
+            else:
+                answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
+                self._queue.put_nowait((observation, answer))
+                actions, timing = await answer
+            self._latencies.append(time.perf_counter() - start)
+            return actions, {**timing, "total_ms": self._latencies[-1] * 1e3}
         except ServerError as error:
             return str(error)
         except Exception as error:  # whatever a policy raises ends no server

@@ -25,6 +25,7 @@ env, policy -> actor         as above, unless the low-level policy is frozen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,7 @@ import numpy as np
 
 from rlinf_embodied.algorithms.batch import RolloutReport
 from rlinf_embodied.algorithms.clipped_objective import Normalization, OnPolicyConfig
-from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, ReplayConfig, seen_columns
+from rlinf_embodied.algorithms.transitions import EXPERT_ACTION, IS_INTERVENTION, ReplayConfig, seen_columns
 from rlinf_embodied.config import Critic, HierarchyConfig, Source, TrainConfig
 from rlinf_embodied.config.algorithm import Resampling
 from rlinf_embodied.embodied.env_stage import EnvStageConfig
@@ -134,7 +135,7 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
     """Returns what the stages need to know where transitions are learned from."""
     env, algorithm, seed = config.env, config.algorithm, config.run.seed
     assert isinstance(algorithm, ReplayConfig)
-    plan, labels = algorithm.schedule(env), EXPERT_ACTION in algorithm.columns
+    plan, labels = algorithm.schedule(env), bool({EXPERT_ACTION, IS_INTERVENTION} & {*algorithm.columns})
     columns = (*algorithm.columns, *seen_columns(env.cameras))
     model = PolicyStageConfig(
         *(config.policy, policy_folder, env, seed),
@@ -151,6 +152,7 @@ def _replay_configs(config: TrainConfig, policy_folder: str) -> dict[str, object
             *(env, seed),
             transitions=columns,
             expert_iterations=plan.expert_iterations,
+            tolerance=getattr(algorithm, "tolerance", math.inf),
             counts_actions=config.run.has_boards,
         ),
         POLICY: model,

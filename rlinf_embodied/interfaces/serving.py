@@ -12,7 +12,9 @@ entry "rlinf": {"rows": B, "temperature": float, "noise": [B, ...] or None}: eac
 from __future__ import annotations
 
 import asyncio
+import io
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
@@ -20,6 +22,7 @@ from typing import Any, cast
 import msgpack
 import numpy as np
 import torch
+from PIL import Image
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import WebSocketException
 from websockets.http11 import Request, Response
@@ -64,6 +67,10 @@ def _encoded(value: object) -> object:
 
 
 def _decoded(value: dict) -> object:
+    if "__image__" in value and value["format"] != "raw":  # of vla-eval
+        return np.array(Image.open(io.BytesIO(value["data"])))
+    if "__ndarray__" in value or "__image__" in value:
+        value = {name.encode(): entry for name, entry in value.items()} | {b"__ndarray__": True}
     if b"__ndarray__" in value:  # `frombuffer` refuses objects
         return np.frombuffer(value[b"data"], np.dtype(value[b"dtype"])).reshape(value[b"shape"])
     return np.asarray(value[b"data"], np.dtype(value[b"dtype"])) if b"__npgeneric__" in value else value
@@ -113,6 +120,13 @@ class PolicyClient:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def pack_vla_eval(kind: str, payload: Mapping[str, Any], number: int) -> bytes:
+    """Returns a message of vla-eval, in which arrays have names of text, as bytes."""
+    named = lambda value: {str(key, "ascii"): part for key, part in cast(dict, _encoded(value)).items()}  # noqa: E731
+    message = {"type": kind, "payload": payload, "seq": number, "timestamp": time.time()}
+    return cast(bytes, msgpack.packb(message, default=named))
 
 
 async def listen(
@@ -188,13 +202,14 @@ def observation_of(
         images[name] = torch.from_numpy(image.astype(np.uint8))
     numbers = lambda size, *names: torch.from_numpy(read((size,), *names).astype(np.float32))  # noqa: E731
     privileged = numbers(env.privileged_dim, PRIVILEGED) if PRIVILEGED in given else None
-    texts = given.get(PROMPT, given.get("task", prompt if images else prompt or ""))  # numbers alone need no text
+    told = [given[name] for name in (PROMPT, "task", "task_description") if name in given]
+    texts = told[0] if told else prompt if images else prompt or ""  # numbers alone need no text
     texts = [texts] * (rows or 1) if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ServerError(f"{PROMPT} is {texts!r}: send a text, or start the server with prompt=<text>")
     state = {feature.name: torch.zeros(len(texts), *feature.shape) for feature in env.of_kind(FeatureKind.state)}
     shown = Observation(state, tuple(texts), images, privileged)
-    return shown.with_proprio(numbers(env.proprio_dim, STATE, "state")) if state else shown
+    return shown.with_proprio(numbers(env.proprio_dim, STATE, "state", "states")) if state else shown
 
 
 def _flat(message: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -93,6 +93,21 @@ def test_the_expert_acts_first_and_says_later_what_it_would_do() -> None:
         assert bool(((way * later[block]["expert_action"]).sum(1) >= 0).all())
 
 
+def test_a_human_acts_where_the_policy_is_too_far_from_him_and_that_is_flagged() -> None:
+    config = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
+    columns = ("state", "action", "expert_action", "is_intervention")
+    stage = EnvStage(EnvStageConfig(config, 3, transitions=columns, expert_iterations=1, tolerance=0.7))
+    stage.setup(solo_context((0, 1)))
+    first, later = rolled_out(stage, (0, 1), dims=2)
+    assert all(bool(part["is_intervention"].all()) for part in first.values())
+    human = torch.cat([part["is_intervention"] for part in later.values()]) > 0
+    acted, wanted = (torch.cat([part[name] for part in later.values()]) for name in ("action", "expert_action"))
+    policy = torch.stack([chosen(block, 1, step, 2)[:, 0] for block in (0, 1) for step in range(STEPS)]).flatten(0, 1)
+    assert torch.equal(human, (policy - wanted).abs().amax(1) > 0.7)
+    assert 0 < human.sum() < len(human)
+    assert torch.equal(acted, torch.where(human[:, None], wanted, policy))
+
+
 def test_transitions_hold_images_as_bytes_and_the_instruction() -> None:
     env = reach("env.num_envs=4", f"env.chunks_per_rollout={STEPS}").env
     env.cameras, env.instruction = ["base_camera"], "reach the point"

