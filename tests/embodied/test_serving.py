@@ -236,11 +236,18 @@ asyncio.run(run())
     return json.loads(found.stdout)
 
 
+@pytest.fixture(scope="module")
+def greedy() -> Iterator[str]:
+    """The url of a policy that draws nothing: it does the same whenever it sees the same."""
+    with serving(clone(tiny())) as (_, url, _):
+        yield url
+
+
 @pytest.mark.parametrize("ask", [by_the_wire, by_its_package])
-def test_vla_evals_client_gets_the_actions_of_a_chunk_one_by_one(served, ask: Callable) -> None:
-    chunk = client(served[1]).infer(SEEN)["actions"].tolist()
+def test_vla_evals_client_gets_the_actions_of_a_chunk_one_by_one(greedy: str, ask: Callable) -> None:
+    chunk = client(greedy).infer(SEEN)["actions"].tolist()
     shown = {"images": {"agentview": IMAGE}, "states": np.zeros(4), "task_description": "reach"}
-    assert ask(f"{served[1]}/vla-eval", shown, 6) == 2 * [*chunk, *chunk[:2]]
+    assert ask(f"{greedy}/vla-eval", shown, 6) == 2 * [*chunk, *chunk[:2]]
 
 
 def test_requests_that_arrive_together_are_one_policy_call(served) -> None:
