@@ -27,6 +27,7 @@ import torch
 
 from envs.foreign.adapter import installed_python
 from experiments.bench.harness import Benchmark, Report, Run, Spread, Table, Timing, alternate, names_of, ratios
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.data.frame_cache import FrameCache
 from rlinf_embodied.data.recorded import ACTION, RecordedDataset
 from rlinf_embodied.embodied.sources import open_dataset
@@ -40,7 +41,7 @@ AHEAD = 2  # batches
 class Options:
     """The arguments."""
 
-    data: str  # folders of LeRobot v3
+    data: str = ""  # folders of LeRobot v3
     rounds: int = 5
     frames: int = 640  # of each arm in a round
     size: int = 32  # of a batch
@@ -115,6 +116,7 @@ def memory(dataset: RecordedDataset, size: int, epochs: int) -> list[float]:
 def measure(run: Run[Options]) -> Report:
     """Alternates the arms, dataset by dataset."""
     own, rows, content = run.options, [], {}
+    require(bool(own.data), "data", own.data, "it names folders of LeRobot v3", "use data=runs/pick")
     torch.set_num_threads(1)
     program = Path(__file__).with_name("lerobot_loader.py")
     command = [str(installed_python("lerobot", "lerobot")), str(program), str(own.size), str(CHUNK)]

@@ -56,8 +56,9 @@ def test_the_noise_on_proprioception_is_that_of_the_configuration_or_the_policys
     made, nothing = learning(FineTuning, policy, SFTConfig(proprio_jitter=given)), torch.zeros(500, 3)
     shown = observed(nothing, ("",) * 500, privileged=torch.zeros(500, 5))
     made._features = {0: {"proprio": nothing}}
-    monkeypatch.setattr(made, "_loss", lambda features, *rest: features["proprio"])
+    monkeypatch.setattr(policy, "imitation_loss", lambda features, *rest: features["proprio"].std())
     for whole in (True, False):
-        seen = made._sums(whole, 0, Demonstrations(shown, torch.zeros(500, 1, 2), None), 0, torch.arange(500))
-        assert float(seen.std()) == pytest.approx(std, rel=0.1)
+        data = Demonstrations(shown, torch.zeros(500, 1, 2), None)
+        seen = made._sums(whole, 0, data, 0, torch.arange(500)).loss
+        assert float(seen) == pytest.approx(std, rel=0.1)
     assert OpenVLAPolicy.proprio_jitter == 0.0  # of normalised proprioception

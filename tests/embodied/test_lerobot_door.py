@@ -35,6 +35,7 @@ def recorded(kind: str, place: Path) -> tuple[str, str]:
     return str(place), "reach the ball"
 
 
+@pytest.mark.ray  # in a process that has not rendered with MuJoCo in another way
 @pytest.mark.parametrize("kind", ["lerobot", pytest.param("mujoco", marks=pytest.mark.slow)])
 def test_a_dataset_in_degrees_becomes_a_policy_that_lerobot_loads(tmp_path: Path, kind: str) -> None:
     base, clone, rl = tmp_path / "base", tmp_path / "sft", tmp_path / "rl"

@@ -140,7 +140,7 @@ def test_plans_give_the_same_weights_where_chunks_are_late_and_continue_each_oth
     start, digests = clone(config), set()
     for devices, plan in ((1, trees("all", "all", "all")), (2, trees("0:1/2", "1/2:1", "1/2:1", shards=2))):
         executor = executor_for(config, plan, devices, SerialSession(), start)
-        metrics = iterate(executor, 2)
+        metrics = iterate(config, executor, 2)
         digests.add(digest(executor))
         assert all(m["losses/initial_log_ratio"] <= 1e-4 for m in metrics)
     assert len(digests) == 1
