@@ -1,4 +1,4 @@
-"""A scripted robot: one joint at 50 Hz, which an emergency stop holds once it is told to move by more than 0.9."""
+"""A scripted robot: one joint at 50 Hz, which an emergency stop holds at the first command to move by more than 0.9."""
 
 from __future__ import annotations
 

@@ -146,8 +146,8 @@ class ForeignSimulator(Simulator):
         for mine, answer in answers:
             for name, values in answer.arrays.items():
                 self._state[name][mine] = values
-            for row, told in zip(mine, answer.values.get("tasks", ()), strict=False):
-                self.tasks[row] = RowTask(told[0], self._config.instruction or told[1])
+            for row, task in zip(mine, answer.values.get("tasks", ()), strict=False):
+                self.tasks[row] = RowTask(task[0], self._config.instruction or task[1])
 
 
 def resized(image: np.ndarray, size: tuple[int, int]) -> Tensor:

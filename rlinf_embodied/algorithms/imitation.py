@@ -270,9 +270,9 @@ class DaggerConfig(BehaviourCloningConfig):
 
 @dataclass(kw_only=True, slots=True)
 class HgDaggerConfig(DaggerConfig):
-    """HG-DAgger (arXiv:1810.02890): a human takes over while the policy errs, and it learns what he does.
+    """HG-DAgger (arXiv:1810.02890): a human takes over while the policy errs, and the policy learns these actions.
 
-    The human is scripted: the expert, who acts in each step in which the policy's action is too far from his.
+    The human is scripted: the expert acts in each step in which the policy's action is too far from the expert's.
     """
 
     name = "hg_dagger"

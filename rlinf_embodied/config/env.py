@@ -96,7 +96,7 @@ class PerturbConfig:
     initial_steps: int = 0  # env steps of random actions before an episode begins
     instruction: bool = False  # instructions are paraphrased
     delay: int = 0  # env steps until an action is executed; zeros until then
-    inference_delay: int = 0  # env steps that a policy call takes; meanwhile the chunk before goes on being executed
+    inference_delay: int = 0  # env steps that a policy call takes; until then the chunk before is executed
     inference_jitter: int = 0  # so many more at most, drawn for each call
     noise: float = 0.0  # standard deviation of what is added to each action
     seed: int = 0

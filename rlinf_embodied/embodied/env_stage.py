@@ -43,7 +43,7 @@ class EnvStageConfig:
     keep_images: bool = False  # a critic needs images of final and last observations
     transitions: tuple[str, ...] = ()  # columns of single env steps that it gives instead of those of a rollout
     expert_iterations: int = 0  # iterations before this one the scripted expert acts instead of the policy
-    tolerance: float = math.inf  # a scripted human, the expert, acts where the policy is farther from him than this
+    tolerance: float = math.inf  # where the policy's action is farther from the expert's than this, the expert acts
     counts_actions: bool = False  # whether reports have the histograms of what was executed
     ensemble: float | None = None  # see EvalConfig.temporal_ensemble
 

@@ -178,9 +178,9 @@ class ReplayStage:
                 self._buffers[block, DEMONSTRATIONS] = ReplayBuffer(max(length(recorded), config.capacity))
                 self._buffers[block, DEMONSTRATIONS].add(recorded)
             for columns in cast("list[Columns]", payloads):
-                if IS_INTERVENTION in columns:  # what the policy did well makes no room for what a human taught
-                    taught = columns[IS_INTERVENTION] > 0
-                    columns = {key: column[taught] for key, column in columns.items()}
+                if IS_INTERVENTION in columns:  # only the human's actions are kept, as in HG-DAgger
+                    corrected = columns[IS_INTERVENTION] > 0
+                    columns = {key: column[corrected] for key, column in columns.items()}
                 self._buffers[block, name].add({key: column.cpu() for key, column in columns.items()})
         batches = {block: self._batches(block, iteration) for block in inputs}
         size = lambda name: sum(len(self._buffers[block, name]) for block in inputs)  # noqa: E731

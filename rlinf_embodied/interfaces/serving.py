@@ -202,8 +202,8 @@ def observation_of(
         images[name] = torch.from_numpy(image.astype(np.uint8))
     numbers = lambda size, *names: torch.from_numpy(read((size,), *names).astype(np.float32))  # noqa: E731
     privileged = numbers(env.privileged_dim, PRIVILEGED) if PRIVILEGED in given else None
-    told = [given[name] for name in (PROMPT, "task", "task_description") if name in given]
-    texts = told[0] if told else prompt if images else prompt or ""  # numbers alone need no text
+    instructions = [given[name] for name in (PROMPT, "task", "task_description") if name in given]
+    texts = instructions[0] if instructions else prompt if images else prompt or ""  # numbers alone need no text
     texts = [texts] * (rows or 1) if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ServerError(f"{PROMPT} is {texts!r}: send a text, or start the server with prompt=<text>")

@@ -200,8 +200,8 @@ TELLING = {
 
 
 def marks(name: str, plan: str) -> list[pytest.MarkDecorator]:
-    told = (name, plan) in TELLING or "math" in name
-    return [pytest.mark.sim] * (name == "maniskill") + [pytest.mark.slow] * (not told)
+    is_chosen = (name, plan) in TELLING or "math" in name
+    return [pytest.mark.sim] * (name == "maniskill") + [pytest.mark.slow] * (not is_chosen)
 
 
 CASES = [
