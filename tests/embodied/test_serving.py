@@ -267,6 +267,7 @@ def test_requests_that_arrive_together_are_one_policy_call(served) -> None:
 
 def test_a_server_tells_its_health_and_latencies_and_ends_with_them(served) -> None:
     process, url, _ = served
+    client(url).infer(SEEN)  # so that it has a latency
     page = lambda name: urllib.request.urlopen(f"{url.replace('ws', 'http', 1)}/{name}").read().decode()  # noqa: E731
     assert page("healthz") == "OK\n"
     assert "policy calls" in page("latency")
