@@ -6,9 +6,8 @@ the model runs its fastest attention, and rows of a batch do not influence each 
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -22,10 +21,17 @@ from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
 from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
-from rlinf_embodied.algorithms.log_probs import token_log_probs, token_log_probs_and_entropy
+from rlinf_embodied.algorithms.log_probs import (
+    chunked_log_probs_and_entropy,
+    token_log_probs,
+    token_log_probs_and_entropy,
+)
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
+from rlinf_embodied.learning.gradients import checkpoint_blocks, layers_of
+
+_LARGEST_LOGITS = 1 << 26  # numbers of a pass; the head is applied to more of them in chunks of tokens
 
 
 class CausalLM:
@@ -38,9 +44,12 @@ class CausalLM:
         *,
         lora: LoraSettings | None = None,
         seed: int = 0,
+        checkpoints: bool = False,
         where: str = "the model",
     ) -> None:
         """Wraps a model and its tokenizer; adapters are drawn from the seed.
+
+        With `checkpoints` a backward pass recomputes the activations of each layer.
 
         Raises:
             CheckpointError: nothing ends a sequence.
@@ -54,13 +63,21 @@ class CausalLM:
             inject_adapters(model, lora, seed, "policy.lora")
         self.module: nn.Module = model
         self.codec = TextCodec(tokenizer, getattr(text, "max_position_embeddings", None))
-        self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self._trunk, self._head = trunk_and_head(model)
+        self.checkpoints = checkpoints
+        if checkpoints:
+            checkpoint_blocks(layers_of(model))
+        # FSDP gathers what is not in a layer around calls of the module and of its methods that are named here
+        model.called_as_forward = ("completion_log_probs",)  # pyright: ignore[reportAttributeAccessIssue]
+        model.completion_log_probs = self._log_probs  # pyright: ignore[reportAttributeAccessIssue]
         # where one token ends and pads, it must stay possible
         self._never = None if pad_id in eos_ids else torch.tensor([pad_id])
 
     # ------------------------------------------------------------------------------------------------------------ made
     @classmethod
-    def tiny(cls, config: TinyLMConfig, seed: int, lora: LoraSettings | None = None) -> CausalLM:
+    def tiny(
+        cls, config: TinyLMConfig, seed: int, lora: LoraSettings | None = None, checkpoints: bool = False
+    ) -> CausalLM:
         """Returns an untrained small model, a function of the seed; the global generator is left as it was."""
         tokenizer = char_tokenizer(config.characters)
         shape = Qwen2Config(
@@ -79,11 +96,17 @@ class CausalLM:
         with seeded(seed, "language model"):
             model = Qwen2ForCausalLM(shape)
             _initialise(model, config.num_layers)
-        return cls(model, tokenizer, lora=lora, seed=seed)
+        return cls(model, tokenizer, lora=lora, seed=seed, checkpoints=checkpoints)
 
     @classmethod
     def load(
-        cls, folder: Path, *, lora: LoraSettings | None = None, seed: int = 0, dtype: torch.dtype = torch.float32
+        cls,
+        folder: Path,
+        *,
+        lora: LoraSettings | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        checkpoints: bool = False,
     ) -> CausalLM:
         """Returns the model of a folder with its tokenizer (and chat template), in `dtype`.
 
@@ -91,16 +114,17 @@ class CausalLM:
             CheckpointError: the folder is incomplete (shards by name) or damaged, or has no usable tokenizer.
             ConfigError: adapters that do not fit.
         """
-        return cls(read_model(folder, dtype), read_tokenizer(folder), lora=lora, seed=seed, where=str(folder))
+        options = {"lora": lora, "seed": seed, "checkpoints": checkpoints, "where": str(folder)}
+        return cls(read_model(folder, dtype), read_tokenizer(folder), **options)
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
-        lora = config.lora if config.lora.rank else None
+        lora, checkpoints = config.lora if config.lora.rank else None, config.checkpoint_activations
         if folder is None:
-            policy = cls.tiny(config, seed, lora)
+            policy = cls.tiny(config, seed, lora, checkpoints)
         else:
             dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
-            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype)
+            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, checkpoints=checkpoints)
         policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
 
@@ -136,25 +160,32 @@ class CausalLM:
         self, batch: TokenBatch, temperature: float, with_entropy: bool = True, entropy_gradient: bool = True
     ) -> TokenLogProbs:
         """Returns log-probs (and entropy) of the completions' tokens, float32 [B, R], differentiable; 0 elsewhere."""
-        start = int(batch.prompt_lengths.min()) - 1
-        logits = self._masked(self._logits(batch.tokens[:, :-1], start))
-        targets = batch.tokens[:, start + 1 :]
-        if with_entropy:
-            log_probs, entropy = token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient)
-        else:
-            log_probs, entropy = token_log_probs(logits, targets, temperature), None
-        mask = batch.mask
-        places = batch.prompt_lengths[:, None] - 1 - start + torch.arange(mask.shape[1], device=mask.device)
-        places = places.clamp(max=targets.shape[1] - 1)
-        align = lambda values: torch.where(mask, values.gather(1, places), 0.0)  # noqa: E731
-        return TokenLogProbs(align(log_probs), None if entropy is None else align(entropy))
+        return TokenLogProbs(
+            *self.module.completion_log_probs(batch, temperature, with_entropy, entropy_gradient)  # pyright: ignore[reportCallIssue]
+        )
 
-    def _logits(self, tokens: Tensor, start: int) -> Tensor:
-        """Logits [B, L - start, V] of what follows each token from `start` on."""
-        if self._keeps_logits:
-            kept = torch.arange(start, tokens.shape[1], device=tokens.device)
-            return self.module(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
-        return self.module(input_ids=tokens, use_cache=False).logits[:, start:]
+    def _log_probs(
+        self, batch: TokenBatch, temperature: float, with_entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        start, mask = int(batch.prompt_lengths.min()) - 1, batch.mask
+        hidden = self._trunk(batch.tokens[:, :-1])[:, start:]
+        targets = batch.tokens[:, start + 1 :]
+        head = lambda states: self._masked(self._head(states))  # noqa: E731
+        column, first = torch.arange(targets.shape[1], device=mask.device), batch.prompt_lengths[:, None] - 1 - start
+        if targets.numel() * self.model.config.get_text_config().vocab_size > _LARGEST_LOGITS:
+            predicts = (column >= first) & (column < batch.lengths[:, None] - 1 - start)
+            chunk = max(1, _LARGEST_LOGITS // self.model.config.get_text_config().vocab_size)
+            options = (temperature, chunk, with_entropy, entropy_gradient)
+            found = chunked_log_probs_and_entropy(head, hidden[predicts], targets[predicts], *options)
+            table = lambda values: values.new_zeros(mask.shape).masked_scatter(mask, values)  # noqa: E731
+            return table(found[0]), None if found[1] is None else table(found[1])
+        if with_entropy:
+            log_probs, entropy = token_log_probs_and_entropy(head(hidden), targets, temperature, entropy_gradient)
+        else:
+            log_probs, entropy = token_log_probs(head(hidden), targets, temperature), None
+        places = (first + torch.arange(mask.shape[1], device=mask.device)).clamp(max=targets.shape[1] - 1)
+        align = lambda values: torch.where(mask, values.gather(1, places), 0.0)  # noqa: E731
+        return align(log_probs), None if entropy is None else align(entropy)
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)
@@ -177,6 +208,21 @@ class CausalLM:
     def parameters(self) -> list[nn.Parameter]:
         """Returns what RL trains, in a fixed order: all parameters, or the adapters of an adapted model."""
         return [p for p in self.module.parameters() if p.requires_grad]
+
+
+def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
+    """Returns (tokens [B, L] -> hidden states [B, L, H], hidden states -> logits), both in parts of the model.
+
+    Of a model that does more to its logits than one linear layer does (a soft cap), the first gives logits already.
+    """
+    trunk, linear = model.base_model, model.get_output_embeddings()
+    hidden = lambda tokens, **more: trunk(input_ids=tokens, use_cache=False, **more).last_hidden_state  # noqa: E731
+    if model.device.type != "meta":
+        with torch.no_grad():
+            tokens = torch.ones(1, 2, dtype=torch.long, device=model.device)
+            if not torch.equal(linear(hidden(tokens)), model(input_ids=tokens, use_cache=False).logits):
+                return lambda tokens, **more: model(input_ids=tokens, use_cache=False, **more).logits, lambda x: x
+    return hidden, linear
 
 
 def _initialise(model: Qwen2ForCausalLM, num_layers: int) -> None:

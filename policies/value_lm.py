@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from policies.adapters import merged_model
 from policies.causal_lm import CausalLM
 from rlinf_embodied.interfaces.language import TokenBatch
+from rlinf_embodied.learning.gradients import checkpoint_blocks, layers_of
 
 
 class ValueNet(nn.Module):
@@ -41,6 +42,8 @@ class ValueLM:
         """Returns a new critic that starts from the policy's weights, adapters merged."""
         trunk = cast(PreTrainedModel, copy.deepcopy(merged_model(policy.model).base_model))
         trunk.requires_grad_(True)
+        if policy.checkpoints:
+            checkpoint_blocks(layers_of(trunk))
         return cls(ValueNet(trunk.float()))  # all of it is trained, which takes float32
 
     def values(self, batch: TokenBatch) -> Tensor:

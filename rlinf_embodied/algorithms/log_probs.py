@@ -6,9 +6,13 @@ Axes: V values of a token, C actions per chunk, A tokens per action; `*batch` an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from rlinf_embodied.config import Level
 from rlinf_embodied.errors import ObjectiveError
@@ -42,6 +46,31 @@ def token_log_probs_and_entropy(
     # 0 * -inf is NaN; clamped, a forbidden value adds 0 and passes no gradient
     entropy = -(kept.exp() * kept.clamp(min=torch.finfo(kept.dtype).min)).sum(-1)
     return every.gather(-1, tokens[..., None])[..., 0], entropy
+
+
+def chunked_log_probs_and_entropy(
+    head: Callable[[Tensor], Tensor],
+    hidden: Float[Tensor, "N H"],
+    tokens: Int[Tensor, " N"],
+    temperature: float,
+    chunk: int,
+    with_entropy: bool = True,
+    entropy_gradient: bool = True,
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"] | None]:
+    """Returns `token_log_probs` and, where asked for, the entropy of the logits that `head` makes of hidden states.
+
+    No more than `chunk` rows of logits are in memory at a time; the backward pass computes them again.
+    """
+
+    def part(states: Tensor, targets: Tensor) -> Tensor:
+        logits = head(states)
+        if with_entropy:
+            return torch.stack(token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient))
+        return token_log_probs(logits, targets, temperature)[None]
+
+    again = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+    found = torch.cat([again(*both) for both in zip(hidden.split(chunk), tokens.split(chunk), strict=True)], dim=1)
+    return found[0], found[1] if with_entropy else None
 
 
 def sample_tokens(

@@ -127,7 +127,14 @@ def _counted(part: LossSums) -> Tensor:
     return torch.cat([part.weight.detach().reshape(1), part.statistics.detach()])
 
 
+def layers_of(module: nn.Module) -> Iterable[nn.Module]:
+    """Returns a model's layers: the entries of its largest ModuleList, if it has one."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
+
+
 def checkpoint_blocks(blocks: Iterable[nn.Module]) -> None:
-    """Lets blocks forget their activations and compute them again in the backward pass."""
+    """Lets blocks, each of them once, forget their activations and compute them again in the backward pass."""
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+        if "forward" not in vars(block):
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)

@@ -27,14 +27,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rlinf_embodied.config import Precision
 from rlinf_embodied.config.checks import require
 from rlinf_embodied.device import has_nccl, kind_of, use
 from rlinf_embodied.errors import ConfigError
-from rlinf_embodied.learning.gradients import Pass, Passes
+from rlinf_embodied.learning.gradients import Pass, Passes, layers_of
 from rlinf_embodied.learning.groups import Group
 from rlinf_embodied.learning.learner import AdamSettings, EarlyStop, Learner, Step
 from rlinf_embodied.learning.optimizer import require_finite, require_state
@@ -74,9 +74,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
     Gradients are summed over workers, not averaged.  In bfloat16 weights are gathered in it, while slices, gradients
     that are added up, and what travels of these stay float32.
     """
-    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
-    layers = max(lists, key=lambda part: sum(p.numel() for p in part.parameters()), default=())
-    for unit in (*layers, module):
+    for unit in (*layers_of(module), module):
         policy = MixedPrecisionPolicy()
         if precision is Precision.bfloat16:
             # layers add what enters to what bfloat16 weights make; what enters the whole may be choices to score;
@@ -87,6 +85,8 @@ def shard(module: nn.Module, mesh: DeviceMesh, precision: Precision = Precision.
         # by unit, as these two do not reach into children; gloo knows neither AVG nor scaled sums
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    for name in getattr(module, "called_as_forward", ()):
+        register_fsdp_forward_method(module, name)
 
 
 class ShardedLearner(Learner):

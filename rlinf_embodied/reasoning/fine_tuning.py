@@ -39,7 +39,10 @@ NUM_BLOCKS = 2  # of examples: fixed, so that weights do not depend on the numbe
 _LEAST_WASTE = 0.5  # a microbatch is cut in two where more than this share of it would be padding
 _VERSION = 1  # of what a cached policy depends on in addition to its key
 _WARMUP_STEPS = 20
-_OF_OTHER_MODELS = ("critic_target", "lora", "precision", "system_prompt", "chat_template_args")  # of `policy`
+# of `policy`: what no bit of the small model depends on
+_OF_OTHER_MODELS = (
+    *("critic_target", "lora", "precision", "system_prompt", "chat_template_args", "checkpoint_activations"),
+)
 _FIRST = 1 << 39  # position in an endless stream from which examples are taken: none of them is trained on by RL
 
 

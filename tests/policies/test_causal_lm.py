@@ -1,5 +1,6 @@
 """What the language policy promises: folders that others load to the same logits, exact log-probs, clear refusals."""
 
+import copy
 import json
 import logging
 from pathlib import Path
@@ -10,6 +11,7 @@ from language_models import language_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from policies import causal_lm
 from policies.causal_lm import CausalLM
 from policies.text_codec import char_tokenizer
 from policies.value_lm import ValueLM
@@ -224,10 +226,28 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
     assert torch.equal(found.log_probs != 0, batch.mask)
 
 
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("architecture", ["qwen2", "bloom"])
+def test_chunks_of_tokens_and_recomputed_activations_change_no_gradient(monkeypatch, architecture, entropy_gradient):
+    policy = language_model(architecture)
+    again = CausalLM(copy.deepcopy(policy.model), policy.tokenizer, checkpoints=True)
+
+    def gradients(one: CausalLM) -> list[torch.Tensor]:
+        found = one.log_probs(ragged_batch(), 0.7, entropy_gradient=entropy_gradient)
+        assert found.entropy is not None
+        loss = (found.log_probs.sin() + 0.3 * found.entropy).sum()
+        return [loss.detach(), found.log_probs, *torch.autograd.grad(loss, one.parameters())]
+
+    expected = gradients(policy)
+    monkeypatch.setattr(causal_lm, "_LARGEST_LOGITS", 25 * 5)
+    for one, other in zip(gradients(again), expected, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
 def test_a_critic_of_a_policy_with_adapters_is_whole_and_in_float32():
     pytest.importorskip("peft", reason="needs the extra lora")
     plain = CausalLM.tiny(TinyLMConfig(), seed=1)
-    policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4))
+    policy = CausalLM(plain.model.to(torch.bfloat16), plain.tokenizer, lora=LoraSettings(rank=4), checkpoints=True)
     critic = ValueLM.from_policy(policy)
     assert {p.dtype for p in critic.module.parameters()} == {torch.float32}
     critic.values(ragged_batch()).sum().backward()
