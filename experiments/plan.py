@@ -5,6 +5,7 @@ python experiments/plan.py profile=runs/mine/profile.json cluster=local run.dir=
 python experiments/plan.py profile=grpo_llm cluster=h100x8 max_staleness=1
 python experiments/plan.py model=openvla_7b
 python experiments/plan.py model=pi05    # or pi0, smolvla
+python experiments/plan.py model=qwen2_5_7b memory.tokens=16384    # or qwen2_5_1_5b, or a language model's folder
 
 Writes plan.json (for plan=<file>), plan.png (a Gantt chart of the simulated iteration) and trace.json (for Perfetto).
 With model=, no stage is planned: the command counts the memory that weights, gradients and optimizer take in training
@@ -30,6 +31,9 @@ from rlinf_embodied.tools.plans import find_cluster, find_file, find_profile
 if TYPE_CHECKING:
     from torch import nn
 
+    from policies.causal_lm import CausalLM
+
+_KNOWN = "give the config.json of an OpenVLA, a pi0, pi0.5 or SmolVLA, or of a causal language model"
 _MOST_ROWS = 16  # of a chart that can be read
 
 
@@ -77,21 +81,49 @@ def plan_memory(name: str, config: PlanningConfig) -> list[dict[str, str]]:
     path = (place / "config.json" if place.is_dir() else find_file("model", name, "models", (".json",))).resolve()
     model = path.parent.name if path.stem == "config" else path.stem
     folder = Path(config.run.dir or f"runs/memory-{model}")
-    from rlinf_embodied.tools.memory import ModelSize, memory_table
+    from rlinf_embodied.tools.memory import ModelSize, memory_table, pass_bytes
 
-    sizes = {method: ModelSize.of(module) for method, module in meta_models(path, memory).items()}
+    language, counted = meta_language_models(path, memory), None
+    modules = {method: one.module for method, one in language.items()} or meta_models(path, memory)
+    sizes = {method: ModelSize.of(module) for method, module in modules.items()}
+    if language:  # gradients have a column of their own
+        gradients = {
+            method: sum(p.numel() * p.element_size() for p in one.parameters()) for method, one in language.items()
+        }
+        counted = {method: pass_bytes(one, memory.tokens) - gradients[method] for method, one in language.items()}
     counts = ", ".join(
         f"{method}: {size.num_trained:,} of {size.num_parameters:,} parameters" for method, size in sizes.items()
     )
     profile = None if memory.profile is None else load_profile(Path(memory.profile))
     title = f"{model} ({counts} are trained): GB of a device of {memory.device_gb:g}"
-    table = memory_table(sizes, memory, profile)
+    table = memory_table(sizes, memory, profile, counted)
     print(text_table(table, title))
     page = markdown_table(list(table[0]), [list(row.values()) for row in table])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.md").write_text(f"{title}\n\n{page}\n", encoding="utf-8")
     print(f"{folder}/memory.md")
     return table
+
+
+def meta_language_models(path: Path, memory: MemoryConfig) -> "dict[str, CausalLM]":
+    """Returns a causal language model under each way to train it, on torch's meta device; of other models nothing."""
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    from policies.causal_lm import CausalLM
+    from policies.checkpoint_folder import read_json
+    from policies.text_codec import char_tokenizer
+
+    raw = read_json(path, _KNOWN)
+    if raw.get("model_type") not in CONFIG_MAPPING or raw.get("model_type") == "openvla":
+        return {}
+    dtype, found = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32, {}
+    methods = {"full": None} | ({f"LoRA, rank {memory.lora.rank}": memory.lora} if memory.lora.rank else {})
+    for method, lora in methods.items():
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[raw["model_type"]](**raw), dtype=dtype)
+            found[method] = CausalLM(model, char_tokenizer(), lora=lora, checkpoints=True)
+    return found
 
 
 def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
@@ -106,7 +138,7 @@ def meta_models(path: Path, memory: MemoryConfig) -> "dict[str, nn.Module]":
     from policies.pi.folder import BACKBONE
     from policies.pi.network import new_network
 
-    raw = read_json(path, "give the config.json of an OpenVLA, a pi0, pi0.5 or SmolVLA")
+    raw = read_json(path, _KNOWN)
     dtype = torch.bfloat16 if memory.precision is Precision.bfloat16 else torch.float32
     if raw.get("type") in set(Family):
         flows: dict[str, nn.Module] = {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -91,12 +92,29 @@ def dense_bias(linear: nn.Module) -> Tensor | None:
     return cast("Tensor | None", getattr(linear, "base_layer", linear).bias)
 
 
+@contextmanager
+def without_adapters(module: nn.Module) -> Iterator[None]:
+    """Within the block a module is the one that its adapters were added to."""
+    layers = [part for part in module.modules() if hasattr(part, "get_delta_weight")]
+
+    def disable(value: bool) -> None:
+        for layer in layers:
+            layer._disable_adapters = value  # pyright: ignore[reportArgumentType] - peft's own method freezes parameters
+
+    disable(True)
+    try:
+        yield
+    finally:
+        disable(False)
+
+
 @torch.no_grad()
 def merged_model(model: PreTrainedModel) -> PreTrainedModel:
     """Returns a model of the plain architecture with the weights that `model` applies.
 
     Weights without an adapter are shared, not copied; a model without any adapter is returned itself.  Merged weights
-    have the precision of the model: below float32 they are rounded.
+    have the precision of the model.  Below float32 rounding loses most of a small update: what computes with the
+    weights of a training applies adapters, and merged ones are for export.
     """
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():

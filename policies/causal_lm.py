@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from policies.adapters import inject_adapters, merged_model
+from policies.adapters import inject_adapters, merged_model, without_adapters
 from policies.checkpoint_folder import seeded
 from policies.decoding import CachedDecoder, has_plain_cache
 from policies.language_folder import read_model, read_tokenizer, special_tokens
 from policies.lean_decoding import LeanDecoder, is_lean
+from policies.packing import can_pack, packed_row
 from policies.text_codec import EOS_ID, PAD_ID, TextCodec, char_tokenizer
 from rlinf_embodied.algorithms.log_probs import (
     chunked_log_probs_and_entropy,
@@ -27,6 +29,7 @@ from rlinf_embodied.algorithms.log_probs import (
     token_log_probs_and_entropy,
 )
 from rlinf_embodied.config import LanguagePolicyConfig, LoraSettings, Precision, TinyLMConfig
+from rlinf_embodied.config.checks import require
 from rlinf_embodied.errors import ConfigError
 from rlinf_embodied.interfaces.language import Decoder, LanguageSpec, TokenBatch, TokenLogProbs
 from rlinf_embodied.learning.gradients import checkpoint_blocks, layers_of
@@ -45,15 +48,16 @@ class CausalLM:
         lora: LoraSettings | None = None,
         seed: int = 0,
         checkpoints: bool = False,
+        packing: bool | None = False,
         where: str = "the model",
     ) -> None:
         """Wraps a model and its tokenizer; adapters are drawn from the seed.
 
-        With `checkpoints` a backward pass recomputes the activations of each layer.
+        With `checkpoints` a backward pass recomputes the activations of each layer; `packing` is that of the config.
 
         Raises:
             CheckpointError: nothing ends a sequence.
-            ConfigError: adapters that do not fit.
+            ConfigError: adapters that do not fit, or a model that cannot be packed.
         """
         self.model = model.eval()  # the plain architecture; adapters sit inside its layers
         pad_id, eos_ids = special_tokens(model, tokenizer, where)
@@ -64,6 +68,10 @@ class CausalLM:
         self.module: nn.Module = model
         self.codec = TextCodec(tokenizer, getattr(text, "max_position_embeddings", None))
         self._trunk, self._head = trunk_and_head(model)
+        self._packing = bool(packing)
+        self._can_pack = (self._packing or (packing is None and torch.cuda.is_available())) and can_pack(model)
+        rule = "its layers do not take packed rows, or not alike"
+        require(self._can_pack or not packing, "policy.packing", packing, f"{self.spec.name}: {rule}", "use false")
         self.checkpoints = checkpoints
         if checkpoints:
             checkpoint_blocks(layers_of(model))
@@ -76,7 +84,7 @@ class CausalLM:
     # ------------------------------------------------------------------------------------------------------------ made
     @classmethod
     def tiny(
-        cls, config: TinyLMConfig, seed: int, lora: LoraSettings | None = None, checkpoints: bool = False
+        cls, config: TinyLMConfig, seed: int, lora: LoraSettings | None = None, **options: bool | None
     ) -> CausalLM:
         """Returns an untrained small model, a function of the seed; the global generator is left as it was."""
         tokenizer = char_tokenizer(config.characters)
@@ -96,7 +104,7 @@ class CausalLM:
         with seeded(seed, "language model"):
             model = Qwen2ForCausalLM(shape)
             _initialise(model, config.num_layers)
-        return cls(model, tokenizer, lora=lora, seed=seed, checkpoints=checkpoints)
+        return cls(model, tokenizer, lora=lora, seed=seed, **options)
 
     @classmethod
     def load(
@@ -106,7 +114,7 @@ class CausalLM:
         lora: LoraSettings | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
-        checkpoints: bool = False,
+        **options: bool | None,
     ) -> CausalLM:
         """Returns the model of a folder with its tokenizer (and chat template), in `dtype`.
 
@@ -114,17 +122,18 @@ class CausalLM:
             CheckpointError: the folder is incomplete (shards by name) or damaged, or has no usable tokenizer.
             ConfigError: adapters that do not fit.
         """
-        options = {"lora": lora, "seed": seed, "checkpoints": checkpoints, "where": str(folder)}
-        return cls(read_model(folder, dtype), read_tokenizer(folder), **options)
+        model, tokenizer = read_model(folder, dtype), read_tokenizer(folder)
+        return cls(model, tokenizer, lora=lora, seed=seed, where=str(folder), **options)
 
     @classmethod
     def from_config(cls, config: LanguagePolicyConfig, folder: Path | None, seed: int) -> CausalLM:
-        lora, checkpoints = config.lora if config.lora.rank else None, config.checkpoint_activations
+        lora = config.lora if config.lora.rank else None
+        options = {"checkpoints": config.checkpoint_activations, "packing": config.packing}
         if folder is None:
-            policy = cls.tiny(config, seed, lora, checkpoints)
+            policy = cls.tiny(config, seed, lora, **options)
         else:
             dtype = torch.bfloat16 if config.precision is Precision.bfloat16 else torch.float32
-            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, checkpoints=checkpoints)
+            policy = cls.load(folder, lora=lora, seed=seed, dtype=dtype, **options)
         policy.codec.set_chat(config.system_prompt, config.chat_template_args)
         return policy
 
@@ -164,28 +173,51 @@ class CausalLM:
             *self.module.completion_log_probs(batch, temperature, with_entropy, entropy_gradient)  # pyright: ignore[reportCallIssue]
         )
 
+    @property
+    def packs(self) -> bool:
+        """Whether passes lay the rows of a batch end to end."""
+        return self._can_pack and (self._packing or next(self.module.parameters()).device.type == "cuda")
+
     def _log_probs(
         self, batch: TokenBatch, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        start, mask = int(batch.prompt_lengths.min()) - 1, batch.mask
-        hidden = self._trunk(batch.tokens[:, :-1])[:, start:]
-        targets = batch.tokens[:, start + 1 :]
-        head = lambda states: self._masked(self._head(states))  # noqa: E731
-        column, first = torch.arange(targets.shape[1], device=mask.device), batch.prompt_lengths[:, None] - 1 - start
-        if targets.numel() * self.model.config.get_text_config().vocab_size > _LARGEST_LOGITS:
-            predicts = (column >= first) & (column < batch.lengths[:, None] - 1 - start)
-            chunk = max(1, _LARGEST_LOGITS // self.model.config.get_text_config().vocab_size)
-            options = (temperature, chunk, with_entropy, entropy_gradient)
-            found = chunked_log_probs_and_entropy(head, hidden[predicts], targets[predicts], *options)
-            table = lambda values: values.new_zeros(mask.shape).masked_scatter(mask, values)  # noqa: E731
-            return table(found[0]), None if found[1] is None else table(found[1])
-        if with_entropy:
-            log_probs, entropy = token_log_probs_and_entropy(head(hidden), targets, temperature, entropy_gradient)
+        vocabulary, mask = self.model.config.get_text_config().vocab_size, batch.mask
+        rows, number = mask.nonzero(as_tuple=True)  # of each token of the completions
+        places = batch.prompt_lengths[rows] - 1 + number  # of the token before it, which predicts it
+        targets = batch.tokens[rows, places + 1]
+        if self.packs:
+            starts = batch.lengths.cumsum(0) - batch.lengths
+            hidden = self._trunk(**packed_row(batch))[0, starts[rows] + places]
         else:
-            log_probs, entropy = token_log_probs(head(hidden), targets, temperature), None
-        places = (first + torch.arange(mask.shape[1], device=mask.device)).clamp(max=targets.shape[1] - 1)
+            start = int(batch.prompt_lengths.min()) - 1
+            hidden = self._trunk(input_ids=batch.tokens[:, :-1])
+            if (hidden.shape[1] - start) * len(mask) * vocabulary <= _LARGEST_LOGITS:
+                return self._table_log_probs(hidden[:, start:], batch, temperature, with_entropy, entropy_gradient)
+            hidden = hidden[rows, places]
+        options = (temperature, max(1, _LARGEST_LOGITS // vocabulary), with_entropy, entropy_gradient)
+        head = lambda states: self._masked(self._head(states))  # noqa: E731
+        log_probs, entropy = chunked_log_probs_and_entropy(head, hidden, targets, *options)
+        table = lambda values: values.new_zeros(mask.shape).index_put((rows, number), values)  # noqa: E731
+        return table(log_probs), None if entropy is None else table(entropy)
+
+    def _table_log_probs(
+        self, hidden: Tensor, batch: TokenBatch, temperature: float, with_entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Reads a few logits as one table: of hidden states [B, T, H] for the last T targets of each row."""
+        targets, mask = batch.tokens[:, -hidden.shape[1] :], batch.mask
+        logits = self._masked(self._head(hidden))
+        if with_entropy:
+            log_probs, entropy = token_log_probs_and_entropy(logits, targets, temperature, entropy_gradient)
+        else:
+            log_probs, entropy = token_log_probs(logits, targets, temperature), None
+        first = batch.prompt_lengths - batch.prompt_lengths.min()
+        places = first[:, None] + torch.arange(mask.shape[1], device=mask.device)
+        places = places.clamp(max=targets.shape[1] - 1)
         align = lambda values: torch.where(mask, values.gather(1, places), 0.0)  # noqa: E731
         return align(log_probs), None if entropy is None else align(entropy)
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        return without_adapters(self.module)
 
     def _masked(self, logits: Tensor) -> Tensor:
         return logits if self._never is None else logits.index_fill(-1, self._never.to(logits.device), -torch.inf)
@@ -211,17 +243,17 @@ class CausalLM:
 
 
 def trunk_and_head(model: PreTrainedModel) -> tuple[Callable[..., Tensor], Callable[[Tensor], Tensor]]:
-    """Returns (tokens [B, L] -> hidden states [B, L, H], hidden states -> logits), both in parts of the model.
+    """Returns a model's forward pass in two parts: inputs -> hidden states [B, L, H], and hidden states -> logits.
 
     Of a model that does more to its logits than one linear layer does (a soft cap), the first gives logits already.
     """
     trunk, linear = model.base_model, model.get_output_embeddings()
-    hidden = lambda tokens, **more: trunk(input_ids=tokens, use_cache=False, **more).last_hidden_state  # noqa: E731
+    hidden = lambda **inputs: trunk(use_cache=False, **inputs).last_hidden_state  # noqa: E731
     if model.device.type != "meta":
         with torch.no_grad():
             tokens = torch.ones(1, 2, dtype=torch.long, device=model.device)
-            if not torch.equal(linear(hidden(tokens)), model(input_ids=tokens, use_cache=False).logits):
-                return lambda tokens, **more: model(input_ids=tokens, use_cache=False, **more).logits, lambda x: x
+            if not torch.equal(linear(hidden(input_ids=tokens)), model(input_ids=tokens, use_cache=False).logits):
+                return lambda **inputs: model(use_cache=False, **inputs).logits, lambda logits: logits
     return hidden, linear
 
 

@@ -4,6 +4,8 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -61,8 +63,16 @@ def _bloom() -> PreTrainedModel:
     return BloomForCausalLM(shape)
 
 
+def _gemma3() -> PreTrainedModel:
+    """Forgets all but the last 6 tokens in its first layer, and turns these positions at another rate."""
+    kinds = ["sliding_attention", "full_attention"]
+    shape = Gemma3TextConfig(**_COMMON, num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=kinds)
+    return Gemma3ForCausalLM(shape)
+
+
 MODELS = {
-    "qwen2": _qwen2, "llama": _llama, "qwen3": _qwen3, "windowed": _windowed, "gpt2": _gpt2, "bloom": _bloom
+    "qwen2": _qwen2, "llama": _llama, "qwen3": _qwen3, "gemma3": _gemma3, "windowed": _windowed, "gpt2": _gpt2,
+    "bloom": _bloom
 }  # fmt: skip
 
 

@@ -316,11 +316,13 @@ class MemoryConfig:
     precision: Precision = Precision.bfloat16  # of passes and rollouts; what is trained is kept in float32 as well
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=32))  # rank 0: full fine-tuning only
     profile: str | None = None  # profile.json of a run of this policy, for measured working bytes
+    tokens: int = 16384  # of a language model's training pass, whose working bytes are counted
 
     def __post_init__(self) -> None:
         holds, rule = bool(self.num_devices) and min(self.num_devices) >= 1, "it lists numbers of at least 1"
         require(holds, "memory.num_devices", self.num_devices, rule, "use [1,2,4,8]")
         require_numbers(self, "memory", "device_gb", low=0, above=True)
+        require_numbers(self, "memory", "tokens", low=2)
 
 
 @dataclass(kw_only=True, slots=True)

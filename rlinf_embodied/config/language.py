@@ -88,6 +88,7 @@ class LanguagePolicyConfig(TinyLMConfig):
     folder: str | None = None  # config.json, safetensors, tokenizer, as save_pretrained writes them; None: from scratch
     precision: Precision = Precision.float32  # of a folder's weights; adapters are always float32
     lora: LoraSettings = field(default_factory=lambda: LoraSettings(rank=0))
+    packing: bool | None = None  # passes compute no padding: rows lie end to end; None: on NVIDIA GPUs
     checkpoint_activations: bool = False  # recomputed in the backward pass: less memory, a third slower
     system_prompt: str | None = None  # what a chat template writes before the problem; None: nothing
     chat_template_args: dict[str, bool | int | float | str] = field(default_factory=dict)  # {enable_thinking: false}

@@ -7,6 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -111,6 +112,11 @@ class LanguagePolicy(Protocol):
     spec: LanguageSpec
     module: nn.Module
 
+    @property
+    def packs(self) -> bool:
+        """Whether `log_probs` computes no padding, so that a batch costs the sum of its lengths."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """Returns the tokens of a prompt, in the model's chat template where it has one."""
         ...
@@ -130,6 +136,10 @@ class LanguagePolicy(Protocol):
 
         Without `entropy_gradient` the entropy is a number to look at, and costs no memory until the backward pass.
         """
+        ...
+
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """Returns a context in which the model is the one that its adapters were added to."""
         ...
 
     def decoder(self, max_num_seqs: int, width: int) -> Decoder:

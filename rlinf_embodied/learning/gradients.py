@@ -40,11 +40,46 @@ class Pass:
 
 
 Passes = Callable[[int, Tensor], Sequence[Pass]]  # (block, row indices [R]) -> passes over parts of these rows
-Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter]], Tensor]  # see `differentiated`
+Differentiate = Callable[[Callable[[], LossSums], Sequence[nn.Parameter], Tensor | None], Tensor]
 
 
-def differentiated(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Makes a pass and returns what it adds, [D + 1 + S]; a parameter that the loss does not reach has gradient 0."""
+def differentiated(
+    run: Callable[[], LossSums], parameters: Sequence[nn.Parameter], total: Tensor | None = None
+) -> Tensor:
+    """Makes a pass and returns what it adds, [D + 1 + S]; a parameter that the loss does not reach has gradient 0.
+
+    It is added to `total` where that is given.  Each gradient is taken over when it is complete, so that there is no
+    second copy of all of them.
+    """
+    with torch.enable_grad():
+        part = run()
+    counted, sizes, new = _counted(part), [parameter.numel() for parameter in parameters], total is None
+    if total is None:
+        total = torch.empty(sum(sizes) + len(counted), device=parameters[0].device)
+    *places, rest = total.split([*sizes, len(counted)])
+    waiting = dict(zip(map(id, parameters), places, strict=True))
+
+    def take(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        place = waiting.pop(id(parameter)).view_as(parameter)
+        place.copy_(parameter.grad) if new else place.add_(parameter.grad)
+        parameter.grad = None
+
+    hooks = [parameter.register_post_accumulate_grad_hook(take) for parameter in parameters]
+    try:
+        part.loss.backward(inputs=list(parameters))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if new:
+        for place in waiting.values():
+            place.zero_()
+    rest.copy_(counted) if new else rest.add_(counted)
+    return total
+
+
+def _joined(run: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Does what `differentiated` does in operations that torch can compile."""
     with torch.enable_grad():
         part = run()
         gradients = torch.autograd.grad(part.loss, list(parameters), allow_unused=True)
@@ -76,23 +111,24 @@ def compiled(device: str) -> Differentiate:
     # on a CPU kernels are called from C++, not one by one from Python
     options = {"cpp_wrapper": kind_of(device) == "cpu"}
     graph = torch.compile(
-        differentiated,
+        _joined,
         fullgraph=True,
         dynamic=False,
         isolate_recompiles=True,
         options=options,  # pyright: ignore[reportCallIssue]
     )
 
-    def run(one: Callable[[], LossSums], parameters: Sequence[nn.Parameter]) -> Tensor:
+    def run(one: Callable[[], LossSums], parameters: Sequence[nn.Parameter], total: Tensor | None = None) -> Tensor:
         torch._dynamo.config.trace_autograd_ops = True  # of this thread
         try:
-            return graph(one, parameters)
+            found = graph(one, parameters)
         except (TorchDynamoException, InductorError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"algorithm.compile is true, but torch cannot compile a pass of this policy here: {reason}: "
                 "install g++ if it is missing, or use algorithm.compile=false"
             ) from error
+        return found if total is None else total.add_(found)
 
     return run
 
@@ -111,10 +147,7 @@ def block_sums(
     nothing = lambda: torch.zeros(size + 1 + num_statistics, device=parameters[0].device)  # noqa: E731
     for one in passes:
         if one.trains:
-            if total is None:
-                total = differentiate(one.run, parameters)
-            else:
-                total += differentiate(one.run, parameters)  # in no variable, which would last through the next pass
+            total = differentiate(one.run, parameters, total)
         else:
             total = nothing() if total is None else total
             with torch.no_grad():

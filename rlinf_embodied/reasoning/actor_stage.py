@@ -1,8 +1,9 @@
 """The learner as a stage: policy epochs over the completions of all blocks, and all the state that training has.
 
-With one optimizer step per iteration a block's gradient depends on nothing but the block: it is computed as soon as the
-block arrives, while others are still being generated, and the last chunk's call adds all up and makes the step.  With
-more steps, or a sharded model, everything waits for the last chunk.
+With one optimizer step per iteration a block's gradient depends on nothing but the block: where blocks come in chunks,
+it is computed as soon as the block arrives, while others are still being generated, and the last chunk's call adds all
+up and makes the step.  With more steps, or a sharded model, everything waits for the last chunk.  Where nothing was
+computed before it, workers hand blocks on until all have about as many tokens (learning/balance.py).
 
 What is trained is the worker's copy of the policy, which generation uses too; or, where it is sharded, a policy of its
 own, from which the worker's copy is filled at the end of an update (learning/sharded.py).
@@ -21,12 +22,13 @@ from torch import Tensor
 from rlinf_embodied.algorithms.losses import require_unit_ratio
 from rlinf_embodied.config import Precision, ReasoningAlgorithmConfig, ReasoningName, Sharding
 from rlinf_embodied.device import computing, require_precision
+from rlinf_embodied.learning.balance import balanced_owners, moved
 from rlinf_embodied.learning.checkpoint import load_tensors
 from rlinf_embodied.learning.gradients import Pass
 from rlinf_embodied.learning.learner import AdamSettings, Learner, Step
 from rlinf_embodied.learning.learner_stage import LearnerStage, Moment
 from rlinf_embodied.learning.optimizer import linear_decay
-from rlinf_embodied.learning.reduce import make_reducer
+from rlinf_embodied.learning.reduce import Reducer, make_reducer
 from rlinf_embodied.learning.update import Fitted, fit, minibatches, policy_metrics
 from rlinf_embodied.learning.weights import Groups, StageState, require_version
 from rlinf_embodied.reasoning.batch import all_log_probs
@@ -63,6 +65,7 @@ class LanguageLearner(LearnerStage):
         shared = shared_model(context, self._made)
         self._is_sharded = algorithm.sharding is not Sharding.none
         self._reducer = make_reducer(algorithm.reduction, context.group, context.owners, context.device)
+        self._owners = list(context.owners)
         betas = (0.9, algorithm.beta2)
         adam = AdamSettings(algorithm.lr, betas, algorithm.max_grad_norm, weight_decay=algorithm.weight_decay)
         shared.enter(self.user)
@@ -141,16 +144,18 @@ class ActorStage(LanguageLearner):
             self._objective = Objective(self._policy, self._algorithm, *settings, {})
             self._differences: tuple[float, float] | None = None
             self._stale = step_context.staleness > 0
-            self._learner.start()
+            self._own(self._owners)
         ppo = self._algorithm.name is ReasoningName.ppo
         warming = ppo and step_context.iteration < self._algorithm.critic_warmup_iterations
         for block in sorted(inputs):
             self._rows[block] = self._rows_of(step_context, block, inputs[block])
-            if self._algorithm.num_steps == 1 and not warming:
+            if self._algorithm.num_steps == 1 and step_context.num_chunks > 1 and not warming:
                 self._learner.add(block, torch.arange(len(self._rows[block])), self._passes)
         made = dict.fromkeys(inputs)
         if step_context.chunk < step_context.num_chunks - 1:
             return Output(made, {})
+        if step_context.num_chunks == 1 and not warming:
+            self._balance()
         metrics = {} if warming else self._update(step_context)
         useful = {block: torch.tensor([float(rows.num_groups)]) for block, rows in self._rows.items()}
         metrics["rollout/useful_groups"] = sum(float(n[0]) for n in self._reducer.gather_blocks(useful).values())
@@ -176,6 +181,24 @@ class ActorStage(LanguageLearner):
         settings = (self._config.generation.temperature, self._algorithm.tokens_per_microbatch)
         with computing(self._algorithm.precision, self.device):
             return replace(rows, old_log_probs=all_log_probs(self._policy, rows.sequences, *settings))
+
+    def _own(self, owners: Sequence[int]) -> None:
+        """Begins sums over blocks that these ranks own."""
+        self._reducer = self._learner.reducer = Reducer(self.group, owners, self._reducer.exact)
+        self._learner.start()
+
+    def _balance(self) -> None:
+        """Hands whole blocks to other workers for this update, so that all have about as many tokens."""
+        if self.group.size == 1:
+            return
+        tokens = {block: sum(rows.sequences.lengths()[: rows.num_trained]) for block, rows in self._rows.items()}
+        known = self._reducer.gather_blocks({block: torch.tensor([float(n)]) for block, n in tokens.items()})
+        owners = balanced_owners([float(known[block]) for block in sorted(known)], self._owners)
+        if owners != self._owners:
+            here = {block: rows.to("cpu") for block, rows in self._rows.items()}
+            found = moved(self.group, self._owners, owners, here)
+            self._rows = {block: rows.to(self.device) for block, rows in found.items()}
+            self._own(owners)
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         return self._objective.passes(block, self._rows[block], index, self.device)

@@ -164,9 +164,10 @@ class Sequences:
         """Returns the tokens of these completions."""
         return sum(len(self.completions[row]) for row in rows)
 
-    def split(self, rows: Sequence[int], token_budget: int) -> list[list[int]]:
+    def split(self, rows: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:
         """Returns these rows in microbatches, as `dynamic_batches` does."""
-        return [[rows[place] for place in part] for part in dynamic_batches(self.select(rows).lengths(), token_budget)]
+        parts = dynamic_batches(self.select(rows).lengths(), token_budget, packed)
+        return [[rows[place] for place in part] for part in parts]
 
     def batch(self, rows: Sequence[int], pad_id: int) -> TokenBatch:
         """Returns these sequences, padded on the right to the longest of them."""
@@ -179,8 +180,10 @@ class Sequences:
         )
 
 
-def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+def dynamic_batches(lengths: Sequence[int], token_budget: int, packed: bool = False) -> list[list[int]]:
     """Returns row numbers of each microbatch, longest sequences first; rows x longest stays within the budget.
+
+    Of packed rows, which have no padding, the sum of the lengths does.
 
     Raises:
         ConfigError: a single sequence exceeds the budget.
@@ -192,6 +195,15 @@ def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]
             f"tokens and none is cut: use at least {lengths[order[0]]}"
         )
     batches: list[list[int]] = []
+    if packed:
+        room: list[int] = []  # of each batch
+        for row in order:
+            place = next((k for k, left in enumerate(room) if lengths[row] <= left), len(room))
+            if place == len(room):
+                batches, room = [*batches, []], [*room, token_budget]
+            batches[place].append(row)
+            room[place] -= lengths[row]
+        return batches
     for row in order:
         if batches and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= token_budget:
             batches[-1].append(row)
@@ -202,11 +214,16 @@ def dynamic_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]
 
 @torch.no_grad()
 def token_table(
-    found: Callable[[TokenBatch], Tensor], sequences: Sequences, token_budget: int, pad_id: int, device: str
+    found: Callable[[TokenBatch], Tensor],
+    sequences: Sequences,
+    token_budget: int,
+    pad_id: int,
+    device: str,
+    packed: bool = False,
 ) -> Tensor:
     """Returns what `found` gives for the tokens of all completions in the order of `sequences`, float32 [B, R]."""
     table = torch.zeros(len(sequences), max(map(len, sequences.completions)), device=device)
-    for rows in dynamic_batches(sequences.lengths(), token_budget):
+    for rows in dynamic_batches(sequences.lengths(), token_budget, packed):
         part = found(sequences.batch(rows, pad_id).to(device))
         table[rows, : part.shape[1]] = part
         report_progress()
@@ -217,4 +234,4 @@ def all_log_probs(policy: LanguagePolicy, sequences: Sequences, temperature: flo
     """Returns log-probs of all completions in the order of `sequences`, float32 [B, R], without a gradient."""
     device = str(next(policy.module.parameters()).device)
     found = lambda batch: policy.log_probs(batch, temperature, with_entropy=False).log_probs  # noqa: E731
-    return token_table(found, sequences, token_budget, policy.spec.pad_id, device)
+    return token_table(found, sequences, token_budget, policy.spec.pad_id, device, policy.packs)

@@ -41,7 +41,7 @@ _VERSION = 1  # of what a cached policy depends on in addition to its key
 _WARMUP_STEPS = 20
 # of `policy`: what no bit of the small model depends on
 _OF_OTHER_MODELS = (
-    *("critic_target", "lora", "precision", "system_prompt", "chat_template_args", "checkpoint_activations"),
+    *("critic_target", "lora", "precision", "system_prompt", "chat_template_args", "packing", "checkpoint_activations"),
 )
 _FIRST = 1 << 39  # position in an endless stream from which examples are taken: none of them is trained on by RL
 
@@ -159,7 +159,9 @@ class FineTuningStage(LanguageLearner):
 
     def _passes(self, block: int, index: Tensor) -> list[Pass]:
         chosen = self._examples[block].select(index.tolist())
-        parts = _parts(chosen.lengths(), self._settings.tokens_per_microbatch)
+        budget = self._settings.tokens_per_microbatch
+        packed = self._policy.packs
+        parts = dynamic_batches(chosen.lengths(), budget, packed) if packed else _parts(chosen.lengths(), budget)
         return [Pass(float(chosen.num_tokens(rows)), partial(self._loss, chosen, rows)) for rows in parts]
 
     def _loss(self, chosen: Sequences, rows: list[int]) -> LossSums:

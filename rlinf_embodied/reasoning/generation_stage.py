@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import cast
 
@@ -122,19 +123,25 @@ class LogProbStage(LanguageStage):
     """Reads completions once, without gradients: under the weights that sampled them, or under those of the start.
 
     The former are what a ratio is formed with where an iteration makes more than one optimizer step.  They come from
-    the training code, in training's batches; with one step the actor's own forward pass gives them for nothing.
+    the training code, in training's batches; with one step the actor's own forward pass gives them for nothing.  The
+    start of a training of adapters is its model without them, not another copy.
     """
 
-    _user = "log-probs"
+    def __init__(self, made: StageConfig) -> None:
+        super().__init__(made)
+        self._user = "start" if made.without_adapters else "log-probs"
 
     def run(self, step_context: StepContext, inputs: Mapping[int, list[object]]) -> Output:
         """Returns the LogProbs of each block."""
         algorithm, version, made = self._config.algorithm, self._shared.version, {}
         settings = self._config.generation.temperature, algorithm.tokens_per_microbatch
-        if self._made.share == "policy" and step_context.runs_ahead:  # of older weights: the actor computes them
+        start = self._made.without_adapters or self._made.share == "reference"
+        if not start and step_context.runs_ahead:  # of older weights: the actor computes them
             return Output(dict.fromkeys(inputs, LogProbs(None, version)))
+        policy = self._shared.policy
         for block, (completions,) in cast("Mapping[int, list[Completions]]", inputs).items():
-            with computing(algorithm.precision, self._device):
-                found = all_log_probs(self._shared.policy, Sequences.of(completions.groups), *settings)
+            as_it_was = policy.without_adapters() if self._made.without_adapters else nullcontext()
+            with computing(algorithm.precision, self._device), as_it_was:
+                found = all_log_probs(policy, Sequences.of(completions.groups), *settings)
             made[block] = LogProbs(found, version)
         return Output(made)

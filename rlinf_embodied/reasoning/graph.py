@@ -46,6 +46,7 @@ def reasoning_graph(
     repeat: Repeat | None = None,
     configs: Mapping[str, object] = MappingProxyType({}),
     waiting: Collection[str] = (),
+    receivers: Collection[str] = ("generation", "old_log_probs"),
 ) -> Workflow:
     """Returns the graph.
 
@@ -54,7 +55,8 @@ def reasoning_graph(
     published systems do not.
 
     With `together` the learners wait for all answers in any case.  Without `configs` of the stages the graph can be
-    planned but not run.  `waiting` are stages that wait for something that is none of the cluster's.
+    planned but not run.  `waiting` are stages that wait for something that is none of the cluster's,
+    `receivers` those that get new weights.
     """
     names, published = [name for name in _CLASSES if name in stages], "prompts" not in stages
     together |= not published and (repeat is not None or bool({"critic", "old_log_probs"} & set(stages)))
@@ -77,7 +79,7 @@ def reasoning_graph(
         num_blocks=num_blocks,
         stages=specs,
         edges=tuple(Edge(a, b, whole=together and b in _LEARNERS) for a, b in ends),
-        weight_edges=tuple(WeightEdge("actor", name) for name in ("generation", "old_log_probs") if name in names),
+        weight_edges=tuple(WeightEdge("actor", name) for name in receivers if name in names),
         repeat=repeat,
         items_per_block=items_per_block,
         more_blocks="use more algorithm.prompts_per_iteration, a smaller generation.rows_per_block and rows_per_batch",

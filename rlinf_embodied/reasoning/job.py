@@ -96,7 +96,7 @@ class ReasoningJob:
         require_precision(config.algorithm.precision, cluster.kind, cluster.device_module)
         if checkpoint is not None:
             self._reference = str(load_state(checkpoint)["reference"])
-            needed = not self._fine_tunes and config.rl.needs_reference
+            needed = not self._fine_tunes and config.rl.needs_reference and not config.policy.lora.rank
             if needed and not Path(self._reference, "config.json").exists():
                 kl_coef, name = config.rl.kl_coef, type(config.rl.loss).__name__
                 needs = f"algorithm.kl_coef is {kl_coef}" if kl_coef else f"algorithm.loss is {name}"

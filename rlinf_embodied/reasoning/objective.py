@@ -62,6 +62,10 @@ class TrainingRows:
         sequences = self.sequences.select(rows)
         return replace(self, sequences=sequences, num_trained=num_trained, num_groups=num_groups, **tables)
 
+    def to(self, device: str) -> TrainingRows:
+        tables = {name: table for name in _TABLES if (table := getattr(self, name)) is not None}
+        return replace(self, **{name: table.to(device) for name, table in tables.items()})
+
 
 def training_rows(
     rounds: Sequence[Round], algorithm: ReasoningAlgorithmConfig, kept: Collection[tuple[int, int]] | None
@@ -149,7 +153,7 @@ class Objective:
         unread, made = self._weight(rows, sorted(set(others) - set(watched))), []
         for chosen, trains in ((trained, True), (watched, False)):
             share = 1.0 if trains else len(others) / max(1, len(watched))
-            for places in rows.sequences.split(chosen, algorithm.tokens_per_microbatch):
+            for places in rows.sequences.split(chosen, algorithm.tokens_per_microbatch, self.policy.packs):
                 weight = self._weight(rows, places) + unread
                 made.append(Pass(weight, partial(self._sums, block, rows, places, device, weight, share), trains))
                 unread = 0.0  # the first pass counts it

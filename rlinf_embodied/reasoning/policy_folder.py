@@ -25,6 +25,7 @@ class StageConfig:
     config: MathConfig
     folder: str  # of the model that it starts from; "": a new one
     share: str = "policy"  # stages of a worker with the same name here use one copy of the weights; or "reference"
+    without_adapters: bool = False  # it reads the model that the adapters were added to
 
 
 def load_policy(config: LanguagePolicyConfig, folder: str, seed: int, device: str) -> SharedPolicy[LanguagePolicy]:

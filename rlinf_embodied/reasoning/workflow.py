@@ -4,7 +4,7 @@ prompts -> generation -> reward ---------------------+-> actor ~~> generation, o
               |            |                         |
               +------------+-> critic    (PPO) ------+     values, advantages, its own update
               +-> old_log_probs (several steps) -----+     log-probs of training's code under the weights that sampled
-              +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy
+              +-> reference (kl_coef, loss) ---------+     log-probs under the starting policy (adapters: off)
 
 With dynamic sampling all stages before the actor are repeated, with further problems, until enough groups differ.
 """
@@ -32,7 +32,11 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
     algorithm, ppo = config.rl, config.rl.name is ReasoningName.ppo
     stages = ("prompts", *actor_inputs(algorithm), "actor")
     configs = dict.fromkeys(stages, StageConfig(config, policy_folder))
-    configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
+    adapted = config.policy.lora.rank > 0
+    if adapted:  # the weights are frozen, so the start is the policy without its adapters
+        configs["reference"] = StageConfig(config, policy_folder, without_adapters=True)
+    else:
+        configs["reference"] = StageConfig(config, reference_folder or policy_folder, share="reference")
     enough = DynamicSamplingFilter(algorithm.prompts_per_iteration)
     resample = Repeat("resample", "actor", "reward", enough, 1 + algorithm.max_resamples)
     graph = reasoning_graph(
@@ -44,6 +48,7 @@ def training_workflow(config: MathConfig, policy_folder: str, reference_folder: 
         together=algorithm.sharding is not Sharding.none,
         repeat=resample if algorithm.dynamic_sampling else None,
         configs=configs,
+        receivers=("generation", "old_log_probs", *(("reference",) if adapted else ())),
         waiting=("reward",) if config.reward.waits else (),
     )
     return replace(graph, typical_iteration=algorithm.critic_warmup_iterations if ppo else 0)

@@ -4,27 +4,36 @@
 
     column        replicated                     sharded over N (FSDP2)
     weights       b n, and 4 P where b < 4       (4 P + b (n - P)) / N, and b n for rollouts on the same device
-    gradients     12 P: a sum, the sum of        4 P: whole until the last pass
-                  earlier blocks, a new one
+    gradients     8 P: the sum over a block,     4 P: whole until the last pass
+                  and that over earlier ones
     optimizer     8 P (Adam)                     8 P / N
 
 n and P are counted on the model itself, built on torch's meta device without memory.  What passes and rollouts need
-in addition is measured and not computed: the working bytes of a profile.
+in addition is measured: the working bytes of a profile.  Of a language model's training pass it is counted on the meta
+device as well, allocation by allocation (`pass_bytes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from rlinf_embodied.config import MemoryConfig
+from rlinf_embodied.interfaces.language import LanguagePolicy, TokenBatch
 from rlinf_embodied.planning.profile import Profile
 
 _GB = 1e9
 _MASTER = 4
-_REPLICATED_GRADIENTS, _MOMENTS = 3, 2
+_REPLICATED_GRADIENTS, _MOMENTS = 2, 2
 _LEARNER = "actor"  # the stage of a profile whose working bytes are those of training
 
 
@@ -71,22 +80,106 @@ def held(size: ModelSize, num_devices: Sequence[int]) -> Iterator[Held]:
         yield Held("sharded", str(number), "actor and rollout", own + view, trained, moments / number)
 
 
+def pass_bytes(policy: LanguagePolicy, num_tokens: int) -> float:
+    """Returns the peak bytes of a forward and backward pass over one sequence of a model on the meta device.
+
+    They are what the pass allocates: activations and gradients, but no weights.  What a kernel takes for itself is not
+    counted, nor what an allocator loses to fragments.
+    """
+    token = lambda number: torch.tensor([number])  # noqa: E731
+    batch = TokenBatch(torch.zeros(1, num_tokens, dtype=torch.long, device="meta"), token(1), token(num_tokens))
+    with ByteCounter() as counter, _fused_attention():
+        found = policy.log_probs(batch, 1.0, entropy_gradient=False)
+        torch.autograd.grad(found.log_probs.sum(), policy.parameters())
+    return float(counter.peak)
+
+
+class ByteCounter(TorchDispatchMode):
+    """Counts the bytes of the meta tensors that are made within its block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self.peak = 0
+        self._known: set[int] = set()  # storages
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> object:
+        """Runs an operation and counts the storages that it made."""
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return True  # there is no value: a check whether all is well receives True
+        for leaf in tree_leaves((args, kwargs)):
+            self._note(leaf, 0)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            self._note(leaf, 1)
+        return result
+
+    def _note(self, leaf: object, new: int) -> None:
+        if not isinstance(leaf, Tensor) or leaf.device.type != "meta":
+            return
+        storage = leaf.untyped_storage()
+        if (key := storage._cdata) not in self._known:
+            self._known.add(key)
+            self._count(size := new * storage.nbytes())
+            weakref.finalize(storage, self._forget, key, size).atexit = False
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._count(-size)
+
+    def _count(self, more: int) -> None:
+        self.bytes += more
+        self.peak = max(self.peak, self.bytes)
+
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Within the block attention keeps its output and one number per query, as on GPUs.
+
+    On the meta device torch would make the matrix of all pairs.  The function is replaced for all callers, as layers
+    that are computed again in a backward pass run outside of any mode.
+    """
+    own = F.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        assert attn_mask is None, "a single sequence is causal and needs no mask"
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(query, key, value, 0.0, True, scale=options.get("scale"))[0]
+
+    F.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = own
+
+
 def memory_table(
-    sizes: Mapping[str, ModelSize], config: MemoryConfig, profile: Profile | None = None
+    sizes: Mapping[str, ModelSize],
+    config: MemoryConfig,
+    profile: Profile | None = None,
+    counted: Mapping[str, float] | None = None,
 ) -> list[dict[str, str]]:
-    """Returns a table in GB, a row for each way to train and arrangement; a profile has measured working bytes."""
+    """Returns a table in GB, a row for each way to train and arrangement.
+
+    Working bytes are those that a profile measured, or those `counted` of a training pass by the way to train.
+    """
     found = []
     for method, one in ((method, one) for method, size in sizes.items() for one in held(size, config.num_devices)):
         stages = () if profile is None else profile.stages.items()
         called = [stage for name, stage in stages if name != _LEARNER or "actor" in one.stages]
-        working = max((float(stage.working_bytes.max()) for stage in called), default=0.0)  # of any measured call
+        trains = counted is not None and "actor" in one.stages
+        measured = [float(stage.working_bytes.max()) for stage in called]  # of any call
+        working = max([*measured, *([counted[method]] if trains else [])], default=0.0)
+        known = profile is not None or trains
         parts = {name: getattr(one, name) / _GB for name in ("weights", "gradients", "optimizer")}
         total = sum(parts.values()) + working / _GB
         left = config.device_gb - total
         found.append(
             {"method": method, "learner": one.learner, "devices": one.devices, "stages": one.stages}
             | {name: f"{value:.1f}" for name, value in parts.items()}
-            | {"working": "not measured" if profile is None else f"{working / _GB:.1f}", "in all": f"{total:.1f}"}
+            | {"working": f"{working / _GB:.1f}" if known else "not measured", "in all": f"{total:.1f}"}
             | {"left": f"{left:.1f}" if left >= 0 else f"lacks {-left:.1f}"}
         )
     return found

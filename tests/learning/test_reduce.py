@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from rlinf_embodied.config import Reduction
 from rlinf_embodied.errors import HangError
+from rlinf_embodied.learning.balance import balanced_owners, imbalance, moved
 from rlinf_embodied.learning.groups import Group, SoloGroup, ThreadGroup
 from rlinf_embodied.learning.reduce import BlockSum, Reducer, make_reducer
 
@@ -178,3 +180,30 @@ def test_passing_blocks_of_others_is_a_broken_invariant():
         reducer.sum_blocks({0: torch.ones(1)})
     with pytest.raises(AssertionError, match="at least once"):
         Reducer(SoloGroup(), [0, 1])
+
+
+# ------------------------------------------------------------------------------------------------------------ balance
+def test_tokens_per_worker_are_within_five_percent_for_lognormal_lengths() -> None:
+    owners, before = [rank for rank in range(8) for _ in range(4)], []
+    for seed in range(50):
+        lengths = np.random.default_rng(seed).lognormal(6.0, 1.0, (32, 64)).sum(1).tolist()
+        before.append(imbalance(lengths, owners))
+        assert imbalance(lengths, balanced_owners(lengths, owners)) <= 1.05
+    assert np.mean(before) > 1.1
+
+
+def test_equal_blocks_stay_and_every_rank_keeps_one() -> None:
+    assert balanced_owners([1.0] * 4, [1, 0, 1, 0]) == [1, 0, 1, 0]
+    assert set(balanced_owners([9.0, 0.0, 0.0, 0.0], [0, 0, 1, 2])) == {0, 1, 2}
+
+
+def test_blocks_arrive_as_they_were() -> None:
+    before, after = [0, 0, 0, 1, 2], [0, 1, 2, 0, 2]
+    rows = [(number, torch.randn(number + 1)) for number in range(5)]
+    own = lambda rank, owners: {b: rows[b] for b, owner in enumerate(owners) if owner == rank}  # noqa: E731
+    found = on_threads(3, lambda group: moved(group, before, after, own(group.rank, before)))
+    for rank, blocks in enumerate(found):
+        expected = own(rank, after)
+        assert isinstance(blocks, dict)
+        assert list(blocks) == list(expected)
+        assert all(torch.equal(blocks[b][1], expected[b][1]) for b in expected)

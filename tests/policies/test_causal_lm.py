@@ -207,7 +207,7 @@ def test_a_tokenizer_of_another_model_is_refused(policy):
 
 
 # ----------------------------------------------------------------------------------------------------------- log-probs
-@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3", "windowed", "gpt2", "bloom"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama", "qwen3", "gemma3", "windowed", "gpt2", "bloom"])
 def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
     policy, batch, temperature = language_model(architecture), ragged_batch(), 0.7
     found = policy.log_probs(batch, temperature)
@@ -224,6 +224,29 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(architecture):
         torch.testing.assert_close(found.entropy[row, : end - start], entropy, atol=2e-5, rtol=0)
         assert not found.log_probs[row, end - start :].any()
     assert torch.equal(found.log_probs != 0, batch.mask)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama", "gemma3", "windowed"])
+def test_packed_rows_have_the_log_probs_of_single_ones(architecture):
+    policy, batch = language_model(architecture), ragged_batch()
+    packed = CausalLM(copy.deepcopy(policy.model), policy.tokenizer, packing=True, checkpoints=True)
+    assert packed.packs
+    assert not policy.packs
+    found = packed.log_probs(batch, 0.7)
+    for row, (start, end) in enumerate(zip(batch.prompt_lengths.tolist(), batch.lengths.tolist(), strict=True)):
+        single = TokenBatch(batch.tokens[row : row + 1, :end], *(torch.tensor([n]) for n in (start, end)))
+        alone = policy.log_probs(single, 0.7)
+        assert (found.log_probs[row, : end - start] - alone.log_probs[0]).abs().max() < 1e-6
+        assert not found.log_probs[row, end - start :].any()
+    gradients = [torch.autograd.grad(p.log_probs(batch, 0.7).log_probs.sum(), p.parameters()) for p in (packed, policy)]
+    for one, other in zip(*gradients, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+def test_a_model_that_cannot_be_packed_is_refused():
+    policy = language_model("bloom")
+    with pytest.raises(ConfigError, match=r"policy\.packing is True, but bloom"):
+        CausalLM(policy.model, policy.tokenizer, packing=True)
 
 
 @pytest.mark.parametrize("entropy_gradient", [True, False])

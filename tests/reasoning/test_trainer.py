@@ -27,6 +27,7 @@ VARIANTS = {
     "lora": LORA,
     "ppo with lora": [*PPO, *LORA],
     "dapo": ["algorithm=dapo"],
+    "reference with lora": [*REFERENCE, *LORA],
 }
 
 
@@ -98,14 +99,16 @@ def test_evaluations_on_the_way_change_nothing(straight, tmp_path) -> None:
     assert [i for i, row in enumerate(metrics, 1) if "eval/accuracy" in row] == [1, 2, 3]  # the last one comes after
 
 
-def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path) -> None:
-    state = checkpoint.load_state(straight("reference") / "checkpoints/latest")
+@pytest.mark.parametrize("variant", ["reference", "reference with lora"])
+def test_the_divergence_is_measured_from_the_policy_that_the_run_started_from(straight, tmp_path, variant) -> None:
+    state = checkpoint.load_state(straight(variant) / "checkpoints/latest")
     assert Path(str(state["reference"])) == clone(tiny_math()).resolve()
-    rows = metric_rows(straight("reference"))
+    rows = metric_rows(straight(variant))
     assert rows[0]["losses/reference_kl"] == pytest.approx(0, abs=1e-9)
     assert rows[-1]["losses/reference_kl"] > 1e-5
     # resumed from the second iteration on, it is still measured from the first policy, not from the checkpoint
-    train(four(tmp_path, *REFERENCE, f"resume={straight('reference') / 'checkpoints/step_000002'}"))
+    resume = [f"resume={straight(variant) / 'checkpoints/step_000002'}", "plan=disaggregated", "cluster.num_devices=2"]
+    train(four(tmp_path, *VARIANTS[variant], *resume))
     assert metric_rows(tmp_path) == rows[2:]
 
 

@@ -1,0 +1,101 @@
+"""Attention over rows that lie end to end in one row: each token sees its own row only, and no padding is computed.
+
+    tokens      5 6 7 1 8 9 1        rows [5, 6, 7, 1] and [8, 9, 1]
+    positions   0 1 2 3 0 1 2
+    cumulative  0       4     7      where rows begin, and the end
+
+On NVIDIA GPUs the variable-length kernel of torch computes all rows at once, in half precision; elsewhere, and in
+float32, attention runs row by row.  Calls without cumulative lengths (decoding) are transformers' own.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from rlinf_embodied.interfaces.language import TokenBatch
+
+_NAME = "rlinf_packed"
+
+
+def can_pack(model: PreTrainedModel) -> bool:
+    """Prepares a model for packed rows; returns whether it gives them the logits of single ones, computed on both."""
+    if not model._supports_attention_backend:
+        return False
+    own = model.config._attn_implementation
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    model.set_attn_implementation(_NAME)
+    rows = TokenBatch(torch.tensor([[2, 3, 4], [3, 2, 0]]), torch.tensor([1, 1]), torch.tensor([3, 2]))
+    device = str(model.device)
+    with torch.no_grad():
+        packed = model(use_cache=False, **packed_row(rows.to(device))).logits[0, 3:]
+        alone = model(input_ids=rows.tokens[1:, :2].to(device), use_cache=False).logits[0]
+    same = torch.allclose(packed.float(), alone.float(), atol=1e-4 if model.dtype is torch.float32 else 0.1, rtol=1e-2)
+    if not same:
+        model.set_attn_implementation(own)
+    return same
+
+
+def packed_row(batch: TokenBatch) -> dict[str, Any]:
+    """Returns the rows of a batch in one row, as arguments of a model's forward pass."""
+    lengths = batch.lengths
+    place = torch.arange(batch.tokens.shape[1], device=lengths.device).expand_as(batch.tokens)
+    real = place < lengths[:, None]
+    cumulative, longest = F.pad(lengths.cumsum(0), (1, 0)).int(), int(lengths.max())
+    return {
+        "input_ids": batch.tokens[real][None],
+        "position_ids": place[real][None],
+        # one of four dimensions is handed on as it is: none of [T, T] is made
+        "attention_mask": torch.zeros(1, 1, 1, 1, device=lengths.device),
+        **{"cu_seq_lens_q": cumulative, "cu_seq_lens_k": cumulative, "max_length_q": longest, "max_length_k": longest},
+    }
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    cu_seq_lens_q: Tensor | None = None,
+    sliding_window: int | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Returns what heads read, [B, L, heads, head size]; queries, keys and values are [B, heads, L, head size]."""
+    if cu_seq_lens_q is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
+    kind, half = query.device.type, query.dtype
+    if torch.is_autocast_enabled(kind):
+        half = torch.get_autocast_dtype(kind)
+    if kind == "cuda" and half in (torch.float16, torch.bfloat16):
+        from torch.nn.attention.varlen import varlen_attn
+
+        flat = [part[0].transpose(0, 1).to(half) for part in (query, key, value)]
+        longest, window = more["max_length_q"], -1 if sliding_window is None else sliding_window - 1
+        options = {"scale": more.get("scaling"), "window_size": (window, 0), "enable_gqa": True}
+        found = varlen_attn(*flat, cu_seq_lens_q, cu_seq_lens_q, longest, longest, **options)
+        assert isinstance(found, Tensor)
+        return found[None], None
+    parts = []
+    for start, end in pairwise(cu_seq_lens_q.tolist()):
+        row = [part[:, :, start:end] for part in (query, key, value)]
+        parts.append(
+            sdpa_attention_forward(module, *row, _window(end - start, sliding_window, query.device), **more)[0]
+        )
+    return torch.cat(parts, dim=1), None
+
+
+def _window(length: int, width: int | None, device: torch.device) -> Tensor | None:
+    """Returns which of the tokens before it each token sees, where it does not see all of them."""
+    if width is None or length <= width:
+        return None
+    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)
+    return ((distance >= 0) & (distance < width))[None, None]

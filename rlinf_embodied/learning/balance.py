@@ -1,0 +1,63 @@
+"""Equal work for the workers of a learner: blocks change their owner for an update, and no sum its order.
+
+Sums go along one tree over block numbers whoever owns them (reduce.py), so a worker that has long completions hands
+whole blocks to others.  They return to their owners with the next iteration.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
+
+import torch
+
+from rlinf_embodied.learning.groups import Group
+
+_CLOSE_ENOUGH = 1.05  # the busiest worker's load over the mean: below it nothing is moved
+
+_Rows = TypeVar("_Rows")
+
+
+def balanced_owners(loads: Sequence[float], owners: Sequence[int]) -> list[int]:
+    """Returns a rank for each block: the largest block first, always to the rank with the least (Graham 1969).
+
+    Blocks stay with their `owners` where these are balanced well enough, or as well as any.
+    """
+    ranks = range(max(owners) + 1)
+    dealt, held = [0] * len(owners), [(0.0, 0, rank) for rank in ranks]  # load, blocks, rank
+    for block in sorted(range(len(loads)), key=lambda block: (-loads[block], block)):
+        load, number, rank = min(held)
+        dealt[block], held[rank] = rank, (load + loads[block], number + 1, rank)
+    now, then = imbalance(loads, owners), imbalance(loads, dealt)
+    return list(owners) if now <= max(_CLOSE_ENOUGH, then) else dealt
+
+
+def imbalance(loads: Sequence[float], owners: Sequence[int]) -> float:
+    """Returns the load of the busiest rank over the mean of all."""
+    held = [0.0] * (max(owners) + 1)
+    for owner, load in zip(owners, loads, strict=True):
+        held[owner] += load
+    return max(held) * len(held) / max(sum(held), 1e-9)
+
+
+def moved(group: Group, before: Sequence[int], after: Sequence[int], own: Mapping[int, _Rows]) -> dict[int, _Rows]:
+    """Returns the blocks that are this rank's `after`, of which each rank has those that were its own `before`.
+
+    All ranks see what moves, which is little beside a gradient: groups know no messages between two of their members.
+    """
+    going = [[b for b, (a, z) in enumerate(zip(before, after, strict=True)) if a == r != z] for r in range(group.size)]
+    mine = [torch.frombuffer(bytearray(pickle.dumps(own[b])), dtype=torch.uint8) for b in going[group.rank]]
+    longest = torch.tensor([max(map(len, mine), default=1)])
+    width = max(int(part[0]) for part in group.exchange([longest], [1] * group.size))
+    sent = [torch.cat([part, part.new_zeros(width - len(part))]) for part in mine]
+    empty = torch.zeros(width, dtype=torch.uint8)
+    received = group.exchange(sent or [empty], [max(1, len(blocks)) for blocks in going])
+    found = {block: rows for block, rows in own.items() if after[block] == group.rank}
+    for blocks, parts in zip(going, received, strict=True):
+        found |= {
+            block: cast(_Rows, pickle.loads(part.numpy().tobytes()))  # of another worker of this run
+            for block, part in zip(blocks, parts, strict=False)
+            if after[block] == group.rank
+        }
+    return dict(sorted(found.items()))
