@@ -3,14 +3,13 @@
     worker 0                            worker 1
     slices of all weights, moments      slices of all weights, moments        as DTensors
     pass over its rows                  pass over its rows                    layers are gathered, used, and dropped
-    gradient of all it has seen         gradient of all it has seen           kept whole until the last pass ...
-        \\------------- reduce-scatter -------------/                          ... then summed: slices of the gradient
+        \\------------- reduce-scatter -------------/                          layer by layer: slices of the gradient
     norm over workers, AdamW            norm over workers, AdamW
     the view: a full copy               the view: a full copy                 `publish`, once per iteration
 
-With P float32 parameters on N workers a worker holds 12 P / N bytes of weights and moments, and while it makes its
-passes 4 P of gradients and the weights of the layer at hand.  Other stages read the *view* (4 P bytes, on the CPU while
-no other stage works with it), so messages, checkpoints and generation are those of a model that is not sharded.
+With P float32 parameters on N workers a worker holds 12 P / N bytes of weights and moments, 4 P / N of gradients while
+it makes its passes, and weights and gradient of the layer at hand.  Other stages read the *view* (4 P bytes, on the CPU
+while no other stage works with it), so messages, checkpoints and generation are those of a model that is not sharded.
 
 Sums are those of reduce-scatter: their last bits depend on the number of workers.
 """
@@ -164,9 +163,6 @@ class ShardedLearner(Learner):
         """Adds up gradients of the mean loss, and returns this worker's sums of the statistics, [S]."""
         total = torch.zeros(len(self.statistics), device=self._device)
         for number in range(rounds):
-            last = number == rounds - 1
-            self._module.set_requires_gradient_sync(last)
-            self._module.set_is_last_backward(last)
             if number < len(own):
                 sums = own[number].run()
                 report_progress()

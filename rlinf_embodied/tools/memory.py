@@ -4,7 +4,7 @@
 
     column        replicated                     sharded over N (FSDP2)
     weights       b n, and 4 P where b < 4       (4 P + b (n - P)) / N, and b n for rollouts on the same device
-    gradients     8 P: the sum over a block,     4 P: whole until the last pass
+    gradients     8 P: the sum over a block,     4 P / N
                   and that over earlier ones
     optimizer     8 P (Adam)                     8 P / N
 
@@ -76,8 +76,8 @@ def held(size: ModelSize, num_devices: Sequence[int]) -> Iterator[Held]:
     yield Held("replicated", "any", "actor, rollout too", view + masters, gradients, moments)
     for number in num_devices:
         own = (trained + size.frozen_bytes) / number
-        yield Held("sharded", str(number), "actor", own, trained, moments / number)
-        yield Held("sharded", str(number), "actor and rollout", own + view, trained, moments / number)
+        yield Held("sharded", str(number), "actor", own, trained / number, moments / number)
+        yield Held("sharded", str(number), "actor and rollout", own + view, trained / number, moments / number)
 
 
 def pass_bytes(policy: LanguagePolicy, num_tokens: int) -> float:

@@ -121,6 +121,29 @@ def test_adapters_are_trained_alone_and_merged_when_saved(policy, tmp_path):
     assert logits_of(adapted).isfinite().all()  # saving left the policy usable
 
 
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])  # decoded by fused weights and by the model's own layers
+def test_generation_applies_the_smallest_update_of_adapters_and_the_start_is_the_model_without(architecture):
+    pytest.importorskip("peft", reason="needs the extra lora")
+    plain = language_model(architecture)
+    policy = CausalLM(copy.deepcopy(plain.model), plain.tokenizer, lora=LoraSettings(rank=4), seed=5)
+    row = tokens(1, 6)
+    with torch.no_grad():
+        for name, parameter in policy.module.named_parameters():
+            if "lora_B" in name:
+                parameter.fill_(1e-4)
+        changed = policy.module(input_ids=row).logits[0, -1] - plain.module(input_ids=row).logits[0, -1]
+        with policy.without_adapters():
+            assert torch.equal(logits_of(policy), logits_of(plain))
+    decoded = []
+    for one in (policy, plain):
+        decoder, first = one.decoder(1, 8), torch.zeros(1, dtype=torch.long)
+        decoder.join(decoder.prefill([row[0, :-1].tolist()]), first, first)
+        decoded.append(decoder.step(row[0, -1:])[0])
+    difference = (decoded[0] - decoded[1])[1:]  # padding is never predicted
+    assert (difference - changed[1:]).norm() < 0.02 * changed[1:].norm()
+    assert all(p.requires_grad for p in policy.parameters())
+
+
 def test_adapters_for_modules_that_do_not_exist_are_refused(policy):
     pytest.importorskip("peft", reason="needs the extra lora")
     with pytest.raises(ConfigError, match=r"policy\.lora\.targets is \['nowhere'\]"):
