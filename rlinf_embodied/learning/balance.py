@@ -20,17 +20,31 @@ _Rows = TypeVar("_Rows")
 
 
 def balanced_owners(loads: Sequence[float], owners: Sequence[int]) -> list[int]:
-    """Returns a rank for each block: the largest block first, always to the rank with the least (Graham 1969).
+    """Returns a rank for each block: the largest first, to the rank with the least (Graham 1969), then by exchanges.
 
     Blocks stay with their `owners` where these are balanced well enough, or as well as any.
     """
-    ranks = range(max(owners) + 1)
-    dealt, held = [0] * len(owners), [(0.0, 0, rank) for rank in ranks]  # load, blocks, rank
+    dealt, size = [0] * len(owners), max(owners) + 1
+    held = [(0.0, 0, rank) for rank in range(size)]  # load, blocks, rank
     for block in sorted(range(len(loads)), key=lambda block: (-loads[block], block)):
         load, number, rank = min(held)
         dealt[block], held[rank] = rank, (load + loads[block], number + 1, rank)
+    while (pair := _exchange(loads, dealt)) is not None:
+        first, second = pair
+        dealt[first], dealt[second] = dealt[second], dealt[first]
     now, then = imbalance(loads, owners), imbalance(loads, dealt)
     return list(owners) if now <= max(_CLOSE_ENOUGH, then) else dealt
+
+
+def _exchange(loads: Sequence[float], owners: Sequence[int]) -> tuple[int, int] | None:
+    """Returns a block of the busiest rank and one of another whose exchange helps most; None: no exchange does."""
+    held = [sum(load for load, owner in zip(loads, owners, strict=True) if owner == r) for r in range(max(owners) + 1)]
+    busiest = held.index(max(held))
+    after = lambda a, b: max(held[busiest] - loads[a] + loads[b], held[owners[b]] - loads[b] + loads[a])  # noqa: E731
+    mine = [block for block, owner in enumerate(owners) if owner == busiest]
+    pairs = [(after(a, b), a, b) for a in mine for b, owner in enumerate(owners) if owner != busiest]
+    best, *pair = min(pairs, default=(held[busiest], 0, 0))
+    return (pair[0], pair[1]) if best < held[busiest] * (1 - 1e-6) else None
 
 
 def imbalance(loads: Sequence[float], owners: Sequence[int]) -> float:
